@@ -182,6 +182,13 @@ class Settings(BaseSettings):
     )
     tls_key: Folder | None = Field(None, description="the certificate's private key (PEM)")
 
+    # which version answers
+    new_versions: Literal["keep", "serve"] = Field(
+        "keep",
+        description="whether a hospital without a decision keeps its version when a newer one is published "
+        "(`keep`), or is served the newer one (`serve`)",
+    )
+
     # limits of one request
     max_upload_bytes: int = Field(512 * MEBIBYTE, gt=0, description="size of one uploaded scan")
     max_decompressed_bytes: int = Field(512 * MEBIBYTE, gt=0, description="its size after gzip or deflate")

@@ -117,7 +117,13 @@ class AdaptationSubmission:
 
     def _asked_of(self) -> tuple[Artefact, Adaptation[Any], dict[str, Any]]:
         """Resolve the parent, the adaptation of its kind, and the validated options."""
-        parent = resolve_parent(self.context.store, self.context.database, self.asked.model, self.hospital)
+        parent = resolve_parent(
+            self.context.store,
+            self.context.database,
+            self.asked.model,
+            self.hospital,
+            new_versions=self.context.settings.new_versions,
+        )
         require_parts(self.context.store, parent)
         adaptation = kind_of(parent).adaptation
         assert adaptation is not None

@@ -26,7 +26,11 @@ from service.database.digest_chain import FIRST_PREVIOUS, digest_of
 from service.errors import AuditBroken
 from service.tracing import current_request
 
-ASSIGNED = ("version.assigned", "version.rolled-back")
+ASSIGNED = {
+    "kept": "version.kept",
+    "assigned": "version.assigned",
+    "rolled-back": "version.rolled-back",
+}
 """Actions of an entry of the serving log; `details` have its id and content."""
 
 _LOCK = "the audit trail"
@@ -142,7 +146,7 @@ def verify(session: Session, expected: Head | None = None) -> Verified:
         if row["id"] <= start.number:
             raise AuditBroken(f"row {row['id']} is there, but a checkpoint says that it was removed")
         last, count = _next(last, row), count + 1
-        if row["action"] in ASSIGNED:
+        if row["action"] in ASSIGNED.values():
             assigned[row["details"]["assignment"]] = row
         elif row["action"] == "trail.begun":
             covered = row["details"]["assignments"]
@@ -195,7 +199,7 @@ def _next_checkpoint(session: Session, before: datetime, last: Head) -> dict[str
         return None
     covered = 0 if earlier is None else earlier.assignments
     going = select(AuditRow.action, AuditRow.details).where(
-        AuditRow.id <= upto, AuditRow.action.in_((*ASSIGNED, "trail.begun"))
+        AuditRow.id <= upto, AuditRow.action.in_((*ASSIGNED.values(), "trail.begun"))
     )
     for action, details in session.execute(going):
         covered = max(covered, details["assignments" if action == "trail.begun" else "assignment"])
@@ -274,7 +278,7 @@ def _compare_assignments(session: Session, assigned: Mapping[int, Mapping[str, A
 
 def assignment_details(entry: Assignment) -> dict[str, Any]:
     """The content of an entry of the serving log, as its row has it."""
-    return {
+    details = {
         "assignment": entry.id,
         "model": entry.model,
         "sequence": entry.sequence,
@@ -286,6 +290,8 @@ def assignment_details(entry: Assignment) -> dict[str, Any]:
         "override": entry.override,
         "at": entry.at.astimezone(UTC).isoformat(),
     }
+    # Rows of entries that were decided have the form that they had before this was recorded.
+    return {**details, "by_default": True} if entry.by_default else details
 
 
 def _last_checkpoint(session: Session) -> AuditCheckpoint | None:

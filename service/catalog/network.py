@@ -1,7 +1,7 @@
 """Resolve a request to the network that answers it.
 
-The version: the one named in the reference; else the one assigned to the hospital; else the newest that is
-not withdrawn. The network within it, by personalization:
+The version: the one named in the reference; else the one assigned to the hospital, or that it was first
+served; else the newest that is not withdrawn. The network within it, by personalization:
 
     hospital the version that was adapted to the hospital and assigned to it
     member   the site's own; `site` names it, else the hospital's own site
@@ -16,7 +16,8 @@ not withdrawn. The network within it, by personalization:
 
 Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from. An
 adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
-looked at. An assigned version that was withdrawn is refused, never replaced silently: somebody has to decide.
+looked at. An assigned or kept version that was withdrawn is refused, never replaced silently: somebody has to
+decide.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import parent_behind
 from service.catalog.parts import PartRequest, Personalization, choose
-from service.catalog.version import ResolvedVersion, resolve_version
+from service.catalog.version import NewVersions, ResolvedVersion, keep_served, resolve_version
 from service.database import Database
 from service.database.hospitals import site_of_hospital
 from service.errors import NoAdaptedVersion, ParametersContradict
@@ -103,35 +104,37 @@ def resolve_network(
     site: str | None = None,
     cluster: str | None = None,
     kind: TaskKind | None = None,
+    new_versions: NewVersions = "keep",
 ) -> Selection:
-    """Choose the network. Reads the store and the database: call it in a thread.
+    """Choose the network that answers a scan; record what a hospital is served without a decision.
+
+    Uses the store and the database: call it in a thread.
 
     Raises:
         SelectionError: the parameters name no network, or contradict each other.
         HospitalUnknown: it is not registered.
         StoreError: the reference does not open.
     """
-    found = _resolved(store, database, model, hospital, personalization, site, cluster, kind)
-    return replace(found, flagged=store.flagged(found.offered))
-
-
-def _resolved(
-    store: Store,
-    database: Database,
-    model: str | None,
-    hospital: str | None,
-    personalization: Personalization | Literal["scan"],
-    site: str | None,
-    cluster: str | None,
-    kind: TaskKind | None,
-) -> Selection:
     for name, value, belongs in (("site", site, "member"), ("cluster", cluster, "cluster")):
         if value is not None and personalization != belongs:
             raise ParametersContradict(
                 f"`{name}` belongs to personalization={belongs}, found personalization={personalization}; "
                 "leave one of them out."
             )
-    found = resolve_version(store, database, model, hospital, kind)
+    while True:
+        found = resolve_version(store, database, model, hospital, kind, new_versions)
+        selection = _within(store, found, personalization, site, cluster)
+        if keep_served(database, found, new_versions):
+            return replace(selection, flagged=store.flagged(selection.offered))
+
+
+def _within(
+    store: Store,
+    found: ResolvedVersion,
+    personalization: Personalization | Literal["scan"],
+    site: str | None,
+    cluster: str | None,
+) -> Selection:
     artefact, owner, why = found.artefact, found.owner, found.why
     if (through := kind_of(artefact).adapts_itself_by) is not None:
         return _by_itself(found, personalization, through)
@@ -152,7 +155,7 @@ def _resolved(
                 f"or hospital with it, found {personalization}; or name the model that it was made from."
             )
         artefact, why = parent_behind(store, artefact), f"what {why} was made from"
-    chosen = choose(artefact, PartRequest(personalization, site, cluster, hospital, found.home))
+    chosen = choose(artefact, PartRequest(personalization, site, cluster, found.hospital, found.home))
     network = artefact if chosen.digest == artefact.digest else store.by_digest(chosen.digest)
     return Selection(
         artefact,
@@ -200,10 +203,15 @@ def _unknown_site(artefact: Artefact, home: str | None) -> str | None:
 
 
 def adapts_itself(
-    store: Store, database: Database, model: str | None, hospital: str | None, kind: TaskKind
+    store: Store,
+    database: Database,
+    model: str | None,
+    hospital: str | None,
+    kind: TaskKind,
+    new_versions: NewVersions = "keep",
 ) -> bool:
     """Whether what is offered adapts to a scan on the spot, without a job. Raises as `resolve`."""
-    found = resolve_version(store, database, model, hospital, kind)
+    found = resolve_version(store, database, model, hospital, kind, new_versions)
     return kind_of(found.artefact).adapts_itself_by is not None
 
 

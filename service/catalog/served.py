@@ -1,4 +1,4 @@
-"""The version that serves a hospital, now or at an instant: the assigned one, or the newest of that time."""
+"""The version that serves a hospital, now or at an instant: that of the serving log, or the newest then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from sqlalchemy.orm import Session
 
 from model_store.store import Store, Version
-from service.catalog.version import require_name
+from service.catalog.version import NewVersions, require_name
 from service.database import Assignment
 from service.serving import assignments
 
@@ -19,22 +19,30 @@ class ServedVersion:
     """One answer to "which version served this hospital for this model then".
 
     `artefact` is the name that the version belongs to: the model's own, or that of what was adapted to the
-    hospital. `version` is None when there was none to serve. `withdrawn` says that it was assigned but
-    already withdrawn: a scan would have been refused, not answered by another version behind the hospital's
-    back. `flagged` are the artefacts, withdrawn by now, that the version descends from.
+    hospital. `version` is None when there was none to serve. `because` is `kept` for a version that the
+    hospital was first served without a decision. `withdrawn` says that the version of the log was already
+    withdrawn: a scan would have been refused, not answered by another version behind the hospital's back.
+    `flagged` are the artefacts, withdrawn by now, that the version descends from. `newer` is the newest
+    version of the model, where it is newer than the one that serves.
     """
 
     artefact: str
     version: int | None
     digest: str | None
-    because: Literal["assigned", "newest", "nothing"]
+    because: Literal["assigned", "kept", "newest", "nothing"]
     withdrawn: bool
     assignment: Assignment | None
     flagged: tuple[str, ...] = ()
+    newer: int | None = None
 
 
 def serving(
-    store: Store, session: Session, hospital: str, model: str, at: datetime | None = None
+    store: Store,
+    session: Session,
+    hospital: str,
+    model: str,
+    at: datetime | None = None,
+    new_versions: NewVersions = "keep",
 ) -> ServedVersion:
     """Answer from the log, and where it is silent from the times at which versions came and went.
 
@@ -45,22 +53,38 @@ def serving(
     when = datetime.now(UTC) if at is None else at
     require_name(store, model)
     versions = store.versions(model)
-    entry = assignments.assignment(session, hospital, model, at)
-    if entry is not None:
-        name = entry.artefact or model
-        if name != model:
-            versions = store.versions(name)
-        meant = [version for version in versions if version.artefact.digest == entry.digest]
-        withdrawn = any(_withdrawn(version, when) for version in meant)
-        flagged = meant[-1].flagged if meant else ()
-        return ServedVersion(name, entry.version, entry.digest, "assigned", withdrawn, entry, flagged)
     offered = [v for v in versions if v.artefact.published <= when and not _withdrawn(v, when)]
-    if not offered:
+    newest = offered[-1] if offered else None
+    entry = assignments.assignment(session, hospital, model, at)
+    # Until its next scan, the log of a hospital that is served new versions has the version of its last one.
+    ahead = entry is not None and entry.by_default and new_versions == "serve" and at is None
+    if entry is not None and not ahead:
+        name = entry.artefact or model
+        own = versions if name == model else store.versions(name)
+        meant = [version for version in own if version.artefact.digest == entry.digest]
+        return ServedVersion(
+            name,
+            entry.version,
+            entry.digest,
+            "kept" if entry.by_default else "assigned",
+            any(_withdrawn(version, when) for version in meant),
+            entry,
+            meant[-1].flagged if meant else (),
+            _newer(newest, entry, meant),
+        )
+    if newest is None:
         return ServedVersion(model, None, None, "nothing", False, None)
-    newest = offered[-1]
     return ServedVersion(
-        model, newest.artefact.version, newest.artefact.digest, "newest", False, None, newest.flagged
+        model, newest.artefact.version, newest.artefact.digest, "newest", False, entry, newest.flagged
     )
+
+
+def _newer(newest: Version | None, entry: Assignment, meant: list[Version]) -> int | None:
+    """The number of the model's newest version, if it was published after the one that serves."""
+    if newest is None or newest.artefact.digest == entry.digest:
+        return None
+    serves = meant[-1].artefact.published if meant else entry.at
+    return newest.artefact.version if newest.artefact.published > serves else None
 
 
 def _withdrawn(version: Version, when: datetime) -> bool:

@@ -1,4 +1,8 @@
-"""Resolve the version for a request: the named one, else the one assigned to the hospital, else the newest.
+"""Resolve the version for a request: the named one, else the one that the serving log has for the hospital,
+else the newest.
+
+A hospital without a decision keeps the version that was the newest when it was first served, unless the
+service was configured to serve new versions by themselves (`LOCUM_NEW_VERSIONS=serve`).
 
 An assigned version may be one that was adapted to the hospital: it is assigned under the model's own name,
 `brain`, and lies in the store under its own, `brain.at-dune`.
@@ -24,9 +28,12 @@ from service.errors import (
     PartRequested,
     VersionNotNamed,
 )
-from service.serving.assignments import assignment
+from service.database.caller import SERVICE
+from service.serving import assignments
 
-Cause = Literal["named", "assigned", "newest"]
+Cause = Literal["named", "assigned", "kept", "newest"]
+NewVersions = Literal["keep", "serve"]
+"""Whether a hospital without a decision keeps its version when a newer one is published."""
 
 # Where scans for a task of that kind are sent, and what is done to them there.
 _ROUTES: dict[TaskKind, tuple[str, str]] = {
@@ -55,6 +62,7 @@ class ResolvedVersion:
         return {
             "named": "the version that was asked for",
             "assigned": f"the version assigned to hospital '{self.hospital}'",
+            "kept": f"the version that hospital '{self.hospital}' is served until a decision",
             "newest": "the newest version",
         }[self.cause]
 
@@ -85,6 +93,7 @@ def resolve_version(
     model: str | None,
     hospital: str | None,
     kind: TaskKind | None = None,
+    new_versions: NewVersions = "keep",
 ) -> ResolvedVersion:
     """Find the version, of a model for tasks of that kind. Reads the store and the database: call it in a
     thread.
@@ -101,9 +110,10 @@ def resolve_version(
     cause: Cause = "newest"
     if number is not None or digest is not None:
         cause = "named"
-    elif entry is not None:
-        reference, cause = f"{entry.artefact or name}@{entry.digest}", "assigned"
-    if cause != "assigned":
+    elif entry is not None and not (entry.by_default and new_versions == "serve"):
+        reference = f"{entry.artefact or name}@{entry.digest}"
+        cause = "kept" if entry.by_default else "assigned"
+    if cause in ("named", "newest"):
         require_name(store, name)
     # The graph is hashed when it is loaded, which is when it matters.
     found = ResolvedVersion(store.open(reference, verify=False), cause, home, hospital)
@@ -119,12 +129,34 @@ def resolve_version(
     return found
 
 
+def keep_served(database: Database, found: ResolvedVersion, new_versions: NewVersions) -> bool:
+    """Record the version that answers a hospital without a decision, so that it serves until there is one.
+
+    Returns whether it is in force: another request may have decided, or recorded another version, since it
+    was resolved.
+    """
+    if found.hospital is None or found.cause != "newest":
+        return True
+    artefact = found.artefact
+    with database.for_caller(SERVICE).write() as session:
+        entry = assignments.keep(
+            session,
+            found.hospital,
+            artefact.name,
+            version=artefact.version,
+            digest=artefact.digest,
+            replace=new_versions == "serve",
+        )
+    return entry.digest == artefact.digest
+
+
 def resolve_parent(
     store: Store,
     database: Database,
     model: str | None = None,
     hospital: str | None = None,
     kind: TaskKind | None = None,
+    new_versions: NewVersions = "keep",
 ) -> Artefact:
     """The artefact to adapt for this hospital: the one named, else what the hospital is served (or what
     that was made from), else the newest. Reads the store and the database: call it in a thread.
@@ -135,7 +167,8 @@ def resolve_parent(
         HospitalUnknown: it is not registered.
         StoreError: the reference does not open.
     """
-    return resolve_adaptable(store, resolve_version(store, database, model, hospital, kind).artefact)
+    found = resolve_version(store, database, model, hospital, kind, new_versions)
+    return resolve_adaptable(store, found.artefact)
 
 
 def route_of(kind: TaskKind) -> str:
@@ -189,4 +222,4 @@ def _of_hospital(database: Database, hospital: str | None, name: str) -> tuple[s
     if hospital is None:
         return None, None
     with database.read() as session:
-        return site_of_hospital(session, hospital), assignment(session, hospital, name)
+        return site_of_hospital(session, hospital), assignments.assignment(session, hospital, name)

@@ -109,7 +109,8 @@ class Assignment(Base):
     makes one of two concurrent writers lose. `previous` is the entry a rollback returns to, so that a
     rollback after a rollback goes one further back; `restores` is set on the entries that a rollback made.
     `artefact` names the version's artefact where that is not `model` itself but one adapted from it;
-    `override` is set when a candidate that its gate refused was assigned all the same.
+    `override` is set when a candidate that its gate refused was assigned all the same. `by_default` is set on
+    an entry that no person decided: the newest version, when the hospital was first served.
     """
 
     __tablename__ = "assignment"
@@ -131,6 +132,7 @@ class Assignment(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     artefact: Mapped[str | None] = mapped_column(String(200))
     override: Mapped[bool] = mapped_column(default=False, server_default=false())
+    by_default: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class AuditRow(Base):

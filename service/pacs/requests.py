@@ -174,7 +174,12 @@ class PacsSubmission:
                 "out."
             )
         if options.personalization == "scan" and not adapts_itself(
-            store, database, options.model, options.hospital, "segmentation"
+            store,
+            database,
+            options.model,
+            options.hospital,
+            "segmentation",
+            self.context.settings.new_versions,
         ):
             raise ParametersContradict(
                 f"personalization=scan with {SCAN_BY_JOB} is not offered on a PACS: leave it out, or fetch "
@@ -188,6 +193,7 @@ class PacsSubmission:
             options.personalization,
             options.site,
             kind="segmentation",
+            new_versions=self.context.settings.new_versions,
         )
         check_routing(options, selection.offered)
         if options.output in ("dicom-seg", "dicom-sr"):

@@ -56,6 +56,7 @@ async def classify_scan(request: Request, context: AsReader) -> Response:
             options.site,
             options.cluster,
             kind=ClassificationPredictor.KIND,
+            new_versions=context.settings.new_versions,
         )
 
         def answer(selection: Selection) -> Response:

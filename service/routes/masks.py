@@ -138,7 +138,13 @@ async def put_mask(
         )
         if model is not None:
             meant = await to_thread.run_sync(
-                resolve_version, context.store, context.database, model, hospital, "segmentation"
+                resolve_version,
+                context.store,
+                context.database,
+                model,
+                hospital,
+                "segmentation",
+                context.settings.new_versions,
             )
             task = meant.artefact.manifest.task
 

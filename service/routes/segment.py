@@ -115,6 +115,7 @@ async def answer_or_start(
         options.model,
         options.hospital,
         SegmentationPredictor.KIND,
+        context.settings.new_versions,
     )
     if not by_job:
         if options.preset is not None or options.shape_weight is not None:
@@ -131,6 +132,7 @@ async def answer_or_start(
             options.personalization,
             options.site,
             kind=SegmentationPredictor.KIND,
+            new_versions=context.settings.new_versions,
         )
 
         def answer(selection: Selection) -> Response:

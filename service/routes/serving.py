@@ -13,6 +13,7 @@ from service.catalog.adapted import adapted_for, require_gate, require_second_pe
 from service.catalog.assignable import resolve_assignable
 from service.catalog.served import serving
 from service.catalog.version import require_name
+from service.context import ServiceContext
 from service.database import Assignment
 from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute
@@ -56,7 +57,9 @@ class AssignmentBody(Decision):
 class Entry(BaseModel):
     """One line of the serving log."""
 
-    sequence: int = Field(description="Number of the entry, from 1; also the entity tag of the state.")
+    sequence: int = Field(
+        description="Number of the entry, from 1; also the entity tag of the state that a decision made."
+    )
     artefact: str = Field(
         description="`name@version` of the model, or of the version adapted to the hospital."
     )
@@ -68,6 +71,9 @@ class Entry(BaseModel):
     restores: int | None = Field(description="The entry that a rollback returned to; null otherwise.")
     override: bool = Field(
         description="Whether the assignment overrode the gate's rejection, or a missing verdict."
+    )
+    by_default: bool = Field(
+        description="Whether no person decided: the service recorded what the hospital was first served."
     )
 
     @classmethod
@@ -83,6 +89,7 @@ class Entry(BaseModel):
             at=row.at,
             restores=row.restores,
             override=row.override,
+            by_default=row.by_default,
         )
 
 
@@ -95,13 +102,17 @@ class ServingView(BaseModel):
     artefact: str | None = Field(description="`name@version` of the version that serves; null if none does.")
     version: int | None
     digest: str | None
-    because: Literal["assigned", "newest", "nothing"] = Field(
-        description="`assigned`; `newest`: no assignment existed, so the newest version "
-        "that was not withdrawn served; `nothing`."
+    because: Literal["assigned", "kept", "newest", "nothing"] = Field(
+        description="`assigned`: by a decision; `kept`: no decision was made, so the version serves that was "
+        "the newest when the hospital was first served; `newest`: the hospital was not served yet, so its "
+        "next scan is answered by the newest version that is not withdrawn; `nothing`."
     )
     withdrawn: bool = Field(
-        description="Whether the assigned version was withdrawn: scans are rejected until "
-        "another version is assigned."
+        description="Whether the version was withdrawn: scans are rejected until another version is assigned."
+    )
+    newer: str | None = Field(
+        description="`name@version` of the model's newest version, if it was published after the one that "
+        "serves: it serves only once it is assigned (`LOCUM_NEW_VERSIONS`)."
     )
     flagged: list[str] = Field(description="Withdrawn ancestors of the version; it answers with a warning.")
     assignment: Entry | None
@@ -132,9 +143,9 @@ def get_serving(
     if at is not None and at > datetime.now(UTC):
         raise Problem(422, "instant-in-the-future", "Not yet known", f"{at.isoformat()} has not come yet.")
     with context.database.read() as session:
-        found = serving(context.store, session, hospital, model, at)
+        found = serving(context.store, session, hospital, model, at, context.settings.new_versions)
     if at is None:
-        response.headers["ETag"] = entity_tag(0 if found.assignment is None else found.assignment.sequence)
+        response.headers["ETag"] = entity_tag(assignments.decided(found.assignment))
     return ServingView(
         hospital=hospital,
         model=model,
@@ -144,6 +155,7 @@ def get_serving(
         digest=found.digest,
         because=found.because,
         withdrawn=found.withdrawn,
+        newer=None if found.newer is None else f"{model}@{found.newer}",
         flagged=list(found.flagged),
         assignment=None if found.assignment is None else Entry.of(found.assignment),
     )
@@ -164,7 +176,7 @@ def put_serving(
 ) -> Entry:
     """Assign a version: from this instant on it serves the hospital. Running requests are not affected.
 
-    A version that was adapted to the hospital must have passed its gate, unless the request overrides the
+    The log keeps what served before, by a decision or not, so that a rollback returns to it. A version that was adapted to the hospital must have passed its gate, unless the request overrides the
     gate.
     """
     artefact = resolve_assignable(context.store, hospital, model, body.version)
@@ -174,6 +186,7 @@ def put_serving(
         if adapted and context.settings.two_person_rule:
             require_second_person(session, artefact)
         overridden = adapted and require_gate(session, artefact, body.override)
+        _keep_current(context, session, hospital, model)
         entry = assignments.assign(
             session,
             hospital,
@@ -201,7 +214,7 @@ def roll_back(
     response: Response,
     if_match: IfMatch = None,
 ) -> Entry:
-    """Return to the previous assignment; called again, to the one before it.
+    """Return to what served before, by a decision or not; called again, to what served before that.
 
     A version that served once may serve again, whether its gate was overridden or not.
     """
@@ -226,7 +239,7 @@ def roll_back(
 
 @router.get("/hospitals/{hospital}/serving/{model}/history", responses=problem_responses(404, 422))
 def get_history(context: AsReader, hospital: HospitalId, model: ModelName) -> History:
-    """List every assignment. The log is append-only."""
+    """List every assignment, and what was served by default. The log is append-only."""
     with context.database.read() as session:
         entries = assignments.history(session, hospital, model)
     if not entries:
@@ -243,10 +256,16 @@ def _in_utc(at: datetime) -> datetime:
 
 
 def _sequence(session: Session, hospital: str, model: str) -> int:
-    entry = assignments.assignment(session, hospital, model)
-    return 0 if entry is None else entry.sequence
+    return assignments.decided(assignments.assignment(session, hospital, model))
+
+
+def _keep_current(context: ServiceContext, session: Session, hospital: str, model: str) -> None:
+    """Record what serves without a decision, so that the first assignment can be taken back."""
+    now = serving(context.store, session, hospital, model, None, context.settings.new_versions)
+    if now.because == "newest" and now.version is not None and now.digest is not None:
+        assignments.keep(session, hospital, model, version=now.version, digest=now.digest, replace=True)
 
 
 def _answer(entry: Assignment, response: Response) -> Entry:
-    response.headers["ETag"] = entity_tag(entry.sequence)
+    response.headers["ETag"] = entity_tag(assignments.decided(entry))
     return Entry.of(entry)

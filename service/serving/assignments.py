@@ -2,15 +2,15 @@
 time.
 
     sequence   version   previous   restores
-    1          3         -          -            first assignment
+    1          3         -          -            by default: the newest when the hospital was first served
     2          4         1          -            assigned (an adapted version names its artefact, too)
-    3          3         -          1            rolled back: entry 1 is in force again
+    3          3         -          1            rolled back: what entry 1 served is in force again
     4          5         3          -            assigned again
 
-A hospital without an entry is served the newest version that is not withdrawn; that rule belongs to the
-selection, the log only says "not decided" (None). Every entry is a row of the audit trail too, appended in
-the same transaction; `python -m service audit verify` compares the two. Functions take a session, so that the
-caller chooses the transaction.
+A hospital without an entry is served the newest version that is not withdrawn: the selection says which, and
+`keep` records it, so that a version that is published later serves the hospital only by a decision. Every
+entry is a row of the audit trail too, appended in the same transaction; `python -m service audit verify`
+compares the two. Functions take a session, so that the caller chooses the transaction.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.audit import trail
+from service.database.caller import SERVICE
+from service.database.engine import in_turn
 from service.database.hospitals import require_hospital
 from service.database.models import Assignment
 from service.errors import AssignmentStale, NothingToRollBack
 
+_LOCK = "the serving log"
+
 
 def assignment(session: Session, hospital: str, model: str, at: datetime | None = None) -> Assignment | None:
-    """The entry in force, now or at an aware instant; None before the first decision.
+    """The entry in force, now or at an aware instant; None before the hospital was first served.
 
     Raises:
         HospitalUnknown: no hospital of this id is registered.
@@ -38,6 +42,11 @@ def assignment(session: Session, hospital: str, model: str, at: datetime | None 
     if at is not None:
         query = query.where(Assignment.at <= at)
     return session.scalars(query.order_by(Assignment.sequence.desc()).limit(1)).first()
+
+
+def decided(entry: Assignment | None) -> int:
+    """The number of the decision in force; 0 while no person decided."""
+    return 0 if entry is None or entry.by_default else entry.sequence
 
 
 def history(session: Session, hospital: str, model: str) -> list[Assignment]:
@@ -68,7 +77,7 @@ def assign(
         model: name in the store.
         version: number in the store.
         digest: of that version's manifest.
-        expected: sequence of the entry the caller saw in force; 0 for none.
+        expected: number of the decision that the caller saw in force, see `decided`.
         actor: who decided.
         reason: and why.
         artefact: name of the version's artefact where it is not `model` but one adapted from it.
@@ -82,7 +91,7 @@ def assign(
     entry = Assignment(
         hospital=hospital,
         model=model,
-        sequence=expected + 1,
+        sequence=_next(current),
         version=version,
         digest=digest,
         actor=actor,
@@ -92,6 +101,33 @@ def assign(
         at=_instant(current),
         artefact=artefact,
         override=override,
+    )
+    return _append(session, entry)
+
+
+def keep(
+    session: Session, hospital: str, model: str, *, version: int, digest: str, replace: bool = False
+) -> Assignment:
+    """Record that the hospital is served this version without a decision; return the entry in force.
+
+    A decision stays in force, and so does another version that was recorded before, unless `replace` is true.
+    """
+    in_turn(session, _LOCK)
+    current = assignment(session, hospital, model)
+    if current is not None and not (replace and current.by_default and current.digest != digest):
+        return current
+    entry = Assignment(
+        hospital=hospital,
+        model=model,
+        sequence=_next(current),
+        version=version,
+        digest=digest,
+        actor=SERVICE.actor,
+        reason="the newest version; no decision was made",
+        previous=None if current is None else current.sequence,
+        restores=None,
+        at=_instant(current),
+        by_default=True,
     )
     return _append(session, entry)
 
@@ -118,19 +154,18 @@ def roll_back(
     Raises:
         HospitalUnknown: no hospital of this id is registered.
         AssignmentStale: another entry is in force by now.
-        NothingToRollBack: the entry in force is the first.
+        NothingToRollBack: the hospital was served nothing else before.
     """
     current = _current(session, hospital, model, expected)
     target = before(session, hospital, model)
     if target is None:
         raise NothingToRollBack(
-            f"hospital {hospital!r} has no earlier assignment of {model!r} to return to (the first of "
-            f"{expected} in its log is in force): assign a version instead"
+            f"hospital {hospital!r} was served no other version of {model!r} before: assign a version instead"
         )
     entry = Assignment(
         hospital=hospital,
         model=model,
-        sequence=expected + 1,
+        sequence=_next(current),
         version=target.version,
         digest=target.digest,
         actor=actor,
@@ -145,11 +180,16 @@ def roll_back(
 
 
 def _current(session: Session, hospital: str, model: str, expected: int) -> Assignment | None:
+    in_turn(session, _LOCK)
     current = assignment(session, hospital, model)
-    found = 0 if current is None else current.sequence
+    found = decided(current)
     if found != expected:
         raise _stale(hospital, model, expected, found)
     return current
+
+
+def _next(current: Assignment | None) -> int:
+    return 1 if current is None else current.sequence + 1
 
 
 def _append(session: Session, entry: Assignment) -> Assignment:
@@ -159,9 +199,10 @@ def _append(session: Session, entry: Assignment) -> Assignment:
     except IntegrityError as error:
         # Another writer took this sequence number between our look and our insert.
         raise _stale(entry.hospital, entry.model, entry.sequence - 1, entry.sequence) from error
+    happened = "assigned" if entry.restores is None else "rolled-back"
     trail.append(
         session,
-        trail.ASSIGNED[entry.restores is not None],
+        trail.ASSIGNED["kept" if entry.by_default else happened],
         hospital=entry.hospital,
         version=entry.digest,
         actor=entry.actor,

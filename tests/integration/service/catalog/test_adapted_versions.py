@@ -159,7 +159,8 @@ def test_override_is_logged_with_actor_and_reason(place: Place, scan: bytes) -> 
     entry = place.assign(place.candidate(2), 0, override=True)
     assert (entry.status_code, entry.json()["override"]) == (200, True)
     assert abs(threshold(place.segment(scan)) - SECOND) < 6
-    (kept,) = place.client.get(f"{place.serving}/history").json()["entries"]
+    before, kept = place.client.get(f"{place.serving}/history").json()["entries"]
+    assert (before["artefact"], before["by_default"]) == ("bright@1", True)
     assert kept == entry.json()
     assert (kept["actor"], kept["reason"], kept["override"]) == (*WHO.values(), True)
 
@@ -171,7 +172,7 @@ def test_override_that_is_not_a_boolean_is_422(place: Place, override: object) -
 
 def test_unnecessary_override_is_recorded_as_false(place: Place) -> None:
     assert place.assign(place.candidate(1), 0, override=True).json()["override"] is False
-    assert place.assign(1, 1, override=True).json()["override"] is False
+    assert place.assign(1, 2, override=True).json()["override"] is False
 
 
 def test_candidate_without_a_verdict_needs_an_override(place: Place) -> None:
@@ -186,8 +187,8 @@ def test_candidate_without_a_verdict_needs_an_override(place: Place) -> None:
 
 def test_rollback_returns_to_the_earlier_version_and_its_override(place: Place, scan: bytes) -> None:
     place.assign(1, 0)
-    place.assign(place.candidate(2), 1, override=True)
-    place.assign(place.candidate(1), 2)
+    place.assign(place.candidate(2), 2, override=True)
+    place.assign(place.candidate(1), 3)
 
     def roll_back(entry: int) -> dict[str, Any]:
         answer = place.client.post(f"{place.serving}/rollback", json=WHO, headers={"If-Match": f'"{entry}"'})
@@ -195,11 +196,11 @@ def test_rollback_returns_to_the_earlier_version_and_its_override(place: Place, 
         body: dict[str, Any] = answer.json()
         return body
 
-    second = roll_back(3)
-    assert (second["artefact"], second["restores"], second["override"]) == (place.candidate(2), 2, True)
+    second = roll_back(4)
+    assert (second["artefact"], second["restores"], second["override"]) == (place.candidate(2), 3, True)
     assert abs(threshold(place.segment(scan)) - SECOND) < 6
-    first = roll_back(4)
-    assert (first["artefact"], first["restores"], first["override"]) == ("bright@1", 1, False)
+    first = roll_back(5)
+    assert (first["artefact"], first["restores"], first["override"]) == ("bright@1", 2, False)
     assert abs(threshold(place.segment(scan)) - GLOBAL) < 6
 
 
@@ -217,8 +218,8 @@ def test_serving_names_the_served_version_and_its_reason(place: Place) -> None:
 def test_adapted_version_is_assigned_by_digest(place: Place) -> None:
     name, digest = f"bright.at-{place.hospital}", place.store.open(place.candidate(1)).digest
     assert place.assign(digest, 0).json()["artefact"] == place.candidate(1)
-    assert place.assign(f"{name}@{digest}", 1).json()["artefact"] == place.candidate(1)
-    assert place.assign(place.store.open("bright@1").digest, 2).json()["artefact"] == "bright@1"
+    assert place.assign(f"{name}@{digest}", 2).json()["artefact"] == place.candidate(1)
+    assert place.assign(place.store.open("bright@1").digest, 3).json()["artefact"] == "bright@1"
 
 
 def test_assigning_an_unfit_version_is_rejected_with_its_problem_type(

@@ -66,7 +66,9 @@ def test_picked_version_is_assigned_serves_and_is_rolled_back(api: Any) -> None:
         assert done["gate"]["passed"]
         reference = done["candidate"]["reference"]
         assert reference == f"shapes.at-oak@{entry}"
-        assigned = api.client.put(SERVING, json={"version": reference, **WHO}, headers=if_match(entry - 1))
+        assigned = api.client.put(
+            SERVING, json={"version": reference, **WHO}, headers=if_match(entry if entry > 1 else 0)
+        )
         assert (assigned.status_code, assigned.json()["override"]) == (200, False), assigned.text
         answers[reference] = served()
         for pixels, answer in zip(looked_at, answers[reference], strict=True):
@@ -81,21 +83,21 @@ def test_picked_version_is_assigned_serves_and_is_rolled_back(api: Any) -> None:
     for one, other in zip(first, second, strict=True):
         assert one["probabilities"] != pytest.approx(other["probabilities"], abs=1e-3)
 
-    back = api.client.post(f"{SERVING}/rollback", json=WHO, headers=if_match(2))
+    back = api.client.post(f"{SERVING}/rollback", json=WHO, headers=if_match(3))
     assert back.status_code == 200, back.text
     entry = {name: back.json()[name] for name in ("sequence", "artefact", "restores", "override")}
-    assert entry == {"sequence": 3, "artefact": "shapes.at-oak@1", "restores": 1, "override": False}
+    assert entry == {"sequence": 4, "artefact": "shapes.at-oak@1", "restores": 2, "override": False}
     assert served() == first
     now = api.client.get(SERVING).json()
     assert (now["artefact"], now["because"]) == ("shapes.at-oak@1", "assigned")
 
-    # Before the first pick there was no decision.
-    further = api.client.post(f"{SERVING}/rollback", json=WHO, headers=if_match(3))
-    assert (further.status_code, further.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
-    left = api.client.put(SERVING, json={"version": 1, **WHO}, headers=if_match(3))
-    assert left.status_code == 200, left.text
+    # Before the first pick no version was assigned.
+    left = api.client.post(f"{SERVING}/rollback", json=WHO, headers=if_match(4))
+    assert (left.status_code, left.json()["artefact"], left.json()["restores"]) == (200, "shapes@1", 1)
     refused = api.classify(as_png(looked_at[0]), hospital="oak")
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:no-global-model")
-    back = api.client.post(f"{SERVING}/rollback", json=WHO, headers=if_match(4))
-    assert (back.json()["artefact"], back.json()["restores"]) == ("shapes.at-oak@1", 3)
+    further = api.client.post(f"{SERVING}/rollback", json=WHO, headers=if_match(5))
+    assert (further.status_code, further.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
+    back = api.client.put(SERVING, json={"version": "shapes.at-oak@1", **WHO}, headers=if_match(5))
+    assert back.json()["artefact"] == "shapes.at-oak@1"
     assert served() == first

@@ -88,7 +88,10 @@ def test_segmented_scan_leaves_a_row_with_scan_version_and_request(
     scan = make_png(picture)
     answer, rows = rows_after(api, lambda: api.segment(scan, name="DOE^JOHN.png", hospital="north"))
     assert answer.status_code == 200
-    (row,) = rows
+    # The hospital's first scan: what it is served without a decision is a row of its own.
+    kept, row = rows
+    assert (kept["actor"], kept["action"]) == ("service", "version.kept")
+    assert kept["version"] == row["version"]
     assert (row["actor"], row["action"], row["outcome"]) == ("key:ada", "scan.segmented", 200)
     assert row["scan"] == f"sha256:{hashlib.sha256(scan).hexdigest()}"
     assert row["version"] == api.store.open("bright@1").digest

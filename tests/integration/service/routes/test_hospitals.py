@@ -171,25 +171,39 @@ def test_serving_follows_assignments_and_rollback(client: httpx.Client, serving:
     assert empty.headers["etag"] == '"0"'
     assert (empty.json()["version"], empty.json()["because"]) == (3, "newest")
     first = assign(client, serving, 1, '"0"')
-    assert (first.status_code, first.headers["etag"]) == (200, '"1"')
-    second = assign(client, serving, 2, '"1"')
+    assert (first.status_code, first.headers["etag"]) == (200, '"2"')
+    second = assign(client, serving, 2, '"2"')
     now = client.get(serving)
-    assert now.headers["etag"] == second.headers["etag"] == '"2"'
+    assert now.headers["etag"] == second.headers["etag"] == '"3"'
     assert (now.json()["version"], now.json()["because"]) == (2, "assigned")
     assert now.json()["assignment"]["reason"] == WHO["reason"]
-    back = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"2"'})
-    assert (back.status_code, back.json()["version"], back.json()["restores"]) == (200, 1, 1)
+    back = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"3"'})
+    assert (back.status_code, back.json()["version"], back.json()["restores"]) == (200, 1, 2)
     assert client.get(serving).json()["version"] == 1
+    # What served before the first decision was none, and is returned to all the same.
+    first = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"4"'})
+    assert (first.status_code, first.json()["version"], first.json()["restores"]) == (200, 3, 1)
+    assert (client.get(serving).json()["version"], client.get(serving).json()["because"]) == (3, "assigned")
     entries = client.get(f"{serving}/history").json()["entries"]
-    assert [(entry["sequence"], entry["version"]) for entry in entries] == [(1, 1), (2, 2), (3, 1)]
-    again = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"3"'})
+    assert [(entry["version"], entry["by_default"]) for entry in entries] == [
+        (3, True),
+        (1, False),
+        (2, False),
+        (1, False),
+        (3, False),
+    ]
+    assert (entries[0]["actor"], entries[0]["reason"]) == (
+        "service",
+        "the newest version; no decision was made",
+    )
+    again = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"5"'})
     assert (again.status_code, again.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
 
 
 def test_serving_at_an_instant_returns_the_version_in_force(client: httpx.Client, serving: str) -> None:
     times = [datetime.now(UTC)]
-    for version in (1, 2):
-        assign(client, serving, version, f'"{version - 1}"')
+    for version, tag in ((1, '"0"'), (2, '"2"')):
+        assign(client, serving, version, tag)
         times.append(datetime.now(UTC))
     found = [client.get(serving, params={"at": time.isoformat()}).json() for time in times]
     assert [(answer["version"], answer["because"]) for answer in found] == [
@@ -239,11 +253,11 @@ def test_assignment_without_matching_precondition_is_428_or_412(client: httpx.Cl
     assert (bare.status_code, bare.headers["etag"]) == (428, '"0"')
     assert client.put(serving, json=body, headers={"If-None-Match": "*"}).status_code == 200
     late = client.put(serving, json=body, headers={"If-None-Match": "*"})
-    assert (late.status_code, late.headers["etag"]) == (412, '"1"')
+    assert (late.status_code, late.headers["etag"]) == (412, '"2"')
     assert assign(client, serving, 2, '"0"').status_code == 412
     assert client.post(f"{serving}/rollback", json=WHO).status_code == 428
     assert client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"9"'}).status_code == 412
-    assert len(client.get(f"{serving}/history").json()["entries"]) == 1
+    assert len(client.get(f"{serving}/history").json()["entries"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -304,9 +318,9 @@ def test_assignment_of_an_unservable_version_is_rejected(own: httpx.Client, root
 def test_rollback_to_a_withdrawn_version_is_410(own: httpx.Client, root: Path) -> None:
     client, serving = own, register(own)
     assign(client, serving, 1, '"0"')
-    assign(client, serving, 2, '"1"')
+    assign(client, serving, 2, '"2"')
     Store(root).withdraw("bright@1", actor="ada", reason="wrong")
-    assert client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"2"'}).status_code == 410
+    assert client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"3"'}).status_code == 410
     assert client.get(serving).json()["version"] == 2
 
 
@@ -336,13 +350,13 @@ def test_serving_log_is_shared_by_two_apis(start: Callable[..., Any], root: Path
     second = start(root, database_url=url).client
     assert second.get(serving).json()["version"] == 2
     # And both see what either does.
-    assert assign(second, serving, 1, '"1"').status_code == 200
-    assert first.get(serving).headers["etag"] == '"2"'
+    assert assign(second, serving, 1, '"2"').status_code == 200
+    assert first.get(serving).headers["etag"] == '"3"'
 
 
 def test_history_times_are_utc_and_increasing(client: httpx.Client, serving: str) -> None:
-    for version in (1, 2, 3):
-        assign(client, serving, version, f'"{version - 1}"')
+    for version, tag in ((1, '"0"'), (2, '"2"'), (3, '"3"')):
+        assert assign(client, serving, version, tag).status_code == 200
     times = [
         datetime.fromisoformat(entry["at"]) for entry in client.get(f"{serving}/history").json()["entries"]
     ]

@@ -374,7 +374,7 @@ def test_dicom_message_has_who_what_and_when(database: Database) -> None:
 
 def actions() -> set[str]:
     """Every action that the service writes: over HTTP, and by a call with its name."""
-    written = {*ACTIONS.values(), *trail.ASSIGNED}
+    written = {*ACTIONS.values(), *trail.ASSIGNED.values()}
     written |= {name for refused in REFUSALS.values() for name in (refused, f"{refused}{REFUSED}")}
     call = re.compile(r'\b(?:append|_note|_audit)\(\s*(?:session|attempt),\s*"([a-z]+\.[a-z-]+)"')
     for path in Path(service.__file__).parent.rglob("*.py"):

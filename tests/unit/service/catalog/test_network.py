@@ -7,15 +7,17 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_store.errors import ArtefactWithdrawn, ReferenceInvalid, ReferenceNotFound
 from model_store.store import Store
 from service.catalog.network import Selection, resolve_network
+from service.catalog.served import serving
 from service.database import Database, Hospital, upgrade
 from service.errors import HospitalUnknown, SelectionError
-from service.serving.assignments import assign
+from service.serving.assignments import assign, history, roll_back
 from tests.helpers.service.adapted_versions import Catalogue, publish_model, publish_space
 
 
@@ -103,6 +105,57 @@ def test_withdrawn_assigned_version_is_rejected_and_not_replaced(catalogue: Cata
     with pytest.raises(ArtefactWithdrawn):
         resolve_network(*catalogue, "brain", "outside")
     assert told(resolve_network(*catalogue, "brain"))[0] == "brain@1"
+
+
+def served(catalogue: Catalogue, hospital: str, **options: Any) -> Selection:
+    return resolve_network(*catalogue, "brain", hospital, **options)
+
+
+def test_newly_published_version_serves_no_hospital_that_was_served_before(catalogue: Catalogue) -> None:
+    assert str(served(catalogue, "outside").offered) == "brain@2"
+    publish_space(catalogue.store, 3)
+    kept = served(catalogue, "outside")
+    assert str(kept.offered) == "brain@2"
+    assert "the version that hospital 'outside' is served until a decision" in kept.why
+    # A hospital that was not served yet begins with the newest, and so does a scan of no hospital.
+    assert str(served(catalogue, "lost").offered) == "brain@3"
+    assert str(resolve_network(*catalogue, "brain").offered) == "brain@3"
+    with catalogue.database.read() as session:
+        now = serving(catalogue.store, session, "outside", "brain")
+        assert (now.version, now.because, now.newer) == (2, "kept", 3)
+        assert serving(catalogue.store, session, "lost", "brain").newer is None
+
+
+def test_kept_version_that_is_withdrawn_is_rejected_and_not_replaced(catalogue: Catalogue) -> None:
+    served(catalogue, "outside")
+    publish_space(catalogue.store, 3)
+    catalogue.store.withdraw("brain@2", actor="dr", reason="wrong")
+    with pytest.raises(ArtefactWithdrawn):
+        served(catalogue, "outside")
+
+
+def test_new_versions_that_serve_leave_an_entry_for_each_change(catalogue: Catalogue) -> None:
+    for _ in range(2):
+        served(catalogue, "outside", new_versions="serve")
+    publish_space(catalogue.store, 3)
+    with catalogue.database.read() as session:
+        found = serving(catalogue.store, session, "outside", "brain", None, "serve")
+        assert (found.version, found.because) == (3, "newest")
+    assert str(served(catalogue, "outside", new_versions="serve").offered) == "brain@3"
+    with catalogue.database.write() as session:
+        entries = history(session, "outside", "brain")
+        assert [(entry.version, entry.by_default) for entry in entries] == [(2, True), (3, True)]
+        roll_back(session, "outside", "brain", expected=0, actor="dr", reason="worse")
+    # A decision is in force from now on, whatever is published.
+    publish_space(catalogue.store, 4)
+    assert str(served(catalogue, "outside", new_versions="serve").offered) == "brain@2"
+
+
+def test_rejected_request_records_no_version(catalogue: Catalogue) -> None:
+    with pytest.raises(SelectionError):
+        served(catalogue, "outside", personalization="hospital")
+    with catalogue.database.read() as session:
+        assert history(session, "outside", "brain") == []
 
 
 def test_auto_prefers_the_member_model_of_the_hospital_site(catalogue: Catalogue) -> None:

@@ -17,7 +17,7 @@ from service.catalog.served import serving
 from service.catalog.version import offered_names, resolve_parent
 from service.database import Database, Hospital, upgrade
 from service.errors import NotAdaptable, SelectionError
-from service.serving.assignments import assign, assignment, roll_back
+from service.serving.assignments import assign, assignment, decided, roll_back
 from tests.helpers.service.adapted_versions import Catalogue, publish_adapted, publish_model, publish_space
 
 
@@ -59,7 +59,7 @@ def decide(catalogue: Catalogue, reference: str, hospital: str = "dune") -> None
             "brain",
             version=artefact.version,
             digest=artefact.digest,
-            expected=0 if current is None else current.sequence,
+            expected=decided(current),
             actor="ada",
             reason="better",
             artefact=None if artefact.name == "brain" else artefact.name,

@@ -57,8 +57,25 @@ def test_second_rollback_goes_one_assignment_further_back(database: Database) ->
             assign(session, version, expected=version - 1)
         assert roll_back(session, expected=3).version == 2
         assert roll_back(session, expected=4).version == 1
-        with pytest.raises(NothingToRollBack, match="no earlier assignment of 'brain'"):
+        with pytest.raises(NothingToRollBack, match="no other version of 'brain'"):
             roll_back(session, expected=5)
+
+
+def test_first_decision_is_rolled_back_to_what_served_by_default(database: Database) -> None:
+    with database.write() as session:
+        kept = assignments.keep(session, "north", "brain", version=3, digest=digest(3))
+        assert (kept.sequence, kept.by_default, assignments.decided(kept)) == (1, True, 0)
+        # A version that is published later replaces it only where the caller says so.
+        assert assignments.keep(session, "north", "brain", version=4, digest=digest(4)).version == 3
+        assert assign(session, 5, expected=0).previous == 1
+        assert (
+            assignments.keep(session, "north", "brain", version=6, digest=digest(6), replace=True).version
+            == 5
+        )
+        back = roll_back(session, expected=2)
+        assert (back.version, back.restores, back.by_default, assignments.decided(back)) == (3, 1, False, 3)
+        with pytest.raises(NothingToRollBack):
+            roll_back(session, expected=3)
 
 
 def test_rollback_restores_artefact_and_override(database: Database) -> None:
