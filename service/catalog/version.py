@@ -20,6 +20,7 @@ from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import adapted_for, resolve_adaptable
 from service.database import Assignment, Database
+from service.database.caller import SERVICE
 from service.database.hospitals import site_of_hospital
 from service.errors import (
     AnotherTaskKind,
@@ -28,7 +29,6 @@ from service.errors import (
     PartRequested,
     VersionNotNamed,
 )
-from service.database.caller import SERVICE
 from service.serving import assignments
 
 Cause = Literal["named", "assigned", "kept", "newest"]

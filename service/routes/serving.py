@@ -176,8 +176,8 @@ def put_serving(
 ) -> Entry:
     """Assign a version: from this instant on it serves the hospital. Running requests are not affected.
 
-    The log keeps what served before, by a decision or not, so that a rollback returns to it. A version that was adapted to the hospital must have passed its gate, unless the request overrides the
-    gate.
+    The log keeps what served before, by a decision or not, so that a rollback returns to it. A version that
+    was adapted to the hospital must have passed its gate, unless the request overrides the gate.
     """
     artefact = resolve_assignable(context.store, hospital, model, body.version)
     adapted = adapted_for(artefact) is not None

@@ -9,7 +9,14 @@ import type { Job } from "./following";
 
 type Serving = Schema<"ServingView">;
 type Entry = Schema<"Entry">;
-type Decision = { kind: "assign" | "override"; version: string } | { kind: "back"; version: string };
+const BECAUSE: Record<Serving["because"], string> = {
+  assigned: "by a decision",
+  kept: "the newest version when its first scan came; no decision was made",
+  newest: "the newest version; no scan was answered yet",
+  nothing: "no version of the model can serve",
+};
+
+type Decision = { kind: "assign" | "newer" | "override"; version: string } | { kind: "back"; version: string };
 
 export function ServingPanel(given: { hospital: string; name: string; model: string; job: Job | null }) {
   const { hospital, name, model, job } = given;
@@ -34,6 +41,8 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
   const candidate = job?.candidate?.reference;
   const passed = (job?.gate as { passed?: boolean } | null | undefined)?.passed === true;
   const canAssign = candidate !== undefined && serving?.artefact !== candidate;
+  const newer = serving?.newer ?? null;
+  const canReturn = entries.length > 1;
   return (
     <section class="card stack" aria-label="Serving">
       <h2>What serves {name}</h2>
@@ -41,15 +50,20 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
       {serving && (
         <p>
           <strong class="mono">{serving.artefact ?? "nothing"}</strong>{" "}
-          <span class="soft">{serving.because === "newest" ? "the newest version; no decision was made" : serving.because}</span>
+          <span class="soft">{BECAUSE[serving.because]}</span>
         </p>
+      )}
+      {newer && (
+        <Notice>
+          <strong class="mono">{newer}</strong> was published since. It serves {name} only once it is assigned.
+        </Notice>
       )}
       {serving?.withdrawn && <Notice tone="bad">This version was withdrawn. Scans are rejected until another is assigned.</Notice>}
       {serving !== null && serving.flagged.length > 0 && (
         <Notice tone="warn">It descends from {serving.flagged.join(", ")}, withdrawn since. Its answers carry a warning.</Notice>
       )}
       {!has("approver") && <p class="hint">An approver decides which version serves.</p>}
-      {has("approver") && (canAssign || entries.length > 1) && (
+      {has("approver") && (canAssign || newer || canReturn) && (
         <div class="row">
           {canAssign && (
             <button
@@ -60,7 +74,12 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
               {passed ? "Assign the candidate" : "Assign against the gate"}
             </button>
           )}
-          {entries.length > 1 && (
+          {newer && (
+            <button type="button" class="button" onClick={() => setDecision({ kind: "newer", version: newer })}>
+              Assign the newer version
+            </button>
+          )}
+          {canReturn && (
             <button type="button" class="button" onClick={() => setDecision({ kind: "back", version: "" })}>
               Roll back
             </button>
@@ -74,7 +93,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
           hospital={hospital}
           model={model}
           serving={serving?.artefact ?? "nothing"}
-          tag={entries.length > 0 ? tag : null}
+          tag={tag}
           onStale={load}
           onClose={() => {
             setDecision(null);
@@ -87,7 +106,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
 }
 
 function History({ entries, isWithdrawn }: { entries: readonly Entry[]; isWithdrawn: boolean }) {
-  if (entries.length === 0) return <p class="hint">No decision yet: the newest version serves.</p>;
+  if (entries.length === 0) return <p class="hint">No scan and no decision yet: the newest version answers the first scan.</p>;
   return (
     <ol class="timeline" aria-label="History">
       {[...entries].reverse().map((entry, index) => (
@@ -95,6 +114,7 @@ function History({ entries, isWithdrawn }: { entries: readonly Entry[]; isWithdr
           <div class="row">
             <strong class="mono">{entry.artefact}</strong>
             {index === 0 && (isWithdrawn ? <span class="chip bad">withdrawn</span> : <span class="chip good">serves now</span>)}
+            {entry.by_default && <span class="chip">by default</span>}
             {entry.restores !== null && <span class="chip">rolled back</span>}
             {entry.override && <span class="chip warn">against the gate</span>}
           </div>
@@ -129,7 +149,7 @@ function Decide(given: {
   const isReady = reason.trim() !== "" && (isKnown || actor.trim() !== "") && (!isOverride || confirmed === hospital);
   const who = isKnown ? {} : { actor: actor.trim() };
   const path = { hospital, model };
-  const headers: Record<string, string> = tag ? { "If-Match": tag } : { "If-None-Match": "*" };
+  const headers: Record<string, string> = tag ? { "If-Match": tag } : {};
   const submit = async (event: Event) => {
     event.preventDefault();
     try {
@@ -146,7 +166,7 @@ function Decide(given: {
       setError(found);
     }
   };
-  const title = { assign: "Assign the candidate", override: "Assign against the gate", back: "Roll back" }[decision.kind];
+  const title = { assign: "Assign the candidate", newer: "Assign the newer version", override: "Assign against the gate", back: "Roll back" }[decision.kind];
   return (
     <Dialog title={title} onClose={given.onClose}>
       <form class="stack" onSubmit={(event) => void submit(event)}>
