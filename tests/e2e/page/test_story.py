@@ -98,7 +98,7 @@ def decide(page: Any, service: Service, job: dict[str, Any]) -> None:
 
 
 def roll_back(page: Any, service: Service) -> None:
-    """Assign the version that served before any decision, then take that back on the page."""
+    """Another person assigns the first version; take that back on the page, then the first decision too."""
     path = "/hospitals/dune/serving/organ"
     before = service.client.get(path)
     service.client.put(
@@ -107,16 +107,21 @@ def roll_back(page: Any, service: Service) -> None:
         headers={"If-Match": before.headers["ETag"]},
     ).raise_for_status()
     page.reload()
-    page.get_by_role("button", name="Roll back").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Your name").fill("Ada")
-    dialog.get_by_label("Reason").fill("the comparison is over")
-    dialog.get_by_role("button", name="Roll back").click()
-    dialog.wait_for(state="detached")
-    page.get_by_role("list", name="History").get_by_text("the comparison is over").wait_for()
-    assert service.client.get(path).json()["artefact"] == before.json()["artefact"]
+    for reason, expected in (
+        ("the comparison is over", before.json()["artefact"]),
+        ("as it was at first", "organ@1"),
+    ):
+        page.get_by_role("button", name="Roll back").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Your name").fill("Ada")
+        dialog.get_by_label("Reason").fill(reason)
+        dialog.get_by_role("button", name="Roll back").click()
+        dialog.wait_for(state="detached")
+        page.get_by_role("list", name="History").get_by_text(reason).wait_for()
+        assert service.client.get(path).json()["artefact"] == expected
     entries = service.client.get(f"{path}/history").json()["entries"]
-    assert [each["actor"] for each in entries] == ["Ada", "Ida", "Ada"]
+    assert [each["actor"] for each in entries] == ["service", "Ada", "Ida", "Ada", "Ada"]
+    assert page.get_by_role("list", name="History").get_by_text("by default").is_visible()
 
 
 def draw(page: Any, service: Service) -> None:

@@ -1,4 +1,4 @@
-"""Which version a hospital is served without a decision: entries of the serving log that nobody decided."""
+"""Which version a hospital is served without a decision: entries of the serving log that no person decided."""
 
 from __future__ import annotations
 

@@ -634,6 +634,7 @@ def test_each_access_to_a_scan_leaves_a_row(guarded: tuple[Any, dict[str, str]],
         trail.verify(session)
     assert [(row["action"], row["outcome"]) for row in rows] == [
         ("scan.stored", 200),
+        ("version.kept", 200),
         ("scan.segmented", 200),
         ("scan.segmented", 200),
         ("scan.listed", 200),
