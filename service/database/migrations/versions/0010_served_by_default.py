@@ -1,4 +1,4 @@
-"""Which version a hospital is served without a decision: entries of the serving log that no person decided."""
+"""Entries of the serving log for what a hospital is served without a decision."""
 
 from __future__ import annotations
 
