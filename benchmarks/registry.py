@@ -10,12 +10,7 @@ from benchmarks.harness.experiment import Experiment, OptionError, unknown
 
 # name -> module:class. Imported when needed: most import torch and half of Locum.
 EXPERIMENTS: Mapping[str, str] = {
-    "inside": "benchmarks.accuracy.inside.experiment:Inside",
     "unseen": "benchmarks.accuracy.unseen.experiment:Unseen",
-    "outside": "benchmarks.accuracy.outside.experiment:Outside",
-    "cross_organ": "benchmarks.accuracy.cross_organ.experiment:CrossOrgan",
-    "instance_adaptive": "benchmarks.accuracy.instance_adaptive.experiment:InstanceAdaptive",
-    "one_shot": "benchmarks.accuracy.one_shot.experiment:OneShot",
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
     "paper-iop-fl": "benchmarks.accuracy.papers.iop_fl:PaperIopFl",
     "paper-fedoap": "benchmarks.accuracy.papers.fedoap:PaperFedOap",

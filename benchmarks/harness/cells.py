@@ -1,7 +1,7 @@
 """Resumable benchmarks: a list of cells, each computed once and kept as one JSON row of a file.
 
-    rows = Rows(Path("docs/results/inside.cpu.jsonl"))
-    run("inside.cpu", cells, rows, compute)
+    rows = Rows(Path("docs/results/unseen.cpu.jsonl"))
+    run("unseen.cpu", cells, rows, compute)
 
 `compute(cell, work)` gets the cell's parameters and a folder of the cell's own for checkpoints. A run that
 was killed continues with the first unfinished cell and finds that cell's folder unchanged. Several runs may
@@ -80,20 +80,16 @@ def run(
     compute: Compute,
     state_dir: Path = STATE_DIR,
     after_each: Callable[[], None] | None = None,
-    ready: Callable[[Cell], bool] | None = None,
 ) -> list[Row]:
     """Compute the cells that have no row yet, one after the other; return the rows of all of `cells`.
 
     A cell that another run has claimed is skipped, so fewer rows than cells may be returned. An exception of
     `compute` ends the run; finished rows and the cell's folder stay. `after_each` is called after every
-    computed cell, for example to update the page. A cell that is not `ready` in its turn is skipped.
+    computed cell, for example to update the page.
     """
     for number, cell in enumerate(cells, start=1):
         label = f"{name} {number}/{len(cells)} {describe(cell)}"
         if key(cell) in rows.finished():
-            continue
-        if ready is not None and not ready(cell):
-            print(f"{label}: not ready", flush=True)
             continue
         work = state_dir / name / hashlib.sha256(key(cell).encode()).hexdigest()[:16]
         with _claimed(work) as mine:

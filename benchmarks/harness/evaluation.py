@@ -22,23 +22,6 @@ from training.data.scan_files import read_mask, read_scan
 BATCH = 16
 
 
-def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[str, float]:
-    """Foreground Dice of every patient, over all voxels of its scans together; NaN without any foreground.
-
-    Mean over the task's foreground classes. `network` gives logits and is put into evaluation mode.
-    """
-    voxels: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for case in cases:
-        scan = read_scan(case.image)
-        prepared = prepare(scan, task)
-        probabilities = _probabilities(network, torch.tensor(prepared.slices))
-        predicted = _tensor(restore(probabilities.numpy(), prepared.geometry))
-        truth = _tensor(class_map(align(read_mask(case.mask), scan.grid, scan.affine), task))
-        voxels.setdefault(case.patient, []).append((predicted.flatten(), truth.flatten()))
-    classes = len(task.classes)
-    return {patient: _dice(pairs, classes) for patient, pairs in sorted(voxels.items())}
-
-
 @dataclass(frozen=True)
 class ReadScan:
     """One scan of `Scans`: its number of slices, the geometry of its own grid, and the true classes there."""
@@ -103,7 +86,10 @@ class Scans:
         return Scans(self.images[kept], scans, self.classes)
 
     def dice(self, probabilities_NKHW: Tensor) -> dict[str, float]:
-        """Foreground Dice of every patient, as in `patient_dice`, of predictions for `images`."""
+        """Foreground Dice of every patient, over all voxels of its scans, of predictions for `images`.
+
+        Mean over the task's foreground classes; NaN without any foreground.
+        """
         voxels: dict[str, list[tuple[Tensor, Tensor]]] = {}
         parts = torch.split(probabilities_NKHW, [scan.slices for scan in self.scans])
         for scan, part in zip(self.scans, parts, strict=True):
@@ -139,14 +125,6 @@ def mean_dice(dice: Mapping[str, float]) -> float:
     """Mean over the patients with a defined Dice; NaN when there is none."""
     defined = [value for value in dice.values() if math.isfinite(value)]
     return sum(defined) / len(defined) if defined else math.nan
-
-
-@torch.no_grad()
-def _probabilities(network: nn.Module, slices_SCHW: Tensor) -> Tensor:
-    network.eval()
-    device = next(network.parameters()).device
-    parts = [torch.softmax(network(part.to(device)), dim=1).cpu() for part in torch.split(slices_SCHW, BATCH)]
-    return torch.cat(parts)
 
 
 def _tensor(labels: NDArray[np.uint8]) -> Tensor:

@@ -167,10 +167,6 @@ class Experiment(ABC, Generic[P]):
         """The rows that the page shows: those of the profile's cells, in their order; all with tries."""
         return rows if self.shows_tries else in_order(rows, self.cells())
 
-    def ready(self, cell: Cell) -> bool:  # noqa: ARG002
-        """Whether the cell can be computed now; a cell that is not is left for a later run."""
-        return True
-
 
 def run_experiment(experiment: Experiment[Any]) -> None:
     """Compute the chosen cells that have no row yet, on one thread of torch; write the page after each."""
@@ -193,7 +189,6 @@ def run_experiment(experiment: Experiment[Any]) -> None:
         experiment.compute,
         options.state_dir,
         partial(report_experiment, experiment),
-        experiment.ready,
     )
     report_experiment(experiment)
 

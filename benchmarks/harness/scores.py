@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.tables import Interval, mean_and_spread, paired_bootstrap, table, verdict
+from benchmarks.harness.tables import Interval, verdict
 
 Patient: TypeAlias = tuple[str, str]  # site and name
 BySeed: TypeAlias = Mapping[int, Mapping[Patient, float]]
@@ -22,41 +22,20 @@ FEWEST_SEEDS = 3
 _DRAWS = 10_000
 
 
-def add(scores: Scores, arm: str, seed: int, site: str, patients: Mapping[str, float | None]) -> None:
-    """Add the Dice of a site's patients from a row, in which an undefined Dice is None."""
-    of_seed = scores.setdefault(arm, {}).setdefault(seed, {})
-    of_seed |= {(site, p): math.nan if d is None else d for p, d in patients.items()}
-
-
 def sites_of(scores: Scores) -> list[str]:
     """Every site once, sorted."""
     return sorted({site for arm in scores.values() for seed in arm.values() for site, _ in seed})
 
 
-def count_patients(scores: Scores, site: str | None = None) -> int:
-    """The number of patients that any arm was tested on, at one site or at all sites."""
-    units = {u for arm in scores.values() for seed in arm.values() for u in seed}
-    return sum(site is None or unit[0] == site for unit in units)
-
-
-def count_undefined(scores: Scores) -> int:
-    """The number of undefined values over all arms and seeds; the means leave them out."""
-    return sum(math.isnan(v) for arm in scores.values() for seed in arm.values() for v in seed.values())
-
-
-def mean_at(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequence[str]) -> str:
-    """Mean over the sites' patients, then mean and spread over seeds."""
-    return mean_and_spread([_mean(scores, sites) for scores in by_seed.values()])
-
-
-def mean_of_sites(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequence[str]) -> str:
-    """Mean over patients, then over sites, then mean and spread over seeds."""
-    return mean_and_spread([site_mean(scores, sites) for scores in by_seed.values()])
+def count_patients(scores: Scores) -> int:
+    """The number of patients that any arm was tested on."""
+    return len({u for arm in scores.values() for seed in arm.values() for u in seed})
 
 
 def site_mean(scores: Mapping[Patient, float], sites: Sequence[str]) -> float:
     """Mean over patients, then over sites; NaN where there is none."""
-    return _average([_mean(scores, [site]) for site in sites])
+    by_site = ([v for (own, _), v in scores.items() if own == site] for site in sites)
+    return _average([_average(values) for values in by_site])
 
 
 def pair(first: float, second: float) -> tuple[float, float]:
@@ -68,42 +47,6 @@ def pair(first: float, second: float) -> tuple[float, float]:
     if math.isnan(first) == math.isnan(second):
         return first, second
     return (1.0, second) if math.isnan(first) else (first, 1.0)
-
-
-def differences_table(
-    scores: Scores, comparisons: Sequence[tuple[str, str]], everyone: str = "all patients"
-) -> str | None:
-    """First - second with its interval, by site and over all; None where no comparison has both arms."""
-    sites = sites_of(scores)
-    chosen = [*([site] for site in sites), sites]
-    body = []
-    for first, second in comparisons:
-        if first in scores and second in scores:
-            found = [difference(scores[first], scores[second], some) for some in chosen]
-            body.append([f"{first} − {second}", *("–" if f is None else str(f) for f in found)])
-    return table(["difference", *sites, everyone], body) if body else None
-
-
-def difference(
-    first: Mapping[int, Mapping[Patient, float]],
-    second: Mapping[int, Mapping[Patient, float]],
-    sites: Sequence[str],
-) -> Interval | None:
-    """Mean paired difference over the sites' patients, drawn within sites; None where no patient has both."""
-    left, right = _over_seeds(first, second)
-    one = {unit: v for unit, v in left.items() if unit[0] in sites}
-    return paired_bootstrap(one, right, {unit: unit[0] for unit in one}) if one else None
-
-
-def difference_by_seed(
-    first: Mapping[int, Mapping[Patient, float]], second: Mapping[int, Mapping[Patient, float]]
-) -> list[float]:
-    """Mean paired difference of each seed in which a patient has both."""
-    means = []
-    for seed in sorted(first.keys() & second.keys()):
-        pairs = [pair(v, second[seed][unit]) for unit, v in first[seed].items() if unit in second[seed]]
-        means.append(_average([one - other for one, other in pairs]))
-    return [value for value in means if math.isfinite(value)]
 
 
 @dataclass(frozen=True)
@@ -167,27 +110,6 @@ def _drawn_means(values: NDArray[np.float64], draw: np.random.Generator) -> NDAr
     """Means of bootstrap samples of the values."""
     means: NDArray[np.float64] = values[draw.integers(len(values), size=(_DRAWS, len(values)))].mean(axis=1)
     return means
-
-
-def _over_seeds(
-    first: Mapping[int, Mapping[Patient, float]], second: Mapping[int, Mapping[Patient, float]]
-) -> tuple[dict[Patient, float], dict[Patient, float]]:
-    """Each patient's mean over the seeds in which both arms have it, and one a defined Dice."""
-    pairs: dict[Patient, list[tuple[float, float]]] = {}
-    for seed in sorted(first.keys() & second.keys()):
-        for unit, value in first[seed].items():
-            if unit in second[seed]:
-                found = pair(value, second[seed][unit])
-                if math.isfinite(found[0]):
-                    pairs.setdefault(unit, []).append(found)
-    return (
-        {unit: float(np.mean([a for a, _ in values])) for unit, values in pairs.items()},
-        {unit: float(np.mean([b for _, b in values])) for unit, values in pairs.items()},
-    )
-
-
-def _mean(scores: Mapping[Patient, float], sites: Sequence[str]) -> float:
-    return _average([v for (site, _), v in scores.items() if site in sites])
 
 
 def _average(values: Sequence[float]) -> float:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
-
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -25,36 +22,6 @@ class Interval:
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
-
-
-def paired_bootstrap(
-    first: Mapping[Key, float],
-    second: Mapping[Key, float],
-    strata: Mapping[Key, str] | None = None,
-    *,
-    confidence: float = 0.95,
-    draws: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """Mean of first - second over the units (patients) that have both, with its percentile interval.
-
-    Units are drawn with replacement, within each stratum (site) where strata are given. A unit with NaN
-    in either is left out. Raises ValueError when none is left.
-    """
-    units = [u for u in first if u in second and math.isfinite(first[u]) and math.isfinite(second[u])]
-    if not units:
-        raise ValueError("no unit has a finite value on both sides: nothing to compare")
-    groups: dict[str, list[float]] = {}
-    for unit in units:
-        groups.setdefault(strata[unit] if strata else "", []).append(first[unit] - second[unit])
-    generator = np.random.default_rng(seed)
-    sums = np.zeros(draws)
-    for name in sorted(groups):
-        values = np.asarray(groups[name])
-        sums += values[generator.integers(len(values), size=(draws, len(values)))].sum(axis=1)
-    low, high = np.quantile(sums / len(units), [(1 - confidence) / 2, (1 + confidence) / 2])
-    mean = sum(sum(values) for values in groups.values()) / len(units)
-    return Interval(float(mean), float(low), float(high), len(units))
 
 
 def verdict(found: Interval, each: Sequence[float]) -> str:

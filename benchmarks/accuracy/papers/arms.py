@@ -11,15 +11,23 @@ import torch
 from torch import nn
 
 from benchmarks.accuracy.unseen.official import TargetSlices, score_of
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.evaluation import Scans, predict
 from benchmarks.harness.experiment import Options
+from benchmarks.harness.federate import federate
+from model_store.manifest import NetworkSpec
 from model_store.task import Task
+from personalization.state import State
+from training.algorithm import Publication
 from training.config import MethodConfig, RunConfig
 from training.data.cases import Case, Federation, Site
 from training.data.splits import folds
+from training.engine.client import RunEnvironment
 from training.engine.history import RoundEntry
 from training.methods.common.export import EXPORT
 from training.methods.common.local_training import network_of
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.local_only import LocalOnly
 from training.methods.registry import method
 from training.run import Result, Run, execute
 
@@ -29,19 +37,27 @@ class Arm:
     """One line of a table: a registered method, and the fields in which it differs from the other lines.
 
     `published` is the mean that the paper prints for it, by the name of the column; arms that the paper has
-    not are shown without.
+    not are shown without. `times` multiplies the rounds of the others. After them every site trains the
+    global model further by itself for `tuned` rounds, and is served that.
     """
 
     name: str
     method: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
+    times: int = 1
+    tuned: int = 0
 
     def config(self, common: Mapping[str, Any]) -> MethodConfig:
         """The method's configuration; of the `common` fields it takes those that it has."""
         config = method(self.method).config
         shared = {name: value for name, value in common.items() if name in config.model_fields}
         return config(**{**shared, **self.fields})
+
+    def cell(self, common: Mapping[str, Any]) -> Cell:
+        """What decides the arm's result, for a cell."""
+        tuned = {"tuned": self.tuned} if self.tuned else {}
+        return {"arm": self.name, "method": self.config(common).model_dump(mode="json"), **tuned}
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,41 @@ class Tests:
         }
 
 
+@dataclass(frozen=True)
+class Start:
+    """A network and the weights that a method starts from."""
+
+    network: NetworkSpec
+    weights: State = field(repr=False)
+
+
+def starting_at(build: Any) -> Any:
+    """FedAvg or a method that extends it, of a given network from given weights: `(config, task, start)`."""
+
+    class Started(build):  # type: ignore[misc]
+        def __init__(self, config: FedAvgConfig, task: Task, start: Start) -> None:
+            self._start = start
+            super().__init__(config, task)
+
+        def architecture(self, task: Task) -> NetworkSpec:  # noqa: ARG002
+            return self._start.network
+
+        def first_weights(self, generator: torch.Generator) -> State:  # noqa: ARG002
+            return {name: tensor.clone() for name, tensor in self._start.weights.items()}
+
+    if not issubclass(build, FedAvg):
+        raise TypeError(f"expected a method that extends FedAvg, found {build.__name__}")
+    return Started
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run publishes, and its history."""
+
+    publication: Publication
+    history: tuple[RoundEntry, ...]
+
+
 class Trainer:
     """Trains each run once, in a folder named by its identity; every cell that needs it reads it there."""
 
@@ -97,6 +148,20 @@ class Trainer:
         run = Run(federation, name, config, settings)
         return execute(run, self._folder / run.id, workers=self._workers, resume=True)
 
+    def served(self, federation: Federation[Any], arm: Arm, config: MethodConfig, seed: int) -> Trained:
+        """What an arm serves the sites, after its training at home if it has any."""
+        result = self.train(federation, arm.method, config, seed)
+        if not arm.tuned:
+            return Trained(result.publication, result.history)
+        assert isinstance(config, FedAvgConfig)
+        [draft] = result.publication.models
+        alone = config.model_copy(update={"rounds": arm.tuned})
+        method = starting_at(LocalOnly)(alone, federation.task, Start(draft.network, draft.weights))
+        around = RunEnvironment(seed, self.device.type)
+        name, identity = f"{result.run.id}-tuned-{arm.tuned}", {"run": result.run.id, "tuned": arm.tuned}
+        tuned = federate(method, result.run.specs(), around, self._folder / name, identity, self._workers)
+        return Trained(method.publication(tuned.server), (*result.history, *tuned.history))
+
 
 def fold_of(federation: Federation, seed: int, seeds: int) -> Federation:
     """The federation with a fold of every site's patients for testing: the seeds together test all."""
@@ -104,9 +169,11 @@ def fold_of(federation: Federation, seed: int, seeds: int) -> Federation:
     return replace(federation, sites=tuple(folds(site, count, 0)[seed % count] for site in federation.sites))
 
 
-def networks(result: Result, sites: Sequence[Site], device: torch.device) -> Iterator[tuple[str, nn.Module]]:
+def networks(
+    publication: Publication, sites: Sequence[Site], device: torch.device
+) -> Iterator[tuple[str, nn.Module]]:
     """What each site is served: its own model where it has one, else the global one."""
-    drafts = {draft.site: draft for draft in result.publication.models}
+    drafts = {draft.site: draft for draft in publication.models}
     for site in sites:
         draft = drafts.get(site.name) or drafts[None]
         yield site.name, network_of(draft.network, draft.weights, device)

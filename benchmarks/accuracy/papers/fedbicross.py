@@ -20,14 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.accuracy.one_shot.arms import (
-    FromUploads,
-    GivenUploads,
-    Uploads,
-    averaged,
-    cluster_models,
-    personal_models,
-)
 from benchmarks.accuracy.papers.arms import cost
 from benchmarks.accuracy.papers.classification import (
     METRIC,
@@ -42,17 +34,22 @@ from benchmarks.accuracy.papers.classification import (
     most_frequent,
 )
 from benchmarks.accuracy.papers.own_data import readable_errors
-from benchmarks.accuracy.papers.report import Part, lines_of
+from benchmarks.accuracy.papers.report import Part
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Options, Table
-from personalization.state import State
-from training.data.classification import ImageSet
+from model_store.task import Task
+from personalization.state import State, StreamingMean
+from training.algorithm import ClientResult, Memory, ModelDraft, Phase, Publication, ServerStage, StepContext
+from training.data.classification import ImageSet, LabelledData
 from training.engine.history import RoundEntry
+from training.methods.common import state_tree
 from training.methods.common.classifier_training import logits_of, train_classifier
+from training.methods.common.data_statistics import describe
 from training.methods.common.local_training import network_of, predict, state_of
-from training.methods.common.one_shot import OneShotConfig
+from training.methods.common.one_shot import MODEL, OneShot, OneShotConfig
 from training.methods.dense import Dense, DenseConfig
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
+from training.methods.fedbicross.method import FedBiCross
 
 SETS = ("pneumoniamnist", "wbc5_28_shift")
 PUBLISHED = ("blood", "derma", "OCT", "tissue")
@@ -79,6 +76,42 @@ class Arm:
     name: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
+
+
+class Uploads(FedBiCross):
+    """FedBiCross's first phase only: every hospital trains and uploads once."""
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """Train and upload."""
+        return super().plan()[:1]
+
+    def publication(self, server: Memory) -> Publication:
+        """The uploads, by site."""
+        sites = server.facts["sites"]
+        drafts = (
+            ModelDraft("local", self.network, state_tree.part(server.tensors, f"model/{s}"), s) for s in sites
+        )
+        return Publication("uploads", tuple(drafts))
+
+
+class GivenUploads(OneShot):
+    """A method of one upload from given uploads, so that arms differ only in what they make of them."""
+
+    def __init__(self, config: Any, task: Task, uploads: Mapping[str, State]) -> None:
+        super().__init__(config, task)
+        self._uploads = uploads
+
+    def train_once(self, context: StepContext, seed: Tensor, data: LabelledData) -> ClientResult:  # noqa: ARG002
+        """Return the given upload instead of training."""
+        assert context.site is not None
+        own, weight = self._uploads[context.site], float(len(data.train))
+        return ClientResult(
+            {MODEL.name: own, **describe(data, weight).uploads}, weight, Memory(state_tree.join({"own": own}))
+        )
+
+
+class FromUploads(GivenUploads, FedBiCross):
+    """FedBiCross from given uploads."""
 
 
 class DenseFromUploads(GivenUploads, Dense):
@@ -251,7 +284,8 @@ class PaperFedBiCross(PaperOnImages[Profile]):
                         found[f"{part}.{set_}.{alpha}"] = Part(
                             f"{part.capitalize()}: {set_}, alpha {alpha}",
                             NOTES[part],
-                            lines_of(own, {arm.name: arm.published if printed else {} for arm in arms}),
+                            own,
+                            {arm.name: arm.published if printed else {} for arm in arms},
                             BASELINES[part],
                             PUBLISHED if printed else (),
                             METRIC,
@@ -329,6 +363,24 @@ class OneShots(Runs):
         draw = torch.Generator().manual_seed(clients.seed)
         train_classifier(network, clients.data[site].train, config.personal(), draw)
         return state_of(network)
+
+
+def averaged(models: Mapping[str, State], images: Mapping[str, int]) -> State:
+    """One round of FedAvg: w <- sum_k (n_k / n) w_k, including batch norm's running statistics."""
+    mean = StreamingMean()
+    for site, state in models.items():
+        mean.add(state, float(images[site]), f"site {site}")
+    return mean.result()
+
+
+def cluster_models(publication: Publication) -> dict[str, State]:
+    """G_k by the cluster's name."""
+    return {draft.cluster: dict(draft.weights) for draft in publication.models if draft.cluster is not None}
+
+
+def personal_models(publication: Publication) -> dict[str, State]:
+    """Stage 3's models by site."""
+    return {draft.site: dict(draft.weights) for draft in publication.models if draft.site is not None}
 
 
 def _together(networks: Sequence[torch.nn.Module], images: ImageSet) -> Tensor:

@@ -10,16 +10,15 @@ A cell is one arm of one seed, on one set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from benchmarks.accuracy.instance_adaptive.arms import answered, pretrained
-from benchmarks.accuracy.papers.arms import Arm, cost
+from benchmarks.accuracy.papers.arms import Arm, Start, cost, starting_at
 from benchmarks.accuracy.papers.classification import (
     METRIC,
     METRICS,
@@ -33,23 +32,34 @@ from benchmarks.accuracy.papers.classification import (
     most_frequent,
 )
 from benchmarks.accuracy.papers.own_data import readable_errors
-from benchmarks.accuracy.papers.report import Part, lines_of
+from benchmarks.accuracy.papers.report import Part
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Options, Table
 from model_store.manifest import NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
+from personalization.fedins import InstanceAdaptive
 from personalization.state import State
 from training.algorithm import Algorithm
 from training.backbones import FrozenBackbone, publish_backbone
+from training.data.classification import ImageSet
 from training.engine.seeds import generator
-from training.methods.common.local_training import network_of, predict
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.common.local_training import (
+    Schedule,
+    network_of,
+    new_network,
+    predict,
+    state_of,
+    train_locally,
+)
+from training.methods.fedins.client import PoolPicking, queries_of, routed
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns, pool_network
 from training.methods.registry import method
 
 SETS = ("wbc5_28_shift", "pneumoniamnist")
+# Images per batch when a pool is tested: the batch size of the public code's loader.
+TEST_BATCH = 32
 PUBLISHED = ("DomainNet", "CIFAR-100", "Tiny-ImageNet")
 
 
@@ -231,21 +241,14 @@ class PaperFedIns(PaperOnImages[Profile]):
                     found[f"{part}.{set_}"] = Part(
                         f"{part.capitalize()}: {set_}",
                         NOTES[part],
-                        lines_of(own, {arm.name: arm.published for arm in arms}),
+                        own,
+                        {arm.name: arm.published for arm in arms},
                         BASELINES[part],
                         PUBLISHED,
                         METRIC,
                         PAPERS_METRIC,
                     )
         return found
-
-
-@dataclass(frozen=True)
-class Start:
-    """The network that every arm of a place starts from."""
-
-    network: NetworkSpec
-    weights: State = field(repr=False)
 
 
 class Tuned(Runs):
@@ -268,8 +271,7 @@ class Tuned(Runs):
         clients = Clients(self._folder_of(set_), set_, count, alpha, seed, digest)
         shape = {"in_channels": clients.task.in_channels, "classes": len(clients.task.classes)}
         spec = NetworkSpec(name="vit", arguments={**shape, "size": list(clients.task.size), **dict(vit)})
-        cell = {"seed": seed, "pretraining_steps": steps}
-        return clients, Start(spec, pretrained(spec, clients.aside.train, cell, self.device.type))
+        return clients, Start(spec, pretrained(spec, clients.aside.train, seed, steps, self.device))
 
     def compute(self, cell: Cell, name: str) -> dict[str, Any]:
         """The result of a cell of a registered method."""
@@ -307,25 +309,63 @@ class Tuned(Runs):
             config = algorithm.config
             pool = pool_network(config, clients.task, spec, weights).to(self.device)
             draw = generator(clients.seed, "test", 0, "", "entries")
-            return lambda images: answered(pool, images, config.routing, draw)[0]
+            return lambda images: answered(pool, images, config.routing, draw)
         network: nn.Module = network_of(spec, weights, self.device)
         return lambda images: predict(network, images, 64)
 
 
-def starting_at(build: Any) -> Any:
-    """FedAvg or a method that extends it, of a given network from given weights: `(config, task, start)`."""
+def inverted(images: Tensor) -> Tensor:
+    """Intensities inverted."""
+    return -images
 
-    class Started(build):  # type: ignore[misc]
-        def __init__(self, config: FedAvgConfig, task: Task, start: Start) -> None:
-            self._start = start
-            super().__init__(config, task)
 
-        def architecture(self, task: Task) -> NetworkSpec:  # noqa: ARG002
-            return self._start.network
+def faint(images: Tensor) -> Tensor:
+    """Lower contrast, brighter."""
+    return 0.4 * images + 0.8
 
-        def first_weights(self, generator: torch.Generator) -> State:  # noqa: ARG002
-            return {name: tensor.clone() for name, tensor in self._start.weights.items()}
 
-    if not issubclass(build, FedAvg):
-        raise TypeError(f"expected a method that extends FedAvg, found {build.__name__}")
-    return Started
+def blurred(images: Tensor) -> Tensor:
+    """Blurred by a 5 x 5 mean."""
+    return torch.nn.functional.avg_pool2d(images, 5, 1, 2, count_include_pad=False)
+
+
+# The first leaves the image unchanged.
+STYLES: tuple[Callable[[Tensor], Tensor], ...] = (lambda images: images, inverted, faint, blurred)
+
+
+def styled(images: ImageSet, draw: torch.Generator) -> ImageSet:
+    """Every image in a style that is drawn at random."""
+    chosen = torch.randint(len(STYLES), (len(images),), generator=draw)
+    pixels = torch.from_numpy(images.images.copy())
+    for number, style in enumerate(STYLES):
+        mine = chosen == number
+        if mine.any():
+            pixels[mine] = style(pixels[mine])
+    return replace(images, images=pixels.numpy())
+
+
+def pretrained(spec: NetworkSpec, images: ImageSet, seed: int, steps: int, device: torch.device) -> State:
+    """A network pre-trained in all styles on the images that no client holds."""
+    draw = generator(seed, "pretraining", 0, "", "weights")
+    network = new_network(spec, draw).to(device)
+    train_locally(
+        network, styled(images, draw), Schedule(steps=steps, batch_size=32, learning_rate=1e-3), draw
+    )
+    return state_of(network)
+
+
+@torch.no_grad()
+def answered(
+    network: InstanceAdaptive, images: ImageSet, routing: PoolPicking, draw: torch.Generator
+) -> Tensor:
+    """Classes of all images, uint8."""
+    device = network.pool.keys.device
+    found = []
+    for part, query in zip(
+        torch.split(torch.from_numpy(images.images), TEST_BATCH),
+        torch.split(queries_of(network, images, TEST_BATCH), TEST_BATCH),
+        strict=True,
+    ):
+        answer = routed(network, part.clone().to(device), query.to(device), routing, draw)
+        found.append(answer.logits.argmax(dim=1).to(torch.uint8).cpu())
+    return torch.cat(found)

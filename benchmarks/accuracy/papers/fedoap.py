@@ -17,12 +17,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.cross_organ.data import SITES as PLACES
-from benchmarks.accuracy.cross_organ.data import assemble
-from benchmarks.accuracy.cross_organ.patients import read, regrouped
 from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
+from benchmarks.accuracy.papers.organs import PLACES, assemble, read, regrouped
 from benchmarks.accuracy.papers.own_data import PaperOnData, readable_errors
-from benchmarks.accuracy.papers.report import Part, lines_of
+from benchmarks.accuracy.papers.report import Part
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import OptionError, Options, Table
 from training.data.cases import SPLITS, Federation, Site
@@ -30,7 +28,7 @@ from training.data.federation import load_federation
 from training.methods.fedoap.models import check_task
 from training.tasks import template
 
-SITES = ("bladder_mri", "brain_flair", "breast_ultrasound")
+SITES = tuple(PLACES)
 PUBLISHED = ("breast", "brain", "liver")
 SECOND_STAGE = 2
 
@@ -45,11 +43,14 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
         Arm("Single-site", "local-only"),
         Arm("FedAvg", "fedavg", {}, _published(50.91, 1.28, 9.71)),
+        Arm("FedAvg, twice the rounds", "fedavg", times=2),
+        Arm("FedAvg + fine-tuning", "fedavg", tuned=SECOND_STAGE),
         Arm("FedAvgM", "fedavgm", {}, _published(43.29, 0.96, 10.66)),
         Arm("FedAdagrad", "fedadagrad", {}, _published(4.51, 35.16, 3.63)),
         Arm("FedPer", "fedper", {}, _published(59.91, 19.15, 42.06)),
         Arm("FedRep", "fedrep", {}, _published(85.92, 75.56, 49.75)),
         Arm("FedOAP", "fedoap", {}, _published(94.39, 95.31, 87.22)),
+        Arm("FedOAP, twice the rounds", "fedoap", times=2),
     ),
     "ablation": (
         Arm("none: FedAvg on its network", "fedoap", _BARE, _published(85.1, 25.9, 5.3)),
@@ -149,13 +150,12 @@ class PaperFedOap(PaperOnData[Profile]):
         return [
             {
                 "part": part,
-                "arm": arm.name,
+                **arm.cell(self._fields(arm)),
                 **own,
                 "seed": seed,
                 "profile": name,
                 "size": size,
                 "most": dict(settings.most),
-                "method": arm.config(self._fields(arm)).model_dump(mode="json"),
             }
             for seed in range(settings.seeds)
             for part, arms in ARMS.items()
@@ -163,11 +163,12 @@ class PaperFedOap(PaperOnData[Profile]):
         ]
 
     def _fields(self, arm: Arm) -> Mapping[str, Any]:
-        """The profile's; the rounds of FedOAP's second stage are rounds of training elsewhere."""
-        fields = dict(self.profile.method)
+        """The profile's; the rounds of FedOAP's second stage are rounds of training or tuning elsewhere."""
+        fields, rounds = self.profile.method, arm.times * self.profile.method["rounds"]
         if arm.method == "fedoap":
-            return {**fields, "fine_tune_rounds": SECOND_STAGE}
-        return {**fields, "rounds": fields["rounds"] + SECOND_STAGE, "recipe": "paper", "final_rate": 0.01}
+            return {**fields, "rounds": rounds, "fine_tune_rounds": SECOND_STAGE}
+        rounds += SECOND_STAGE - arm.tuned
+        return {**fields, "rounds": rounds, "recipe": "paper", "final_rate": 0.01}
 
     @cached_property
     def _organs(self) -> Organs:
@@ -181,9 +182,9 @@ class PaperFedOap(PaperOnData[Profile]):
         for place in PLACES.values():
             self.shared(place)
         try:
-            root = assemble(self.data, self.options.state_dir / "cross_organ_sites")
+            root = assemble(self.data, self.options.state_dir / "organ_sites")
             task = template("tumour_any_organ").model_copy(update={"size": (self.profile.size,) * 2})
-            return regrouped(load_federation(root, task), read()).only(SITES)
+            return regrouped(load_federation(root, task), read())
         except ValueError as error:
             raise OptionError(f"--data: expected {self.data_help}: {error}") from error
 
@@ -196,12 +197,12 @@ class PaperFedOap(PaperOnData[Profile]):
         organs, seed = self._organs, cell["seed"]
         arm = next(arm for arm in ARMS[cell["part"]] if arm.name == cell["arm"])
         federation = organs.federation(seed)
-        result = organs.train(federation, arm.method, arm.config(self._fields(arm)), seed)
+        trained = organs.served(federation, arm, arm.config(self._fields(arm)), seed)
         found = {
             site: organs.tests(seed, site).judge(network)
-            for site, network in networks(result, federation.sites, organs.device)
+            for site, network in networks(trained.publication, federation.sites, organs.device)
         }
-        return {"sites": found, "cost": cost(result.history)}
+        return {"sites": found, "cost": cost(trained.history)}
 
     def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
         """The comparison and the ablation."""
@@ -212,7 +213,8 @@ class PaperFedOap(PaperOnData[Profile]):
                 found[part] = Part(
                     part.capitalize(),
                     NOTES[part],
-                    lines_of(own, {arm.name: arm.published for arm in arms}),
+                    own,
+                    {arm.name: arm.published for arm in arms},
                     BASELINES[part],
                     PUBLISHED,
                     "Dice",

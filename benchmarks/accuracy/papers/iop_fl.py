@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
 from benchmarks.accuracy.papers.own_data import PaperOnData, readable_errors
-from benchmarks.accuracy.papers.report import Part, lines_of
+from benchmarks.accuracy.papers.report import Part
 from benchmarks.accuracy.unseen.official import by_official_protocol
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Options, Table
@@ -56,6 +56,8 @@ def _published(prostate: float, disc: float, cup: float) -> dict[str, float]:
 INSIDE = (
     Arm("Single-site", "local-only", {}, _published(87.84, 89.38, 78.21)),
     Arm("FedAvg", "fedavg", {}, _published(89.25, 91.48, 80.85)),
+    Arm("FedAvg, twice the rounds", "fedavg", times=2),
+    Arm("FedAvg + fine-tuning", "fedavg", tuned=5),
     Arm("FedProx", "fedprox"),
     Arm("FedBN", "fedbn", {}, _published(90.21, 92.46, 81.44)),
     Arm("FedPer", "fedper"),
@@ -209,9 +211,8 @@ class PaperIopFl(PaperOnData[Profile]):
                 cells += [
                     {
                         "part": "inside",
-                        "arm": arm.name,
                         **common,
-                        "method": arm.config(setting.method).model_dump(mode="json"),
+                        **arm.cell({**setting.method, "rounds": arm.times * setting.method["rounds"]}),
                     }
                     for arm in INSIDE
                 ]
@@ -261,7 +262,8 @@ class PaperIopFl(PaperOnData[Profile]):
                     found[f"{part}.{set_}"] = Part(
                         f"{part.capitalize()}: {set_}",
                         NOTES[part],
-                        lines_of(own, published),
+                        own,
+                        published,
                         "FedAvg",
                         PUBLISHED,
                         "Dice",
@@ -292,12 +294,12 @@ def _inside(sets: Sets, cell: Cell) -> dict[str, Any]:
     arm = next(arm for arm in INSIDE if arm.name == cell["arm"])
     place = (cell["set"], cell["size"], cell["seed"])
     federation = sets.federation(*place)
-    result = sets.train(federation, arm.method, arm.config(cell["method"]), cell["seed"])
+    trained = sets.served(federation, arm, arm.config(cell["method"]), cell["seed"])
     found = {
         site: sets.tests(*place, site, everyone=False).judge(network)
-        for site, network in networks(result, federation.sites, sets.device)
+        for site, network in networks(trained.publication, federation.sites, sets.device)
     }
-    return {"sites": found, "cost": cost(result.history)}
+    return {"sites": found, "cost": cost(trained.history)}
 
 
 def _outside(sets: Sets, cell: Cell) -> dict[str, Any]:

@@ -62,16 +62,31 @@ class Line:
 class Part:
     """A table of a page. `baseline` is the arm that the others are compared with; `columns` are the paper's.
 
-    `metric` and `papers_metric` name the two metrics, for the header; `note` stands below the title.
+    `published` has every arm, with what the paper prints for it; arms without a row are named below the
+    table. `metric` and `papers_metric` name the two metrics, for the header; `note` stands below the title.
     """
 
     title: str
     note: str
-    lines: Mapping[str, Line]
+    rows: Sequence[Row] = field(repr=False)
+    published: Mapping[str, Mapping[str, float]]
     baseline: str
     columns: Sequence[str]
     metric: str
     papers_metric: str
+
+    @cached_property
+    def lines(self) -> Mapping[str, Line]:
+        """The arms that have a row, in the order of `published`."""
+        lines: dict[str, Line] = {}
+        for name, printed in self.published.items():
+            for row in (row for row in self.rows if row["cell"]["arm"] == name):
+                line, result = lines.setdefault(name, Line(printed)), row["result"]
+                for site, found in result["sites"].items():
+                    line.add(row["cell"]["seed"], site, found["ours"], found["paper"])
+                line.add_cost(result["cost"], result.get("seconds", 0.0))
+                line.settings = row["cell"].get("method", {})
+        return lines
 
     def sections(self, figure: str) -> list[str]:
         """The part in Markdown; `figure` is the file of its figure."""
@@ -101,10 +116,12 @@ class Part:
             for name, line in self.lines.items()
             if line.ours
         ]
+        missing = [name for name in self.published if name not in self.lines]
         return [
             f"## {self.title}",
             self.note,
             table(header, body),
+            *([f"Not run: {', '.join(missing)}."] if missing else []),
             *([f"![Change of {self.metric} against {self.baseline}]({figure})"] if self.changes else []),
             f"{self.metric} at every site:",
             table(["arm", *sites], own),
@@ -148,19 +165,6 @@ class Part:
             if found is None
             else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
         )
-
-
-def lines_of(rows: Sequence[Row], published: Mapping[str, Mapping[str, float]]) -> dict[str, Line]:
-    """The finished lines, in the order of `published`: every arm, with what the paper prints for it."""
-    lines: dict[str, Line] = {}
-    for name, printed in published.items():
-        for row in (row for row in rows if row["cell"]["arm"] == name):
-            line, result = lines.setdefault(name, Line(printed)), row["result"]
-            for site, found in result["sites"].items():
-                line.add(row["cell"]["seed"], site, found["ours"], found["paper"])
-            line.add_cost(result["cost"], result.get("seconds", 0.0))
-            line.settings = row["cell"].get("method", {})
-    return lines
 
 
 class PaperTables(Experiment[P]):

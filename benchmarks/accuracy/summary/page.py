@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from statistics import fmean
 
@@ -20,37 +20,49 @@ from benchmarks.accuracy.picking.report import CHANCE, regrets
 from benchmarks.accuracy.summary.arms import ALIASES, leaves
 from benchmarks.accuracy.summary.settings import (
     SETS,
-    Change,
     Setting,
     Shift,
-    of_cross_organ,
-    of_inside,
-    of_instance_adaptive,
     of_members,
-    of_one_shot,
-    of_outside,
     of_papers,
     of_unseen,
     recorded,
 )
 from benchmarks.harness.experiment import RESULTS
+from benchmarks.harness.scores import Difference
 from benchmarks.harness.tables import table, write_text
 from personalization.options.picking import CRITERIA
 
 PATH = RESULTS / "summary.md"
 _LEGEND = """\
 Every arm of every benchmark of accuracy is on this page, which is written from the recorded rows and from
-nothing else. A figure is the change against the baseline on the same patients or images, in points
-(hundredths) of Dice or of accuracy; the baseline's level, the mean of sites, is in bold. ▲ *helps*,
-▼ *harms*: the 95 % interval (paired bootstrap over patients within sites, seeds averaged first) leaves zero
-out, and each of three seeds or more agrees. Without a sign no difference is shown. In brackets: too few
-seeds or patients to say. Nothing is corrected for the number of comparisons. Intervals, sites and settings
-are on the linked pages, which compare in the same way: the papers' tables, cross_organ and one_shot weigh
-sites alike, the others patients. Megabytes, sent and received together, and minutes of computing are those
-of each `paper-` table of the question, in the order of the columns; – is an arm that a table has not got.
+nothing else; superseded tables are linked at its end. A figure is the change against the baseline on the
+same patients or images, in points (hundredths) of Dice or of accuracy; the baseline's level, the mean of
+sites, is in bold. ▲ *helps*, ▼ *harms*: the 95 % interval (paired bootstrap over patients within sites, seeds
+averaged first) leaves zero out, and each of three seeds or more agrees. Without a sign no difference is
+shown. In brackets: too few seeds or patients to say. Nothing is corrected for the number of comparisons.
+Intervals, sites and settings are on the linked pages, which compare in the same way, with sites weighted
+alike. Megabytes, sent and received together, and minutes of computing are those of each table of the
+question, in the order of the columns; – is an arm that a table has not got.
 
 Besides what a line says leaves the hospital, each site of a federation sends the number of its images, its
 scores and summary statistics of its intensities ([threat model](../explanation/threat-model.md))."""
+# What was measured before the papers' tables and `unseen`, and not since.
+_SUPERSEDED = (
+    "## Superseded tables",
+    """\
+Frozen, and made by smaller benchmarks than the tables above. What only they have:
+
+- a hospital of another organ, from outside, without labels and with 5, 10 and 20 of them, and FedOAP at twice
+  the rounds: [cross_organ](cross_organ.cpu.md), [longer](cross_organ.longer.md);
+- averages, ensembles, Tent and routing with batch norm's statistics of training, of a batch and of a cohort,
+  learned and reported on the same or on later scans: outside, on [brain_lgg_flair](outside.cpu.md),
+  [retina_vessels](outside.retina.cpu.md), a [plainly trained](outside.plainly-trained.md) federation and the
+  [phantom](outside.phantom.md);
+- clients with images of several styles, and segmentation by a pool:
+  [instance_adaptive](instance_adaptive.cpu.md);
+- picking a cluster on real images, and alpha 0.5: [one_shot](one_shot.cpu.md);
+- personal models and fine-tuning at width 16: [inside](inside.cpu.md).""",
+)
 _SIGNS = {"helps": " ▲", "harms": " ▼", "no difference shown": ""}
 
 
@@ -77,7 +89,7 @@ class Question:
         """Every arm of every setting by its common name, in the order of the tables."""
         return list(dict.fromkeys(_common(arm) for setting in self.found for arm in setting.scores))
 
-    def changes(self, arm: str) -> list[Change]:
+    def changes(self, arm: str) -> list[Difference]:
         """What each setting that compares the arm says of it."""
         changes = (_change(setting, arm) for setting in self.found)
         return [change for change in changes if change is not None]
@@ -114,28 +126,21 @@ QUESTIONS = (
         "A member of a federation with one task",
         "masks for some training scans at every site, and a connection for tens of rounds",
         "FedAvg's global model at the same site",
-        lambda: chain(of_inside(), of_papers("paper-iop-fl", "inside", "FedAvg")),
+        lambda: of_papers("paper-iop-fl", "inside", "FedAvg"),
     ),
     Question(
         "A hospital from outside, without labels: the scans that were learned from",
         "a cohort of unlabeled scans, and the federation's models; [recipe_cost](recipe_cost.md) has the "
         "cost of each recipe over a plain pass",
         "the global model unchanged",
-        lambda: chain(of_outside("transductive"), of_papers("paper-iop-fl", "outside", "FedAvg")),
-        outside=True,
-    ),
-    Question(
-        "A hospital from outside, without labels: later scans",
-        "a cohort of unlabeled scans, and the federation's models",
-        "the global model unchanged",
-        lambda: of_outside("inductive"),
+        lambda: of_papers("paper-iop-fl", "outside", "FedAvg"),
         outside=True,
     ),
     Question(
         "A federation over different organs",
         "masks for some training images at every site; organs and modalities may differ",
         "FedAvg",
-        lambda: chain(of_cross_organ("inside"), of_papers("paper-fedoap", "comparison", "FedAvg")),
+        lambda: of_papers("paper-fedoap", "comparison", "FedAvg"),
     ),
     Question(
         "The parts of FedOAP",
@@ -144,30 +149,10 @@ QUESTIONS = (
         lambda: of_papers("paper-fedoap", "ablation", "none: FedAvg on its network"),
     ),
     Question(
-        "A hospital of another organ, from outside, without labels",
-        "a federation's model",
-        "FedAvg's model",
-        lambda: of_cross_organ("outside", "0"),
-        outside=True,
-    ),
-    *(
-        Question(
-            f"A hospital of another organ, from outside, with {budget} labelled images",
-            "a federation's model, and masks of so many images, of which a fifth choose the epoch",
-            "FedAvg's model, trained further on the same images",
-            partial(of_cross_organ, "outside", budget),
-            outside=True,
-        )
-        for budget in ("5", "10", "20")
-    ),
-    Question(
         "Classification from a network that was trained before",
         "classes for some images at every site, and a backbone that every site has",
         "FedAvg of all weights",
-        lambda: chain(
-            of_instance_adaptive("classification", "FedAvg"),
-            of_papers("paper-fedins", "comparison", "FedAvg"),
-        ),
+        lambda: of_papers("paper-fedins", "comparison", "FedAvg"),
     ),
     Question(
         "The parts of FedIns",
@@ -176,16 +161,10 @@ QUESTIONS = (
         lambda: of_papers("paper-fedins", "ablation", "SSF pool"),
     ),
     Question(
-        "Segmentation by a pool on a frozen network",
-        "masks for some training scans at every site, and a trained network that every site has",
-        "the frozen network",
-        lambda: of_instance_adaptive("segmentation", "frozen"),
-    ),
-    Question(
         "Hospitals that can exchange models once",
         "classes for some images at every site, and one exchange",
         "the model that the hospital trained alone",
-        lambda: chain(of_one_shot("local-only"), of_papers("paper-fedbicross", "comparison", "Local-only")),
+        lambda: of_papers("paper-fedbicross", "comparison", "Local-only"),
     ),
     Question(
         "The parts of FedBiCross",
@@ -205,7 +184,7 @@ def _own(setting: Setting, arm: str) -> str | None:
     return next((own for own in setting.scores if _common(own) == arm), None)
 
 
-def _change(setting: Setting, arm: str) -> Change | None:
+def _change(setting: Setting, arm: str) -> Difference | None:
     own = _own(setting, arm)
     return None if own is None else setting.changes.get(own)
 
@@ -219,12 +198,13 @@ def _shown(setting: Setting, arm: str) -> str:
     found = setting.changes[own]
     if found is None:
         return "–"
-    if found.word not in _SIGNS:
-        return f"({100 * found.mean:+.1f})"
-    sign = _SIGNS[found.word]
+    mean = found.interval.mean
+    if found.verdict not in _SIGNS:
+        return f"({100 * mean:+.1f})"
+    sign = _SIGNS[found.verdict]
     # A small change with a sign would read as none.
-    digits = 2 if sign and abs(found.mean) < 0.0005 else 1
-    return f"{100 * found.mean:+.{digits}f}{sign}"
+    digits = 2 if sign and abs(mean) < 0.0005 else 1
+    return f"{100 * mean:+.{digits}f}{sign}"
 
 
 def _column(setting: Setting) -> str:
@@ -275,6 +255,7 @@ def sections() -> list[str]:
         *_members(members),
         *chain.from_iterable(question.sections() for question in QUESTIONS if question.found),
         *_picking(),
+        *_SUPERSEDED,
     ]
 
 
@@ -318,7 +299,7 @@ def _in_short(question: Question) -> list[str]:
     for arm in question.arms:
         changes = question.changes(arm)
         if changes:
-            kinds.setdefault(_kind({change.word for change in changes}), []).append(_named(arm, changes))
+            kinds.setdefault(_kind({change.verdict for change in changes}), []).append(_named(arm, changes))
     lines = [f"  - {kind.lower()}: {', '.join(kinds[kind])}" for kind in _KINDS[:3] if kind in kinds]
     rest = [f"{kind.lower()}: {_counted(len(kinds[kind]), 'arm')}" for kind in _KINDS[3:] if kind in kinds]
     return [
@@ -332,9 +313,9 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _named(arm: str, changes: Sequence[Change]) -> str:
+def _named(arm: str, changes: Sequence[Difference]) -> str:
     """An arm, how many columns say so of those that have it, and its least and its greatest change."""
-    words, found = [change.word for change in changes], [100 * change.mean for change in changes]
+    words, found = [change.verdict for change in changes], [100 * change.interval.mean for change in changes]
     helps, harms = words.count("helps"), words.count("harms")
     said = f"helps in {helps}, harms in {harms}" if helps and harms else f"in {helps or harms}"
     least, most = f"{min(found):+.1f}", f"{max(found):+.1f}"
@@ -367,8 +348,7 @@ def _sets() -> list[str]:
         "## The sets",
         "All labelled images of a site are counted; those of the last two are of alpha 0.3 and seed 0. A "
         "member's patients are divided among training, validation and test, so a run trains on a half to "
-        "two thirds of them. [cross_organ](cross_organ.cpu.md) and [paper-fedoap](paper-fedoap.cpu.md) bound "
-        "the number of a site's images, and the latter is without dermoscopy.",
+        "two thirds of them. [paper-fedoap](paper-fedoap.cpu.md) bounds the number of a site's images.",
         table(["set", "what differs between sites", "patients per site", "labelled images per site"], body),
     ]
 

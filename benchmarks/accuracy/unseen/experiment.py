@@ -20,6 +20,7 @@ from benchmarks.accuracy.unseen.report import sections
 from benchmarks.accuracy.unseen.scanner import SEVERITIES
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from training.data.cases import Federation
 from training.data.federation import load_federation
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import SCANNERS, write_federation
@@ -31,7 +32,9 @@ LEARNED = ("statistics", "tent", "prompt", "distilled", "anchored", "paper")
 # What is computed first answers the question.
 PARTS = ("served", "inside", "paper", "reference")
 # For the record, of seed 0.
-LAST = ("learned", "official")
+LAST = ("learned", "official", "mistaken")
+# A set of another modality than any other here.
+FOREIGN = "breast_ultrasound"
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class Unseen(Experiment[Profile]):
             return hospitals.reference(site, seed)
         if cell["part"] == "official":
             return hospitals.official(site, seed)
+        if cell["part"] == "mistaken":
+            return hospitals.mistaken(site, seed, self._foreign)
         severities = cell["severities"]
         if cell["part"] == "paper":
             return hospitals.paper(site, seed, severities)
@@ -116,6 +121,11 @@ class Unseen(Experiment[Profile]):
 
     def _present(self) -> list[str]:
         return [set_ for set_ in self.profile.sets if set_ == PHANTOM or (self.data / set_).is_dir()]
+
+    @cached_property
+    def _foreign(self) -> Federation | None:
+        root = self.data / FOREIGN
+        return load_federation(root, template(FOREIGN)) if root.is_dir() else None
 
     @cached_property
     def _opened(self) -> dict[str, Hospitals]:
@@ -176,6 +186,6 @@ def cell_of(name: str, profile: Profile, set_: str, site: str, seed: int, part: 
         "part": part,
         "profile": name,
         "size": profile.sets[set_].size,
-        "severities": [0] if set_ == PHANTOM or part == "official" else [*SEVERITIES],
+        "severities": [0] if set_ == PHANTOM or part in ("official", "mistaken") else [*SEVERITIES],
         "method": IopFlConfig(**profile.method(set_, seed)).model_dump(mode="json"),
     }

@@ -6,6 +6,7 @@ a hospital would be served after it. Labels are for reporting only.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.outside.arms import NO_LIMITS, HeldOutHospital, Turn
-from benchmarks.accuracy.outside.gate import shuffled
-from benchmarks.accuracy.outside.planted import ONE_LAYER, RATE_FACTOR
-from benchmarks.accuracy.unseen.official import TargetSlices, by_official_protocol
+from benchmarks.accuracy.unseen.official import NO_LIMITS, TargetSlices, by_official_protocol
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import BATCH, Scans, mean_dice, predict
 from benchmarks.harness.scores import pair
+from model_store.scan import Scan
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.playbook import (
@@ -54,7 +53,54 @@ MOST_PATIENTS = 200
 MOST_SLICES = 128
 # Playbooks that are fitted to features in the wrong places.
 SHUFFLES = 5
+# Of planted candidates: what their rate is multiplied by, and a layer in the middle, since the harm of one is
+# less plain than that of all.
+RATE_FACTOR = 100
+ONE_LAYER = "bottleneck.bottleneck_conv1"
 Dice: TypeAlias = dict[str, float]
+
+
+def halves(patients: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Two disjoint halves of the patients, drawn from the seed; the first is the larger of an odd number."""
+    order = torch.randperm(len(patients), generator=torch.Generator().manual_seed(seed)).tolist()
+    drawn = [sorted(patients)[i] for i in order]
+    middle = (len(drawn) + 1) // 2
+    return tuple(sorted(drawn[:middle])), tuple(sorted(drawn[middle:]))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is learned from, and what is reported."""
+
+    learned: Scans
+    reported: Scans
+
+
+@dataclass(frozen=True)
+class HeldOutHospital:
+    """The site left out: all its scans, and the halves of its patients for the inductive comparison.
+
+    At most about `most` slices are learned from at a time; all are reported.
+    """
+
+    scans: Scans
+    halves: tuple[Scans, Scans]
+    most: int
+
+    @classmethod
+    def of(cls, scans: Scans, seed: int, most: int) -> HeldOutHospital:
+        """Halves drawn from the seed."""
+        first, second = halves(scans.patients, seed)
+        return cls(scans, (scans.of(first), scans.of(second)), most)
+
+    def whole(self) -> Turn:
+        """Transductive: learned from all patients, who are reported."""
+        return Turn(self.scans.thinned(self.most), self.scans)
+
+    def turns(self) -> tuple[Turn, Turn]:
+        """Inductive: each half to learn from, with the other to report."""
+        first, second = self.halves
+        return Turn(first.thinned(self.most), second), Turn(second.thinned(self.most), first)
 
 
 @dataclass(frozen=True)
@@ -168,6 +214,28 @@ class Hospitals:
         after = _dice(found.merged(space, hospital.whole().learned.images), hospital.scans)
         return found.row | {"locum": [_short(mean_dice(before)), _short(_change(before, after))]}
 
+    def mistaken(self, site: str, seed: int, foreign: Federation | None) -> dict[str, Any]:
+        """What is chosen and what the gate says of cohorts that a hospital sends by mistake.
+
+        They are its own scans inverted, and those of `foreign`, a set of another modality. The true change
+        is that of the candidate on the hospital's scans as they are.
+        """
+        run = self._run(seed, (site,))
+        made = make_playbook(run, self._place, DEFAULT, workers=self.workers)
+        space = space_of(run, self._place(run), self.workers)
+        scans = self._hospital(site, seed, 0).scans
+        before, task = _dice(space.plain(), scans), self.federation.task
+        cohorts = {"inverted scans": Scans.load(_some(self.federation.site(site).cases), task, inverted)}
+        if foreign is not None:
+            cohorts["another modality"] = Scans.load(_some(foreign.sites[0].cases), task)
+        found = []
+        for kind, cohort in cohorts.items():
+            turn = Turn(cohort.thinned(MOST_SLICES), scans)
+            choice = choose(made.playbook, space, turn.learned.images, CPU)
+            change = _change(before, _dice(choice.chosen.adapted.merged, scans))
+            found.append(_judged(kind, choice.chosen, _failed(choice, space, turn), change))
+        return {"cohorts": found}
+
     def _run(self, seed: int, leave_out: tuple[str, ...]) -> Run:
         settings = RunConfig(seed=seed, leave_out=leave_out, consent="all")
         return Run(self.federation, "iop-fl", IopFlConfig(**self.method), settings)
@@ -194,6 +262,11 @@ def space_of(run: Run, folder: Path, workers: int) -> RoutingSpace:
     network = models[0].network
     inside = {name: state for name, state in states.items() if name != GLOBAL}
     return RoutingSpace.of(network.name, network.arguments, inside, states[GLOBAL])
+
+
+def inverted(scan: Scan) -> Scan:
+    """Bright where it was dark."""
+    return replace(scan, voxels=np.asarray(scan.voxels).max() - scan.voxels)
 
 
 def _some(cases: Sequence[Case]) -> list[Case]:
@@ -322,6 +395,17 @@ def _bad(choice: Choice, space: RoutingSpace, images: Tensor, seed: int) -> Iter
     network = route(space.alone())
     adapt(network, few, config, limits=NO_LIMITS)
     yield f"Tent, rate x{RATE_FACTOR}", recipe_of("tent").merged(space.alone(), network, few, config, _never)
+
+
+def shuffled(network: nn.Module, generator: torch.Generator, only: str = "") -> nn.Module:
+    """A copy with the weights of its convolutions, or of one of them, in random order."""
+    changed = copy.deepcopy(network)
+    with torch.no_grad():
+        for name, parameter in changed.named_parameters():
+            if parameter.ndim == 4 and name.startswith(only):
+                order = torch.randperm(parameter.numel(), generator=generator)
+                parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    return changed
 
 
 def _never() -> None:

@@ -16,6 +16,8 @@ published code leaves those of the bottleneck as they are, which preset `as-publ
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -23,11 +25,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.outside.arms import NO_LIMITS, with_test_statistics
 from benchmarks.harness.evaluation import Scans
 from model_store.preprocessing import prepare_mask
 from model_store.task import Task
 from personalization.cancellation import never_cancelled
+from personalization.iop_fl.layers import use_batch_statistics
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import RoutingSpace
 from personalization.metrics import dice
@@ -38,6 +40,7 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, LossWeights, WeightedSum
 from personalization.test_time.presets.official import Official
 from personalization.test_time.recipe import objective_of, recipe_of
+from personalization.test_time.safety import SafetyLimits
 from training.data.cases import Case
 from training.data.scan_files import read_mask
 
@@ -47,6 +50,9 @@ DROPOUT = 0.2
 # Batches that are scored at most: 200 slices.
 MOST_BATCHES = 40
 CPU = torch.device("cpu")
+NO_LIMITS = SafetyLimits(
+    agreement=0, collapse=0, explosion=math.inf, room=1, divergence=math.inf, slack=math.inf
+)
 
 
 class Score(NamedTuple):
@@ -158,6 +164,13 @@ def by_official_protocol(
         "by_loss": adaptation.best_epoch,
     }
     return OfficialResult(row, network.eval(), config)
+
+
+def with_test_statistics(network: nn.Module) -> nn.Module:
+    """A copy with batch norm on each batch's own statistics, in either mode."""
+    changed = copy.deepcopy(network)
+    use_batch_statistics(changed)
+    return changed
 
 
 def evenly_spaced(count: int) -> Tensor:

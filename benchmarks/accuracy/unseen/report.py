@@ -58,7 +58,8 @@ def sections(rows: Sequence[Row]) -> list[str]:
         found += ["## Recipes that are not practised, always served", _learned(by_part["learned"])]
     if "official" in by_part:
         found += ["## The official protocol, a diagnostic", _official(by_part["official"])]
-    return found
+    mistaken = [each for row in by_part.get("mistaken", []) for each in row["result"]["cohorts"]]
+    return [*found, "## Cohorts that were sent by mistake", _of_kinds(mistaken) if mistaken else "Not run."]
 
 
 def _about(rows: Sequence[Row]) -> str:
@@ -282,22 +283,22 @@ def _gate(rows: Sequence[Row]) -> list[str]:
         *("candidates", "number", "accepted", "accepted that gain a point", "accepted that lose a point"),
         *("slope", "mean error", "below the bound"),
     ]
-    kinds = dict.fromkeys(each["recipe"] for each in planted)
-    bad = [
-        [
-            kind,
-            _points(fmean(each["change"] for each in planted if each["recipe"] == kind)),
-            sum(each["change"] < -POINT for each in planted if each["recipe"] == kind),
-            _accepted([e for e in planted if e["recipe"] == kind and e["change"] < -POINT]),
-        ]
-        for kind in kinds
-    ]
     return [
         table(head, body),
         "*Slope*: of the true change on the predicted one; *mean error* of the prediction, in points; *below "
         "the bound*: share of the candidates that did worse than their bound.",
-        table(["planted", "mean change", "harmful", "accepted of these"], bad),
+        _of_kinds(planted),
     ]
+
+
+def _of_kinds(planted: Sequence[Mapping[str, Any]]) -> str:
+    """Candidates that are bad on purpose, by what is wrong with them."""
+    body = []
+    for kind in dict.fromkeys(each["recipe"] for each in planted):
+        own = [each for each in planted if each["recipe"] == kind]
+        harmful = [each for each in own if each["change"] < -POINT]
+        body.append([kind, _points(fmean(e["change"] for e in own)), len(harmful), _accepted(harmful)])
+    return table(["planted", "mean change", "harmful", "accepted of these"], body)
 
 
 def _accepted(some: Sequence[Mapping[str, Any]]) -> int:

@@ -10,8 +10,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.accuracy.papers.arms import Arm, Trainer, fold_of
 from benchmarks.accuracy.papers.iop_fl import AVERAGE, ENSEMBLE, INSIDE, LABELLED, PER_MODEL, SITES
 from benchmarks.harness.cells import Row, Rows
+from benchmarks.harness.experiment import Options
+from training.data.federation import load_federation
+from training.methods.fedavg import FedAvgConfig
+from training.tasks import template
 
 SET = "retina_vessels"
 PATIENTS = ("a", "b", "c", "d")
@@ -78,10 +83,30 @@ def test_inside_every_arm_is_scored_by_both_metrics_with_its_cost(data: Path, tm
     # The decoder stays at the site.
     by_arm = {row["cell"]["arm"]: row["result"]["cost"] for row in rows}
     assert by_arm["FedPer"]["sent"] < by_arm["FedAvg"]["sent"]
+    assert by_arm["FedAvg + fine-tuning"]["sent"] == pytest.approx(by_arm["FedAvg"]["sent"], rel=0.1)
+    assert by_arm["FedAvg, twice the rounds"]["sent"] > 1.5 * by_arm["FedAvg"]["sent"]
     figure = f"table.inside.{SET}.svg"
     assert f"]({figure})" in page
     assert (tmp_path / figure).read_text().startswith("<svg")
     assert "| FedBN" in page
+
+
+def test_fine_tuning_goes_on_from_the_federations_model_at_every_site(data: Path, tmp_path: Path) -> None:
+    task = template(SET).model_copy(update={"size": (32, 32)})
+    federation = fold_of(load_federation(data / SET, task), 0, 3)
+    config = FedAvgConfig(recipe="paper", width=2, rounds=1, local_steps=1)
+    trainer = Trainer(Options(state_dir=tmp_path, workers=0), "cpu")
+    tuned = trainer.served(federation, Arm("tuned", "fedavg", tuned=1), config, 0).publication.models
+    [shared] = trainer.train(federation, "fedavg", config, 0).publication.models
+    assert {draft.site for draft in tuned} == set(SITES[SET])
+    for draft in tuned:
+        # The first step of Adam moves a weight by its rate at most.
+        moved = max(
+            float((draft.weights[name] - weights).abs().max())
+            for name, weights in shared.weights.items()
+            if name.endswith("weight")
+        )
+        assert 0 < moved <= config.learning_rate * 1.001
 
 
 def test_outside_one_federation_per_site_serves_every_arm(data: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from benchmarks.accuracy.papers import fedbicross, fedins
 from benchmarks.accuracy.papers.classification import MOST_FREQUENT, Clients
 from benchmarks.harness.cells import Row, Rows
 from benchmarks.harness.experiment import Options
+from training.data.classification import ImageSet
 
 SET = "wbc5_28_shift"
 CLASSES = 5
@@ -143,3 +144,21 @@ def test_judging_counts_right_answers_at_home_and_on_all_test_images(data: Path)
     for site in CLIENTS[1:]:
         assert found[site]["paper"] == pytest.approx((every == 0).mean(), abs=1e-5)
         assert [*found[site]["ours"].values()] == (labels[site] == 0).astype(int).tolist()
+
+
+def test_fedavg_in_one_round_weighs_clients_by_their_images() -> None:
+    models = {"a": {"w": torch.tensor([1.0]), "n": torch.tensor(7)}, "b": {"w": torch.tensor([5.0])}}
+    models["b"]["n"] = torch.tensor(9)
+    found = fedbicross.averaged(models, {"a": 30, "b": 10})
+    assert found["w"].tolist() == [2.0]  # (30 * 1 + 10 * 5) / 40
+    assert found["n"].item() == 7  # a counter is copied
+
+
+def test_pretraining_sees_every_style() -> None:
+    images = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
+    names = tuple(map(str, range(40)))
+    plain = ImageSet(images, np.zeros(40, np.int64), names, names, (0,) * 40)
+    mixed = fedins.styled(plain, torch.Generator().manual_seed(0)).images
+    for number, style in enumerate(fedins.STYLES):
+        changed = style(torch.from_numpy(images.copy())).numpy()
+        assert any(np.array_equal(one, other) for one, other in zip(mixed, changed, strict=True)), number

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.accuracy.unseen import official
-from benchmarks.accuracy.unseen.experiment import PROFILES, SetOf, Unseen, cell_of
+from benchmarks.accuracy.unseen.experiment import PROFILES, SetOf, Unseen
+from benchmarks.accuracy.unseen.hospital import ONE_LAYER, halves, inverted, shuffled
 from benchmarks.accuracy.unseen.official import (
     BATCH,
     MOST_BATCHES,
@@ -23,7 +24,6 @@ from benchmarks.accuracy.unseen.official import (
 )
 from benchmarks.accuracy.unseen.report import sections
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
-from benchmarks.harness.cells import Rows
 from benchmarks.harness.evaluation import Scans
 from benchmarks.harness.experiment import Options
 from model_store.scan import Scan
@@ -31,8 +31,6 @@ from tests.helpers.personalization.discs import discs, space
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
 from training.phantom import write_federation
-
-ROOT = Path(__file__).parents[4]
 
 
 def scan(channels: int = 1) -> Scan:
@@ -81,7 +79,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("unseen")
     experiment = Unseen(Options("smoke", folder, folder / "rows.jsonl", workers=0, state_dir=folder))
     kinds = {cell["part"]: cell for cell in reversed(experiment.cells())}
-    assert set(kinds) == {"served", "inside", "paper", "reference", "learned", "official"}
+    assert set(kinds) == {"served", "inside", "paper", "reference", "learned", "official", "mistaken"}
     return [
         {"cell": cell, "result": experiment.compute(cell, folder)}
         for part, cell in kinds.items()
@@ -176,6 +174,36 @@ def test_the_official_protocol_sees_only_slices_with_a_target(tmp_path: Path) ->
     np.testing.assert_array_equal(slices.truth, trained.targets)
 
 
+def test_a_cohort_sent_by_mistake_is_judged_by_what_its_candidate_does(rows: list[dict[str, Any]]) -> None:
+    [found] = next(row["result"] for row in rows if row["cell"]["part"] == "mistaken")["cohorts"]
+    # Sets of another modality are not there.
+    assert found["recipe"] == "inverted scans"
+    assert -1 < found["change"] < 1
+    page = "\n".join(sections(rows)).partition("## Cohorts that were sent by mistake")[2]
+    assert "| inverted scans |" in page
+    before = scan()
+    np.testing.assert_array_equal(inverted(before).voxels, before.voxels.max() - before.voxels)
+
+
+def test_halves_are_disjoint_complete_and_drawn() -> None:
+    patients = [f"p{i}" for i in range(9)]
+    first, second = halves(patients, 1)
+    assert sorted((*first, *second)) == patients
+    assert (len(first), len(second)) == (5, 4)
+    assert halves(patients, 1) == halves(list(reversed(patients)), 1) != halves(patients, 2)
+
+
+def test_shuffling_one_layer_leaves_the_others() -> None:
+    network = space().plain()
+    changed = shuffled(network, torch.Generator().manual_seed(0), ONE_LAYER)
+    different = [
+        name
+        for (name, old), new in zip(network.named_parameters(), changed.parameters(), strict=True)
+        if not torch.equal(old, new)
+    ]
+    assert different == [f"{ONE_LAYER}.weight"]
+
+
 def test_the_page_has_every_part_and_says_which_criteria_are_met(rows: list[dict[str, Any]]) -> None:
     page = "\n".join(sections(rows))
     for heading in (
@@ -191,16 +219,6 @@ def test_the_page_has_every_part_and_says_which_criteria_are_met(rows: list[dict
         assert f"## {heading}" in page
     assert "| 3. no outer hospital loses more than a point" in page
     assert page.count(" yes |") + page.count("**no** |") >= 4
-
-
-def test_recorded_rows_are_those_of_the_cells_that_there_are() -> None:
-    """A changed default makes other cells: the rows must then be computed again."""
-    rows = Rows(ROOT / "docs/results/unseen.cpu.jsonl").read()
-    assert rows
-    for row in rows:
-        cell = row["cell"]
-        profile = PROFILES["cpu"]
-        assert cell == cell_of("cpu", profile, cell["set"], cell["site"], cell["seed"], cell["part"])
 
 
 def test_sets_that_are_not_there_are_left_out(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""FedOAP over organs, against its rivals and without its parts."""

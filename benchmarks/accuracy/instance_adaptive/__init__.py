@@ -1,1 +1,0 @@
-"""FedIns against single SSF, full tuning and controls."""

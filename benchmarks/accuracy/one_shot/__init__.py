@@ -1,1 +1,0 @@
-"""FedBiCross against one-shot baselines and without its parts."""

@@ -1,1 +1,0 @@
-"""Test-time adaptation at a held-out site."""
