@@ -34,6 +34,7 @@ from service.identity.rates import RateLimits
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
 from service.jobs.followers import Followers
+from service.jobs.presence import presence
 from service.jobs.reconcile import Reconciler
 from service.pacs.configuration import load_servers
 from service.routes import (
@@ -210,15 +211,35 @@ async def _open(
         broker.start()
         return "embedded Redis answers" if broker.embedded else "Redis answers"
 
+    def worker_check() -> str:
+        with database.read() as session:
+            found = presence(session)
+        measured.workers.labels("running").set(found.running)
+        measured.workers.labels("silent").set(found.silent)
+        if found.absence is not None:
+            raise PartNotReady(found.absence)
+        return f"{found.running} running" + (f", {found.silent} silent" if found.silent else "")
+
     def files_check() -> str:
         files = settings.open_files()
         files.check()
         return f"{files.location} answers"
 
-    checks = {"store": store_check, "database": database_check, "disk": disk_check, "queue": queue_check}
+    checks = {
+        "store": store_check,
+        "database": database_check,
+        "disk": disk_check,
+        "queue": queue_check,
+        "worker": worker_check,
+    }
     if settings.files is not None:
         checks["files"] = files_check
-    readiness = Readiness(checks, observe=lambda part, ok: measured.ready.labels(part).set(ok))
+    readiness = Readiness(
+        checks,
+        observe=lambda part, ok: measured.ready.labels(part).set(ok),
+        # Scans are answered without one.
+        optional=frozenset({"worker"}),
+    )
     stack.callback(readiness.close)
     await readiness.look()
     reconciler = Reconciler(settings, database, queue, measured, partial(expire, database, settings))

@@ -17,6 +17,7 @@ from service.database.models import (
     JobEvent,
     KeyUsage,
     Verification,
+    Worker,
 )
 from service.database.schema import check, is_current, upgrade
 
@@ -41,6 +42,7 @@ __all__ = [
     "KeyUsage",
     "Role",
     "Verification",
+    "Worker",
     "caller_of",
     "check",
     "database_failure",

@@ -308,6 +308,16 @@ class Job(Base):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
 
+class Worker(Base):
+    """A worker process, by host and process id, until it ends; see `service.jobs.presence`."""
+
+    __tablename__ = "worker"
+
+    name: Mapped[str] = mapped_column(String(200), primary_key=True)
+    started_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class JobEvent(Base):
     """An event of a job. Ids grow within a job, so that a reader can resume after one."""
 

@@ -13,6 +13,7 @@ from service.about import NOTICE
 from service.database import Job
 from service.database.job_states import JobKind, JobState
 from service.jobs import records
+from service.jobs.presence import presence
 
 
 class CandidateView(BaseModel):
@@ -64,6 +65,10 @@ class JobView(JobSummary):
     gate: dict[str, Any] | None = Field(description="The verdict on the candidate, check by check.")
     result: dict[str, Any] | None
     warnings: list[str] = Field(description="Warnings about the candidate.")
+    no_worker: str | None = Field(
+        description="Why no worker takes a job that waits: none is running, or the last went silent. Null "
+        "otherwise."
+    )
     files_expire_at: datetime = Field(description="When pictures, checkpoint and result expire.")
     request: str | None = Field(description="`Locum-Request` of the request that created the job.")
     notice: str = NOTICE
@@ -96,6 +101,7 @@ def view(session: Session, job: Job) -> JobView:
         gate=job.gate,
         result=job.result,
         warnings=records.warnings_of(session, job.id),
+        no_worker=presence(session).absence if job.state == "queued" else None,
         files_expire_at=job.expires_at,
         request=job.request_id,
     )

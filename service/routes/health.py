@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from fastapi import APIRouter, Depends, Response
@@ -11,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.context import ServiceContext
 from service.http.dependencies import AsPublic, AsReader, caller
-from service.runtime.readiness import PartState
 
 router = APIRouter(tags=["health"])
 
@@ -31,15 +31,16 @@ class PartView(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
     ok: bool
+    required: bool = Field(description="Whether the service is not ready without it.")
     detail: str = Field(
         description="The finding in words for an admin of every hospital; others get whether it works."
     )
 
 
 class Ready(BaseModel):
-    """Whether the service is ready for requests."""
+    """Whether the service is ready for requests. `degraded`: ready, but jobs wait, since no worker runs."""
 
-    status: Literal["ready", "not-ready"]
+    status: Literal["ready", "degraded", "not-ready"]
     parts: dict[str, PartView]
 
 
@@ -55,17 +56,20 @@ async def live() -> Live:
 
 @router.get("/health/ready", responses={503: {"model": Ready, "description": "A part is not ready."}})
 async def ready(context: AsPublic, response: Response) -> Ready:
-    """Report whether the store is readable, the database migrated and Redis reachable, as of a few seconds
-    ago.
+    """Report whether the store is readable, the database migrated, Redis reachable and a worker running, as
+    of a few seconds ago.
+
+    Without a worker the service still answers scans: it is `degraded`, and the status is 200.
     """
     states, client = context.readiness.states, context.database.caller
     if not (client.has("admin") and client.hospitals is None):
         # A finding has addresses and folders of the installation.
-        states = {name: PartState(state.ok, _IN_SHORT[state.ok]) for name, state in states.items()}
-    well = all(state.ok for state in states.values())
-    response.status_code = 200 if well else 503
+        states = {name: replace(state, detail=_IN_SHORT[state.ok]) for name, state in states.items()}
+    is_ready = all(state.ok or not state.required for state in states.values())
+    whole = all(state.ok for state in states.values())
+    response.status_code = 200 if is_ready else 503
     return Ready(
-        status="ready" if well else "not-ready",
+        status="ready" if whole else "degraded" if is_ready else "not-ready",
         parts={name: PartView.model_validate(state) for name, state in states.items()},
     )
 

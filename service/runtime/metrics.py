@@ -71,6 +71,7 @@ class Metrics:
         jobs: number by kind and state; every process reports all.
         job_seconds: from the first attempt's start to the end, by kind and final state.
         queue_messages: messages in Redis that no worker has taken.
+        workers: worker processes, by state: running, or silent.
 
     `watch_drift` provides `locum_key_usage_drift`.
     """
@@ -117,6 +118,7 @@ class Metrics:
         self.queue_messages = Gauge(
             "locum_queue_messages", "Messages that no worker has taken.", registry=self.registry
         )
+        self.workers = Gauge("locum_workers", "Worker processes.", ("state",), registry=self.registry)
 
     def watch_drift(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
         """Report every hospital's drift, from `read` at each scrape."""

@@ -24,18 +24,28 @@ ReadinessCheck = Callable[[], str]
 
 @dataclass(frozen=True)
 class PartState:
-    """The result of one check."""
+    """The result of one check. Without a part that is not `required` the service does less."""
 
     ok: bool
     detail: str
+    required: bool = True
 
 
 class Readiness:
     """The checks and the latest state of every part."""
 
-    def __init__(self, checks: Mapping[str, ReadinessCheck], observe: Callable[[str, bool], None]) -> None:
-        """`checks` by name of the part; `observe(part, ok)` receives every result."""
+    def __init__(
+        self,
+        checks: Mapping[str, ReadinessCheck],
+        observe: Callable[[str, bool], None],
+        optional: frozenset[str] = frozenset(),
+    ) -> None:
+        """`checks` by name of the part; `observe(part, ok)` receives every result.
+
+        The service is ready without an `optional` part: it does less.
+        """
         self._checks = dict(checks)
+        self._optional = optional
         self._observe = observe
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="readiness")
         self._states: Mapping[str, PartState] = {}
@@ -45,14 +55,14 @@ class Readiness:
     def states(self) -> Mapping[str, PartState]:
         """The states by name of the part."""
         if time.monotonic() - self._seen > STALE_SECONDS:
-            stale = PartState(False, f"the checks have not come back for {STALE_SECONDS:.0f} s")
-            return {**dict.fromkeys(self._checks, stale)}
+            why = f"the checks have not come back for {STALE_SECONDS:.0f} s"
+            return {name: PartState(False, why, name not in self._optional) for name in self._checks}
         return self._states
 
     @property
     def ready(self) -> bool:
-        """Whether every part works."""
-        return all(state.ok for state in self.states.values())
+        """Whether every part works that the service needs."""
+        return all(state.ok or not state.required for state in self.states.values())
 
     async def look(self) -> None:
         """Check every part once."""
@@ -76,10 +86,11 @@ class Readiness:
         return states
 
     def _try(self, name: str, check: ReadinessCheck) -> PartState:
+        required = name not in self._optional
         try:
-            return PartState(True, check())
+            return PartState(True, check(), required)
         except Exception as error:  # whatever it is, the part does not work
             before = self._states.get(name)
             if before is None or before.ok:
                 _log.warning("%s is not ready: %s", name, error, extra={"part": name})
-            return PartState(False, f"{type(error).__name__}: {error}")
+            return PartState(False, f"{type(error).__name__}: {error}", required)

@@ -7,14 +7,17 @@ it is killed, its unacknowledged message goes to the next worker.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from celery.exceptions import CPendingDeprecationWarning
-from celery.signals import setup_logging, worker_init, worker_shutdown
+from celery.signals import setup_logging, worker_init, worker_ready, worker_shutdown
 
 from service.database import Database, upgrade
+from service.jobs.presence import Beating
 from service.pacs.configuration import load_servers
 from service.runtime import logs
 from service.runtime.broker import Broker
@@ -43,7 +46,13 @@ def _prepare(**_: object) -> None:
         upgrade(database)
 
 
+def _appear(**_: object) -> None:
+    # Its thread begins after the fork of the task process.
+    beating.__enter__()
+
+
 def _finish(**_: object) -> None:
+    beating.__exit__()
     broker.stop()
 
 
@@ -55,6 +64,9 @@ def _database() -> Iterator[Database]:
         yield database
     finally:
         database.dispose()
+
+
+beating = Beating(_database, f"{socket.gethostname()}:{os.getpid()}")
 
 
 def verify() -> None:
@@ -77,6 +89,7 @@ def run(job_id: str) -> None:
 # Called, not used as decorators: Celery is untyped, and its decorators hide the types of a function.
 setup_logging.connect(_configure_logging)
 worker_init.connect(_prepare)
+worker_ready.connect(_appear)
 worker_shutdown.connect(_finish)
 worker.task(name=VERIFY_STORE)(verify)
 worker.task(name=RUN_JOB)(run)

@@ -51,7 +51,10 @@ def test_adaptation_job_reports_every_state_up_to_its_candidate(api: Any, cohort
     assert found["options"]["preset"] == "auto"
     assert isinstance(found["queue_position"], int)
 
+    assert "no worker" in found["no_worker"]
+
     lease = take(api, found["id"])
+    assert api.client.get(place).json()["no_worker"] is None
     note(api, lease, "progress", {"stage": "adapting", "epoch": 1, "epochs": 2})
     note(api, lease, "epoch", {"epoch": 1, "loss": 0.9, "safe": True, "coefficients": None})
     # Repeated by an attempt that took over before the checkpoint.

@@ -12,6 +12,8 @@ import psutil
 import pytest
 from sqlalchemy import text
 
+from service.jobs.presence import record
+
 
 @pytest.fixture(scope="module")
 def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -30,14 +32,36 @@ def test_live_returns_live(api: Any) -> None:
 
 def test_ready_lists_every_part(whole: Any) -> None:
     answer = whole.client.get("/health/ready")
-    assert answer.status_code == 200
-    assert answer.json()["status"] == "ready"
+    # Scans are answered without a worker.
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
     assert {name: part["ok"] for name, part in answer.json()["parts"].items()} == {
         "store": True,
         "database": True,
         "disk": True,
         "queue": True,
+        "worker": False,
     }
+    assert [name for name, part in answer.json()["parts"].items() if not part["required"]] == ["worker"]
+
+
+def test_missing_and_running_workers_are_seen_in_readiness_and_metrics(whole: Any) -> None:
+    def look() -> tuple[str, dict[str, Any], str]:
+        _submit(whole, whole.context.readiness.look).result(30)
+        found = whole.client.get("/health/ready").json()
+        return found["status"], found["parts"]["worker"], whole.client.get("/metrics").text
+
+    status, part, metrics = look()
+    assert status == "degraded"
+    assert "start one" in part["detail"]
+    assert 'locum_workers{state="running"} 0.0' in metrics
+    with whole.context.database.write() as session:
+        record(session, "here:1", runs=True)
+    status, part, metrics = look()
+    assert (status, part["ok"], part["detail"]) == ("ready", True, "1 running")
+    assert 'locum_workers{state="running"} 1.0' in metrics
+    assert 'locum_ready{part="worker"} 1.0' in metrics
+    with whole.context.database.write() as session:
+        record(session, "here:1", runs=False)
 
 
 def test_ready_without_redis_is_503_and_models_are_served(api: Any) -> None:

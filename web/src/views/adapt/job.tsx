@@ -105,6 +105,7 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
         {job.finished_at && job.started_at && `, took ${duration(seconds(job.started_at, job.finished_at))}`}
         {job.attempt > 1 && `, attempt ${job.attempt}`}
       </p>
+      {job.no_worker && <Notice tone="warn">The job waits: {job.no_worker}.</Notice>}
       {running && <Running job={job} />}
       {running && has("operator") && <Preview job={job} />}
       {job.reason && <Notice tone="warn">{job.reason}</Notice>}

@@ -1,0 +1,62 @@
+"""Which workers run, went silent or ended."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from datetime import timedelta
+
+from service.database import Database, Worker, database_now
+from service.jobs.presence import SILENT_SECONDS, Beating, presence, record
+
+
+def seen_ago(database: Database, name: str, seconds: float) -> None:
+    with database.write() as session:
+        then = database_now(session) - timedelta(seconds=seconds)
+        session.add(Worker(name=name, started_at=then, seen_at=then))
+
+
+def test_no_worker_was_ever_seen(database: Database) -> None:
+    with database.read() as session:
+        found = presence(session)
+    assert (found.running, found.silent, found.last_seen) == (0, 0, None)
+    assert found.absence is not None
+    assert found.absence.startswith("no worker is running")
+
+
+def test_worker_without_a_recent_beat_is_silent_until_it_beats_again(database: Database) -> None:
+    seen_ago(database, "one:1", SILENT_SECONDS + 5)
+    with database.read() as session:
+        found = presence(session)
+    assert (found.running, found.silent) == (0, 1)
+    assert found.absence is not None
+    assert f"{found.last_seen:%Y-%m-%d %H:%M:%S}" in found.absence
+    with database.write() as session:
+        record(session, "one:1", runs=True)
+    with database.read() as session:
+        found = presence(session)
+    assert (found.running, found.silent, found.absence) == (1, 0, None)
+
+
+def test_worker_that_ends_is_forgotten_at_once_and_a_killed_one_after_a_day(database: Database) -> None:
+    seen_ago(database, "killed:1", 25 * 3600)
+    with database.write() as session:
+        record(session, "ends:2", runs=True)
+        record(session, "ends:2", runs=False)
+    with database.read() as session:
+        assert presence(session).last_seen is None
+
+
+def test_beating_worker_is_seen_until_its_block_ends(database: Database) -> None:
+    beaten = threading.Event()
+
+    class Seen(nullcontext[Database]):
+        def __exit__(self, *_: object) -> None:
+            beaten.set()
+
+    with Beating(lambda: Seen(database), "here:1"):
+        assert beaten.wait(60)
+        with database.read() as session:
+            assert presence(session).running == 1
+    with database.read() as session:
+        assert presence(session).running == 0
