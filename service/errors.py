@@ -3,6 +3,7 @@
     ServiceError
     ├── SettingsInvalid               an environment variable has an invalid value
     ├── AuditBroken                   the audit trail is not in order
+    ├── AuditNotComparable            the audit trail has no row of a noted number any more
     ├── DatabaseNotMigrated           the database has another schema than this code
     ├── DatabaseUnavailable      503  the database does not answer
     ├── DatabaseFull             507  there is no space left for it
@@ -135,6 +136,10 @@ class SettingsInvalid(ServiceError):
 
 class AuditBroken(ServiceError):
     """A row of the audit trail, a checkpoint or an assignment is not what it was."""
+
+
+class AuditNotComparable(ServiceError):
+    """The audit trail is in order, but the row with a noted digest was removed."""
 
 
 class DatabaseNotMigrated(ServiceError):

@@ -7,7 +7,8 @@ A row that is changed, removed or moved breaks the chain at its place. Rows are 
 Removed rows leave a checkpoint with the digest of the last of them, so that the chain goes on from there.
 
 A person who may write to the database can compute every digest again. `verify` prints the number and digest
-of the last row: noted outside the database, they show such a change, and the removal of the newest rows.
+of the last row: noted outside the database, they show such a change, and the removal of the newest rows. A
+removal prints those of the last row that it removed too, since rows beneath it cannot be compared any more.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from sqlalchemy.orm import Session
 
 from service.database import Assignment, AuditCheckpoint, AuditRow, Database, caller_of, in_turn
 from service.database.digest_chain import FIRST_PREVIOUS, digest_of
-from service.errors import AuditBroken
+from service.database.migrations.append_only import missing_guards
+from service.errors import AuditBroken, AuditNotComparable
 from service.tracing import current_request
 
 ASSIGNED = {
@@ -51,11 +53,16 @@ class Head:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found in order: rows that are there, rows removed before them, and the last row."""
+    """What `verify` found in order: rows that are there, the last row removed before them, the last row."""
 
     rows: int
-    removed: int
+    start: Head
     head: Head
+
+    @property
+    def removed(self) -> int:
+        """Rows removed before those that are there."""
+        return self.start.number
 
 
 def append(
@@ -127,17 +134,27 @@ def rows(session: Session, since: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def verify(session: Session, expected: Head | None = None) -> Verified:
-    """Verify the whole chain, the seals of its checkpoints, and the serving log against it.
+    """Verify the whole chain, the seals of its checkpoints, the serving log against it, and the triggers.
 
     Args:
         session: of a snapshot, or one that holds the trail's lock.
         expected: a head that an earlier call returned and that was kept outside the database.
 
     Raises:
-        AuditBroken: names the first row, checkpoint or assignment that is wrong.
+        AuditBroken: names the first row, checkpoint or assignment that is wrong, or the triggers that should
+            keep them.
+        AuditNotComparable: all is in order, but the expected row was removed, and no checkpoint has its
+            digest.
     """
-    checkpoint = _verified_checkpoints(session)
+    checkpoints = _verified_checkpoints(session)
+    checkpoint = checkpoints[-1] if checkpoints else None
     start = Head(0, FIRST_PREVIOUS) if checkpoint is None else Head(checkpoint.upto, checkpoint.digest)
+    removed = {each.upto: each.digest for each in checkpoints}
+    if expected is not None and removed.get(expected.number, expected.digest) != expected.digest:
+        raise AuditBroken(
+            f"the checkpoint at row {expected.number} has another digest than was noted: the trail was "
+            "rewritten"
+        )
     last, count = start, 0
     assigned: dict[int, Mapping[str, Any]] = {}
     sealed: set[str] = set()
@@ -159,7 +176,19 @@ def verify(session: Session, expected: Head | None = None) -> Verified:
     if checkpoint is not None and checkpoint.seal not in sealed:
         raise AuditBroken(f"no row records the checkpoint at row {checkpoint.upto}")
     _compare_assignments(session, assigned, covered or 0)
-    return Verified(count, start.number, last)
+    if missing := missing_guards(session):
+        raise AuditBroken(
+            f"the rows are in order, but the triggers {', '.join(missing)}, which keep them from being "
+            "changed, are missing or switched off: compare with a head that was noted outside the database, "
+            "and restore them from the schema of a new database"
+        )
+    if expected is not None and expected.number < start.number and expected.number not in removed:
+        raise AuditNotComparable(
+            f"row {expected.number} was removed, so its noted digest cannot be compared: the trail is in "
+            f"order from row {start.number + 1} on; compare with the head of row {start.number}, which the "
+            "removal printed"
+        )
+    return Verified(count, start, last)
 
 
 def remove_before(database: Database, before: datetime) -> Verified | None:
@@ -226,7 +255,7 @@ def _remove(session: Session, checkpoint: Mapping[str, Any], seen: Head) -> Veri
     session.execute(delete(AuditRow).where(AuditRow.id <= upto))
     append(session, "trail.removed", details={"upto": upto, "seal": seal})
     last = head(session)
-    return Verified(last.number - upto, upto, last)
+    return Verified(last.number - upto, Head(upto, checkpoint["digest"]), last)
 
 
 def _next(last: Head, row: Mapping[str, Any]) -> Head:
@@ -244,16 +273,17 @@ def _next(last: Head, row: Mapping[str, Any]) -> Head:
     return Head(row["id"], row["digest"])
 
 
-def _verified_checkpoints(session: Session) -> AuditCheckpoint | None:
-    """The last checkpoint, after the seals of all were verified."""
-    before, last = FIRST_PREVIOUS, None
-    for last in session.scalars(select(AuditCheckpoint).order_by(AuditCheckpoint.upto)):
+def _verified_checkpoints(session: Session) -> list[AuditCheckpoint]:
+    """All checkpoints, oldest first, after their seals were verified."""
+    before = FIRST_PREVIOUS
+    found = list(session.scalars(select(AuditCheckpoint).order_by(AuditCheckpoint.upto)))
+    for each in found:
         names = ("upto", "digest", "at", "actor", "assignments", "previous")
-        content = {name: getattr(last, name) for name in names}
-        if last.previous != before or digest_of(content) != last.seal:
-            raise AuditBroken(f"the checkpoint at row {last.upto} was changed")
-        before = last.seal
-    return last
+        content = {name: getattr(each, name) for name in names}
+        if each.previous != before or digest_of(content) != each.seal:
+            raise AuditBroken(f"the checkpoint at row {each.upto} was changed")
+        before = each.seal
+    return found
 
 
 def _compare_assignments(session: Session, assigned: Mapping[int, Mapping[str, Any]], covered: int) -> None:

@@ -16,9 +16,12 @@ from service.audit import trail
 from service.audit.dicom import audit_message
 from service.audit.lines import line
 from service.commands.database import opened
+from service.errors import AuditNotComparable
 from service.settings import Settings
 
 app = typer.Typer(no_args_is_help=True)
+
+_NOT_COMPARABLE = 3
 
 
 @app.command()
@@ -28,9 +31,17 @@ def verify(
         str | None, typer.Option(help="NUMBER:DIGEST, as an earlier verification printed it.")
     ] = None,
 ) -> None:
-    """Verify every row, checkpoint and assignment; print the number and digest of the last row."""
+    """Verify every row, checkpoint and assignment; print the number and digest of the last row.
+
+    Ends with status 1 where the trail is not in order, and with 3 where it is, but the expected row was
+    removed.
+    """
     with _reading(context.obj) as session:
-        found = trail.verify(session, None if expect is None else _head(expect))
+        try:
+            found = trail.verify(session, None if expect is None else _head(expect))
+        except AuditNotComparable as error:
+            typer.echo(f"locum: {error}", err=True)
+            raise typer.Exit(_NOT_COMPARABLE) from None
     removed = f", {found.removed} removed before them" if found.removed else ""
     typer.echo(f"{found.rows} rows in order{removed}; the last is", err=True)
     typer.echo(str(found.head))
@@ -59,14 +70,17 @@ def remove(
         datetime, typer.Option(formats=["%Y-%m-%d"], help="A day in UTC: rows from before it are removed.")
     ],
 ) -> None:
-    """Verify the trail, then replace its oldest rows by a checkpoint. Export them first."""
+    """Verify the trail, then replace its oldest rows by a checkpoint. Export them first.
+
+    Prints the number and digest of the last row that was removed, and of the last row: keep both.
+    """
     with opened(context.obj) as database:
         found = trail.remove_before(database, before.replace(tzinfo=UTC))
     if found is None:
         typer.echo("no row is that old", err=True)
         return
-    typer.echo(f"{found.removed} rows are removed so far, {found.rows} are left; the last is", err=True)
-    typer.echo(str(found.head))
+    typer.echo(f"{found.removed} rows are removed so far, {found.rows} left; the last of each are", err=True)
+    typer.echo(f"{found.start}\n{found.head}")
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_assignment"),
         sa.UniqueConstraint("hospital", "model", "sequence", name="uq_assignment_hospital_model_sequence"),
     )
-    protect("assignment", "hospital", "model", "sequence")
+    protect("assignment")
     op.create_table(
         "verification",
         sa.Column("id", sa.Integer(), nullable=False),

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from service.database.digest_chain import FIRST_PREVIOUS, digest_of
-from service.database.migrations.append_only import protect, release
+from service.database.migrations.append_only import let_checkpoints_delete, protect, release
 
 revision = "0006"
 down_revision = "0005"
@@ -66,9 +66,9 @@ def upgrade() -> None:
     }
     stored = now.replace(tzinfo=None) if op.get_bind().dialect.name == "sqlite" else now
     op.bulk_insert(audit, [{**content, "at": stored, "digest": digest_of(content)}])
-    protect("audit", "id")
-    _let_checkpoints_delete()
-    protect("audit_checkpoint", "upto")
+    protect("audit")
+    let_checkpoints_delete()
+    protect("audit_checkpoint")
 
 
 def downgrade() -> None:
@@ -80,29 +80,3 @@ def downgrade() -> None:
         op.execute("DROP FUNCTION audit_is_kept()")
     release("audit")
     op.drop_table("audit")
-
-
-def _let_checkpoints_delete() -> None:
-    """Replace the guard against deletion: rows up to the last checkpoint may go."""
-    kept = "OLD.id > COALESCE((SELECT MAX(upto) FROM audit_checkpoint), 0)"
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("DROP TRIGGER audit_append_only ON audit")
-        op.execute(
-            "CREATE TRIGGER audit_append_only BEFORE UPDATE OR TRUNCATE ON audit "
-            "FOR EACH STATEMENT EXECUTE FUNCTION audit_is_append_only()"
-        )
-        op.execute(
-            "CREATE FUNCTION audit_is_kept() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN IF {kept} THEN RAISE EXCEPTION 'audit is append-only: DELETE refused' "
-            "USING ERRCODE = 'integrity_constraint_violation'; END IF; RETURN OLD; END $$"
-        )
-        op.execute(
-            "CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit "
-            "FOR EACH ROW EXECUTE FUNCTION audit_is_kept()"
-        )
-        return
-    op.execute("DROP TRIGGER audit_no_delete")
-    op.execute(
-        f"CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit WHEN {kept} "
-        "BEGIN SELECT RAISE(ABORT, 'audit is append-only: DELETE refused'); END"
-    )

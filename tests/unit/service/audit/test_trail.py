@@ -22,7 +22,9 @@ from service.audit import trail
 from service.audit.dicom import audit_message
 from service.audit.lines import line
 from service.database import AuditRow, Caller, Database, upgrade
-from service.errors import AuditBroken
+from service.database.digest_chain import FIRST_PREVIOUS, digest_of
+from service.database.migrations.append_only import missing_guards
+from service.errors import AuditBroken, AuditNotComparable
 from service.http.audit import ACTIONS, REFUSALS, REFUSED
 from service.serving import assignments
 
@@ -61,23 +63,25 @@ def exported(database: Database) -> list[dict[str, Any]]:
         return [json.loads(line(row)) for row in trail.rows(session)]
 
 
+TABLES = ("audit", "assignment", "audit_checkpoint")
+
+
 def behind_its_back(database: Database, *statements: str) -> None:
-    """Change tables as a person with the database's password would: without the triggers."""
-    tables = ("audit", "assignment", "audit_checkpoint")
+    """Change tables as a person with the database's password would: with the triggers off meanwhile."""
+    triggers: list[str] = []
     with database.engine.begin() as connection:
         if database.is_sqlite:
-            names = connection.execute(
-                text(
-                    "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('audit', "
-                    "'assignment', 'audit_checkpoint')"
-                )
-            )
-            for (name,) in names.all():
+            for name, table, definition in connection.execute(
+                text("SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'trigger'")
+            ).all():
+                assert table in TABLES
                 connection.execute(text(f"DROP TRIGGER {name}"))
+                triggers.append(definition)
         else:
-            for table in tables:
+            for table in TABLES:
                 connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
-        for statement in statements:
+                triggers.append(f"ALTER TABLE {table} ENABLE TRIGGER ALL")
+        for statement in (*statements, *triggers):
             connection.execute(text(statement))
 
 
@@ -286,6 +290,99 @@ def test_changed_checkpoint_is_found(database: Database, statement: str, message
     behind_its_back(database, statement)
     with pytest.raises(AuditBroken, match=message):
         verified(database)
+
+
+def forged_removal(database: Database, upto: int) -> None:
+    """Change a row, compute every digest after it again, and hide that beneath a checkpoint."""
+    chain: list[dict[str, Any]] = []
+    with database.snapshot() as session:
+        for row in trail.rows(session):
+            forged = {**row, "previous": chain[-1]["digest"] if chain else FIRST_PREVIOUS}
+            forged["actor"] = "key:eve" if row["id"] == 2 else row["actor"]
+            del forged["digest"]
+            chain.append({**forged, "digest": digest_of(forged)})
+    updates = [
+        f"UPDATE audit SET actor = '{row['actor']}', previous = '{row['previous']}', "
+        f"digest = '{row['digest']}' WHERE id = {row['id']}"
+        for row in chain
+    ]
+    behind_its_back(database, *updates)
+    assert trail.remove_before(database, chain[upto]["at"]) is not None
+
+
+def test_noted_head_of_the_row_at_a_checkpoint_shows_a_forged_one(database: Database) -> None:
+    write(database, 6)
+    with database.snapshot() as session:
+        noted = {row["id"]: trail.Head(row["id"], row["digest"]) for row in trail.rows(session)}
+    forged_removal(database, upto=4)
+    verified(database)
+    with pytest.raises(AuditBroken, match="the checkpoint at row 4 has another digest than was noted"):
+        verified(database, noted[4])
+    with pytest.raises(AuditBroken, match="row 6 has another digest than was noted"):
+        verified(database, noted[6])
+    # Nothing of the trail is left to compare these with.
+    for number in (1, 3):
+        with pytest.raises(AuditNotComparable, match=f"row {number} was removed"):
+            verified(database, noted[number])
+
+
+def test_heads_of_every_removal_are_compared_later(
+    database: Database, aged: Callable[[int], datetime]
+) -> None:
+    noted = []
+    for _ in range(3):
+        before = aged(2)
+        write(database)
+        found = trail.remove_before(database, before)
+        assert found is not None
+        noted.append(found.start)
+    for head in noted:
+        assert verified(database, head).head.number > head.number
+        with pytest.raises(AuditBroken, match="another digest than was noted"):
+            verified(database, trail.Head(head.number, "a" * 64))
+
+
+def statements_against_guards(database: Database) -> list[tuple[str, str]]:
+    """What removes a guard, and the guard's name."""
+    if database.is_sqlite:
+        weaker = "CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit WHEN 0 BEGIN SELECT 1; END"
+        return [
+            ("DROP TRIGGER assignment_no_replace", "assignment_no_replace"),
+            (f"DROP TRIGGER audit_no_update; {weaker}", "audit_no_update"),
+            ("DROP TRIGGER audit_checkpoint_no_delete", "audit_checkpoint_no_delete"),
+        ]
+    weaker = "CREATE OR REPLACE FUNCTION audit_is_append_only() RETURNS trigger LANGUAGE plpgsql AS"
+    return [
+        ("ALTER TABLE assignment DISABLE TRIGGER ALL", "assignment_append_only"),
+        (f"{weaker} $$ BEGIN RETURN NULL; END $$", "audit_append_only"),
+        ("DROP TRIGGER audit_no_delete ON audit", "audit_no_delete"),
+    ]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_guard_that_is_gone_is_reported(database: Database, which: int) -> None:
+    write(database)
+    statements, name = statements_against_guards(database)[which]
+    with database.engine.begin() as connection:
+        for statement in re.split(r"; (?=CREATE)", statements):
+            connection.execute(text(statement))
+    with pytest.raises(AuditBroken, match=rf"the triggers {name}, which keep them"):
+        verified(database)
+    with pytest.raises(AuditBroken, match=name):
+        trail.remove_before(database, datetime.now(UTC) + timedelta(days=1))
+
+
+def test_every_trigger_of_a_new_database_is_one_that_verification_knows(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'new.db'}")
+    upgrade(database)
+    with database.engine.begin() as connection:
+        query = text("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        names = sorted(connection.execute(query).scalars())
+        for name in names:
+            connection.execute(text(f"DROP TRIGGER {name}"))
+    with database.snapshot() as session:
+        assert missing_guards(session) == names
+    database.dispose()
 
 
 def test_broken_trail_is_not_shortened(database: Database) -> None:

@@ -54,6 +54,17 @@ def test_export_has_every_row_in_both_formats(state: Path) -> None:
 
 def test_removed_rows_leave_a_trail_that_verifies(state: Path) -> None:
     removed = run(state, "audit", "remove", "--before", "2100-01-01")
-    assert (removed.exit_code, "2 rows are removed so far, 2 are left" in removed.stderr) == (0, True)
-    assert run(state, "audit", "verify").stdout == removed.stdout
+    assert (removed.exit_code, "2 rows are removed so far, 2 left" in removed.stderr) == (0, True)
+    noted, last = removed.stdout.splitlines()
+    assert (noted.split(":")[0], run(state, "audit", "verify").stdout) == ("2", f"{last}\n")
+    assert run(state, "audit", "verify", "--expect", noted).exit_code == 0
     assert "no row is that old" in run(state, "audit", "remove", "--before", "2000-01-01").stderr
+
+
+def test_noted_row_that_was_removed_ends_verification_with_a_status_of_its_own(state: Path) -> None:
+    assert run(state, "audit", "remove", "--before", "2100-01-01").exit_code == 0
+    found = run(state, "audit", "verify", "--expect", f"1:{'a' * 64}")
+    assert (found.exit_code, "row 1 was removed, so its noted digest" in found.stderr) == (3, True)
+    assert found.stdout == ""
+    found = run(state, "audit", "verify", "--expect", f"2:{'a' * 64}")
+    assert (found.exit_code, "the checkpoint at row 2 has another digest" in found.stderr) == (1, True)
