@@ -6,7 +6,6 @@ and verifies its digest; the federation's messages never contain it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,16 +27,15 @@ from model_store.manifest import (
     RoutingSpaceManifest,
 )
 from model_store.store import Store
-from model_store.task import Task, TaskKind
+from model_store.task import Task
 from personalization.errors import NetworkError
 from personalization.export import to_onnx
-from personalization.networks import Backbone, build_backbone
+from personalization.networks import Backbone, build_backbone, outline
 from personalization.networks.vit_weights import vit_from_published
 from personalization.state import State, from_safetensors, to_safetensors
 from training.errors import ConfigurationError
 from training.publish import check_names, software
 
-_NETWORK: Mapping[TaskKind, str] = {"segmentation": "unet", "classification": "vit"}
 _FILES = (".npz", ".safetensors")
 _HEADING = "there is no backbone to adapt"
 
@@ -172,7 +170,7 @@ def _newest(store: Store, task: Task) -> Artefact:
     raise ConfigurationError(
         _HEADING,
         [
-            f"{store.root} has no global {_NETWORK[task.kind]} of the task '{task.name}'; {advice}",
+            f"{store.root} has no global model to adapt of the task '{task.name}'; {advice}",
             *(f"{label}: {'; '.join(problems)}" for label, problems in refused.items()),
         ],
     )
@@ -194,15 +192,18 @@ def _problems(artefact: Artefact, task: Task, *, same_task: bool = False) -> lis
     manifest = artefact.manifest
     if not isinstance(manifest, ModelManifest):
         return [f"expected a model, found a {manifest.kind}"]
-    expected, arguments = _NETWORK[task.kind], manifest.network.arguments
-    if manifest.network.name != expected:
-        return [f"for a {task.kind} expected a {expected}, found a {manifest.network.name}"]
+    arguments = manifest.network.arguments
+    network = outline(manifest.network.name, **arguments)
+    if not isinstance(network, Backbone):
+        return [f"expected a network that can be scaled and shifted, found a {manifest.network.name}"]
+    if network.traits.task != task.kind:
+        return [f"expected a network for a {task.kind}, found a {manifest.network.name}"]
     problems = []
     if arguments["in_channels"] != task.in_channels:
         problems.append(
             f"expected {task.in_channels} input channels as the task has, found {arguments['in_channels']}"
         )
-    if expected == "vit" and manifest.task.size != task.size:
+    if network.traits.sides not in (None, task.size):
         problems.append(f"expected the task's size {list(task.size)}, found {list(manifest.task.size)}")
     if same_task and not has_head_for(manifest, task):
         problems.append(f"it was trained on another task, '{manifest.task.name}'")

@@ -47,7 +47,7 @@ class InstanceAdaptive(nn.Module):
         self.backbone = backbone.eval().requires_grad_(False)
         self.points = points_of(backbone)
         self.top = min(top, entries)
-        feature_width = head_of(backbone.get_submodule(backbone.head_path))[0].shape[1]
+        feature_width = head_of(backbone.output_head)[0].shape[1]
         channels = sum(point.channels for point in self.points)
         self.pool = pool or SsfPool(entries, channels, backbone.query_width, classes, feature_width)
 

@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from personalization.errors import NetworkError
 from personalization.networks import Backbone
+from personalization.networks.capabilities import BatchNorm, Convolution, spatial_axes
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def adapted(
 ) -> Iterator[Backbone]:
     """Within the context, replace the output x of every point by `x * scale + shift`, along its channels.
 
-    Each image has its own scale and shift: [B, 1, C] on tokens, [B, C, 1, 1] on maps. With B = 1 all images
+    Each image has its own scale and shift: [B, 1, C] on tokens, [B, C, 1, ...] on maps. With B = 1 all images
     share them. Gradients flow into scale and shift. Two threads must not use one network at once.
     """
     sizes = [point.channels for point in points]
@@ -63,8 +64,9 @@ def _scale_and_shift(
     if isinstance(module, nn.Linear) and torch.onnx.is_in_onnx_export():
         # Saves one addition over all tokens in the graph: (W x + b) * scale + shift with one merged bias.
         output, shift_BC = linear(inputs[0], module.weight), module.bias * scale_BC + shift_BC
-    if output.ndim == 4:
-        scale, shift = scale_BC[:, :, None, None], shift_BC[:, :, None, None]
+    if isinstance(module, Convolution | BatchNorm):
+        on_maps = (slice(None), slice(None), *(None for _ in spatial_axes(output)))
+        scale, shift = scale_BC[on_maps], shift_BC[on_maps]
     else:
         scale, shift = scale_BC[:, None], shift_BC[:, None]
     # Not addcmul, which exports as two products. Cast to the output's type, which autocast may have lowered.
@@ -74,9 +76,9 @@ def _scale_and_shift(
 def _channels(module: nn.Module) -> int:
     if isinstance(module, nn.Linear):
         return module.out_features
-    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+    if isinstance(module, Convolution):
         return module.out_channels
-    if isinstance(module, nn.BatchNorm2d):
+    if isinstance(module, BatchNorm):
         return module.num_features
     if isinstance(module, nn.LayerNorm):
         return module.normalized_shape[-1]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from personalization.errors import NetworkError
 from personalization.fedins.lookup import PoolLookup
+from personalization.networks.capabilities import Convolution, TransposedConvolution
 
 _SSF_STD = 0.02
 _KEY_STD = 0.02
@@ -106,8 +107,13 @@ class SsfPool(HeadPool):
 
 
 def head_of(head: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the weight [K, F] and the bias [K] of a linear layer or a 1x1 convolution."""
-    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.bias is not None:
+    """Return the weight [K, F] and the bias [K] of a linear layer or a convolution of one pixel."""
+    if (
+        isinstance(head, Convolution)
+        and not isinstance(head, TransposedConvolution)
+        and set(head.kernel_size) == {1}
+        and head.bias is not None
+    ):
         return head.weight.flatten(1), head.bias
     if isinstance(head, nn.Linear) and head.bias is not None:
         return head.weight, head.bias

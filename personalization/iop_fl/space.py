@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from personalization.errors import StateError
-from personalization.networks import build
+from personalization.networks import outline
+from personalization.networks.capabilities import convolutions
 from personalization.state import State, check_compatible, check_finite
 
 GLOBAL = "global"
@@ -51,14 +52,17 @@ class RoutingSpace:
         if GLOBAL in inside:
             raise StateError(f"'{GLOBAL}' is reserved for the global model; rename the site")
         names = (*sorted(inside), GLOBAL)
-        with torch.device("meta"):
-            plain = build(network, **arguments).state_dict()
+        outlined = outline(network, **arguments)
+        plain = outlined.state_dict()
+        weights = {f"{path}.weight" for path in convolutions(outlined)}
         # The models' types are used, not the architecture's, so that a network in float64 is accepted
         expected = {
             name: tensor.to(global_model[name].dtype) if name in global_model else tensor
             for name, tensor in plain.items()
         }
-        stacks = {name: _empty(len(names), tensor) for name, tensor in expected.items()}
+        stacks = {
+            name: _empty(len(names), tensor, innermost=name in weights) for name, tensor in expected.items()
+        }
 
         def take(index: int, label: str, state: Mapping[str, Tensor]) -> None:
             check_compatible([expected, state], [network, label])
@@ -87,16 +91,15 @@ class RoutingSpace:
 
     def plain(self) -> nn.Module:
         """Build the global model as a plain network."""
-        with torch.device("meta"):
-            network = build(self.network, **self.arguments)
+        network = outline(self.network, **self.arguments)
         network.load_state_dict(
             {name: tensor.clone() for name, tensor in self.experts[GLOBAL].items()}, assign=True
         )
         return network
 
 
-def _empty(experts: int, like: Tensor) -> Tensor:
-    if like.ndim != 4:
+def _empty(experts: int, like: Tensor, *, innermost: bool) -> Tensor:
+    if not innermost:
         return torch.empty(experts, *like.shape, dtype=like.dtype)
     outer, channels, *window = like.shape
     return torch.empty(experts, outer, *window, channels, dtype=like.dtype).movedim(-1, 2)

@@ -5,21 +5,16 @@ from __future__ import annotations
 from personalization.networks.backbone import Backbone, build_backbone
 from personalization.networks.fedoap import FedOapUNet
 from personalization.networks.prompted import Prompted
-from personalization.networks.registry import build, initialise, names, register
-from personalization.networks.resnet import ResNet18
-from personalization.networks.unet import UNet
-from personalization.networks.vit import ViT
+from personalization.networks.registry import build, initialise, names, outline, register
 
 __all__ = [
     "Backbone",
     "FedOapUNet",
     "Prompted",
-    "ResNet18",
-    "UNet",
-    "ViT",
     "build",
     "build_backbone",
     "initialise",
     "names",
+    "outline",
     "register",
 ]

@@ -11,14 +11,25 @@ from typing import Any
 from torch import Tensor, nn
 
 from personalization.errors import NetworkError
+from personalization.networks.capabilities import Traits, head_paths
 from personalization.networks.registry import build
 
 
 class Backbone(nn.Module, ABC):
-    """A network `head(features(image))` with activations that can be scaled and shifted."""
+    """A network `head(features(image))` with activations that can be scaled and shifted.
 
+    The last module of its traits' head is that head. With `centred_queries`, FedIns subtracts the
+    federation's mean from its queries.
+    """
+
+    traits: Traits
     in_channels: int
-    head_path: str
+    centred_queries: bool
+
+    @property
+    def output_head(self) -> nn.Module:
+        """The layer from the features to the answer."""
+        return self.get_submodule(head_paths(self)[-1])
 
     @property
     @abstractmethod
@@ -43,5 +54,5 @@ def build_backbone(name: str, /, **arguments: Any) -> Backbone:
     """Build a network that is a backbone. Raises NetworkError for any other network."""
     network = build(name, **arguments)
     if not isinstance(network, Backbone):
-        raise NetworkError(f"'{name}' cannot be adapted by scale and shift: expected a unet or a vit")
+        raise NetworkError(f"'{name}' cannot be adapted by scale and shift: expected a {Backbone.__name__}")
     return network

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from personalization.errors import NetworkError
 from personalization.networks.attention import cross_attention
-from personalization.networks.registry import register
 
 DEPTH = 4
 SIZE_MULTIPLE = 2**DEPTH
@@ -30,7 +29,6 @@ ATTENTION = "attention"
 BANK = ("bank_key", "bank_value", "bank_present")
 
 
-@register("fedoap")
 class FedOapUNet(nn.Module):
     """U-Net with instance normalisation and logits of two classes; the background's logit is 0.
 

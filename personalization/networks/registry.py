@@ -1,20 +1,37 @@
-"""Registry of networks: build one by the name and arguments that a manifest records, and initialise it."""
+"""Registry of networks: build one by the name and arguments that a manifest records, and initialise it.
+
+A network is one line of `_NETWORKS`. Its module is imported when the network is first built.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
 
 from personalization.errors import NetworkError
+from personalization.networks.capabilities import NORMS, Convolution
 
-NetworkType = TypeVar("NetworkType", bound=type[nn.Module])
+Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
-_NETWORKS: dict[str, type[nn.Module]] = {}
+# MODULE:NAME of the class or function that builds it, by the name that manifests record: it must not change.
+_NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
+    "fedoap": "personalization.networks.fedoap:FedOapUNet",
+    "prompted": "personalization.networks.prompted:Prompted",
+    "resnet18": "personalization.networks.resnet:ResNet18",
+    "unet": "personalization.networks.unet:UNet",
+    "vit": "personalization.networks.vit:ViT",
+}
+# What a method builds where no network is named.
+DEFAULTS: Mapping[Literal["segmentation", "classification"], str] = {
+    "segmentation": "unet",
+    "classification": "resnet18",
+}
 
 
 @runtime_checkable
@@ -25,10 +42,13 @@ class DrawsItself(Protocol):
         """Redraw the module's own parameters, in place."""
 
 
-def register(name: str) -> Callable[[NetworkType], NetworkType]:
-    """Register a network class under `name` (a decorator). Names must not change: manifests store them."""
+def register(name: str) -> Callable[[Builder], Builder]:
+    """Register a network of another package under `name` (a decorator of its class or builder).
 
-    def enter(network: NetworkType) -> NetworkType:
+    Raises NetworkError for a name that is taken.
+    """
+
+    def enter(network: Builder) -> Builder:
         if name in _NETWORKS:
             raise NetworkError(f"network '{name}' is registered twice: {_NETWORKS[name]} and {network}")
         _NETWORKS[name] = network
@@ -42,20 +62,38 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_NETWORKS))
 
 
+def builder(name: str) -> Callable[..., nn.Module]:
+    """The class or function that builds the network `name`.
+
+    Raises NetworkError for an unknown name, listing the known ones.
+    """
+    if name not in _NETWORKS:
+        raise NetworkError(f"unknown network '{name}'; known: {', '.join(names())}")
+    found = _NETWORKS[name]
+    if isinstance(found, str):
+        module, attribute = found.split(":")
+        found = _NETWORKS[name] = getattr(import_module(module), attribute)
+    return found
+
+
 def build(name: str, /, **arguments: Any) -> nn.Module:
     """Build the network `name` with PyTorch's default weights; `initialise` redraws them from a generator.
 
     Raises NetworkError for an unknown name (listing the known ones) or arguments that do not fit.
     """
-    if name not in _NETWORKS:
-        raise NetworkError(f"unknown network '{name}'; known: {', '.join(names())}")
-    network = _NETWORKS[name]
+    network = builder(name)
     signature = inspect.signature(network)
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise NetworkError(f"network '{name}': {error}; expected {signature}, found {arguments}") from error
     return network(**arguments)
+
+
+def outline(name: str, /, **arguments: Any) -> nn.Module:
+    """Build a network on the meta device: its layers, names and shapes, no weights. Raises as `build`."""
+    with torch.device("meta"):
+        return build(name, **arguments)
 
 
 def check_arguments(network: str, in_channels: int, classes: int, width: int) -> None:
@@ -72,7 +110,7 @@ def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
     the network. Raises NetworkError for a layer with no known default scheme.
     """
     for path, module in network.named_modules():
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
+        if isinstance(module, Convolution | nn.Linear):
             # Not drawn in place, because that would follow the weight's memory format (channels last)
             weight = torch.empty(module.weight.shape, dtype=module.weight.dtype)
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
@@ -82,7 +120,7 @@ def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
                 bound = 1 / math.sqrt(weight[0].numel())
                 bias = torch.empty(module.bias.shape, dtype=module.bias.dtype)
                 _put(module.bias, nn.init.uniform_(bias, -bound, bound, generator=generator))
-        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
+        elif isinstance(module, (*NORMS, nn.PReLU)):
             module.reset_parameters()
         elif isinstance(module, DrawsItself):
             module.draw(generator)

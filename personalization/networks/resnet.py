@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from personalization.errors import NetworkError
-from personalization.networks.registry import check_arguments, register
+from personalization.networks.capabilities import Traits
+from personalization.networks.registry import check_arguments
 
 BLOCKS = (2, 2, 2, 2)
-# With a smaller side, nothing remains to pool after three halvings.
-LEAST_SIDE = 8
 # With fewer channels, oneDNN's gradient of a strided 1x1 convolution writes out of bounds on processors with
 # AVX2 but without AVX-512 (github.com/uxlfoundation/oneDNN/issues/6035).
 _SAFE_CHANNELS = 8
 
 
-@register("resnet18")
 class ResNet18(nn.Module):
     """ResNet-18 with `width` channels at full resolution, 8x at the bottom.
 
     `width=64` is the paper's (11,173,962 parameters for 3 channels and 10 classes).
     """
+
+    # With a smaller side, nothing remains to pool after three halvings.
+    traits = Traits("classification", head=("linear",), least_side=8)
 
     def __init__(self, in_channels: int, classes: int, width: int = 64) -> None:
         super().__init__()
@@ -53,12 +53,7 @@ class ResNet18(nn.Module):
 
         Raises NetworkError for a wrong channel count or a side below 8.
         """
-        shape = tuple(image_BCHW.shape)
-        if len(shape) != 4 or shape[1] != self.in_channels or min(shape[2:]) < LEAST_SIDE:
-            raise NetworkError(
-                f"resnet18: expected images [B, {self.in_channels}, H, W] of at least {LEAST_SIDE} pixels "
-                f"per side, found {list(shape)}"
-            )
+        self.traits.check_images(image_BCHW, self.in_channels, "resnet18")
         features = torch.relu(self.bn1(self.conv1(image_BCHW)))
         for level in range(len(BLOCKS)):
             features = self.get_submodule(f"layer{level + 1}")(features)

@@ -13,23 +13,26 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from personalization.errors import NetworkError
 from personalization.networks.backbone import Backbone
-from personalization.networks.registry import check_arguments, register
+from personalization.networks.capabilities import BatchNorm, Traits, TransposedConvolution, spatial_axes
+from personalization.networks.registry import check_arguments
 
 DEPTH = 4
-# Each of the four poolings halves the sides exactly once.
-SIZE_MULTIPLE = 2**DEPTH
 
 
-@register("unet")
 class UNet(Backbone):
     """U-Net with batch normalisation: four poolings, `width` channels at full resolution, 16x at the bottom.
 
     `width=32` is the paper's (7,763,074 parameters for 3 channels and 2 classes).
     """
 
-    head_path = "conv"
+    traits = Traits(
+        "segmentation",
+        head=(*(f"{part}{level}" for level in range(DEPTH, 0, -1) for part in ("upconv", "decoder")), "conv"),
+        # Each of the four poolings halves the sides exactly once.
+        multiples=2**DEPTH,
+    )
+    centred_queries = True
 
     def __init__(self, in_channels: int, classes: int, width: int = 32) -> None:
         super().__init__()
@@ -69,7 +72,8 @@ class UNet(Backbone):
 
     def query(self, image_BCHW: Tensor) -> Tensor:
         """Compute the bottleneck's features averaged over the image, [B, 16 width]. Raises as `forward`."""
-        return self._encode(image_BCHW)[1].mean(dim=(2, 3))
+        features = self._encode(image_BCHW)[1]
+        return features.mean(dim=spatial_axes(features))
 
     @property
     def query_width(self) -> int:
@@ -82,12 +86,12 @@ class UNet(Backbone):
         return tuple(
             path
             for path, module in self.named_modules()
-            if isinstance(module, nn.BatchNorm2d | nn.ConvTranspose2d)
+            if isinstance(module, BatchNorm | TransposedConvolution)
         )
 
     def _encode(self, image: Tensor) -> tuple[list[Tensor], Tensor]:
         """Compute the skip connections and the bottleneck's features."""
-        self._check(image)
+        self.traits.check_images(image, self.in_channels, "unet")
         skips: list[Tensor] = []
         features = image
         for level in range(1, DEPTH + 1):
@@ -95,16 +99,6 @@ class UNet(Backbone):
             skips.append(features)
             features = self.pool(features)
         return skips, self.bottleneck(features)
-
-    def _check(self, image: Tensor) -> None:
-        shape = tuple(image.shape)
-        if len(shape) != 4 or shape[1] != self.in_channels:
-            raise NetworkError(f"unet: expected images [B, {self.in_channels}, H, W], found {list(shape)}")
-        if shape[2] % SIZE_MULTIPLE or shape[3] % SIZE_MULTIPLE or not shape[2] * shape[3]:
-            raise NetworkError(
-                f"unet: height and width must be multiples of {SIZE_MULTIPLE}, found {shape[2]}x{shape[3]}; "
-                "set such a `size` in the task"
-            )
 
 
 def _block(channels: int, features: int, name: str) -> nn.Sequential:

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from personalization.errors import NetworkError
 from personalization.networks.backbone import Backbone
-from personalization.networks.registry import register
+from personalization.networks.capabilities import Traits
 
 _EPS = 1e-6
 _DRAWN_STD = 0.02
 
 
-@register("vit")
 class ViT(Backbone):
     """A ViT; the defaults are those of ViT-B/16, with 85,798,656 parameters without the head.
 
@@ -31,7 +30,7 @@ class ViT(Backbone):
         heads: None gives one head per 64 of `width`, as in every published size.
     """
 
-    head_path = "head"
+    centred_queries = False
 
     def __init__(
         self,
@@ -49,6 +48,7 @@ class ViT(Backbone):
         _check(in_channels, classes, size, patch, width, depth, heads)
         self.in_channels = in_channels
         self.size = (int(size[0]), int(size[1]))
+        self.traits = Traits("classification", head=("head",), sides=self.size)
         self.width = width
         patches = (self.size[0] // patch) * (self.size[1] // patch)
         self.patch_embed = _PatchEmbedding(in_channels, patch, width)

@@ -51,7 +51,6 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.config import MethodConfig
 from training.methods.common.data_statistics import DESCRIBE, describe, described, merge_described
 from training.methods.common.local_training import (
     AnySiteData,
@@ -70,6 +69,7 @@ from training.methods.common.local_training import (
     weight_of,
     with_moments,
 )
+from training.methods.common.network_choice import NetworkConfig
 from training.methods.common.state_tree import join, part
 from training.methods.registry import register
 
@@ -80,14 +80,12 @@ ESTIMATE = Phase("estimate", 1, (WEIGHTS,), (MOMENTS,), everyone=True)
 REVALIDATE = Phase("revalidate", 1, (WEIGHTS,), (SCORES,), everyone=True)
 
 
-_NETWORKS: Mapping[TaskKind, str] = {"segmentation": "unet", "classification": "resnet18"}
 _METRICS: Mapping[TaskKind, str] = {"segmentation": "val_dice", "classification": "val_accuracy"}
 
 
-class FedAvgConfig(MethodConfig):
+class FedAvgConfig(NetworkConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
-    width: int = Field(16, ge=1, description="channels of the network at full resolution")
     recipe: Literal["locum", "paper"] = Field(
         "locum", description="where the values that are not given come from: Locum's choice, or the paper"
     )
@@ -129,22 +127,19 @@ class FedAvgConfig(MethodConfig):
 
 @register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))
 class FedAvg(Algorithm[AnySiteData]):
-    """FedAvg of a U-Net for a segmentation task, of a ResNet-18 for a classification."""
+    """FedAvg of one network: by default a U-Net for a segmentation, a ResNet-18 for a classification."""
 
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         self.config = config
         self.classes = len(task.classes)
         self.network = self.architecture(task)
+        # Without batch norm there is nothing to estimate.
+        self._estimates = config.statistics == "estimated" and bool(moments_of(self.network))
         self.metric = _METRICS[task.kind]
 
     def architecture(self, task: Task) -> NetworkSpec:
         """The network that the sites train."""
-        arguments = {
-            "in_channels": task.in_channels,
-            "classes": len(task.classes),
-            "width": self.config.width,
-        }
-        return NetworkSpec(name=_NETWORKS[task.kind], arguments=arguments)
+        return self.config.network_for(task)
 
     def first_weights(self, generator: torch.Generator) -> State:
         """The weights before any training: PyTorch's default, from `generator`."""
@@ -157,7 +152,7 @@ class FedAvg(Algorithm[AnySiteData]):
             DESCRIBE,
             Phase("train", self.config.rounds, (WEIGHTS,), (WEIGHTS, SCORES)),
             Phase("validate", 1, (WEIGHTS,), (SCORES,), everyone=True),
-            *((ESTIMATE, REVALIDATE) if self.config.statistics == "estimated" else ()),
+            *((ESTIMATE, REVALIDATE) if self._estimates else ()),
         )
 
     def initial(self, context: StepContext) -> Memory:

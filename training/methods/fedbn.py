@@ -15,12 +15,11 @@ Stays:   batch norm's weights, biases and running statistics until then; images,
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
-from personalization.networks import build
+from personalization.networks import outline
+from personalization.networks.capabilities import norms
+from training.errors import ConfigurationError
 from training.methods.common.personal_parts import PersonalFedAvg
 from training.methods.fedavg import FedAvgConfig
 from training.methods.registry import register
@@ -33,6 +32,11 @@ class FedBn(PersonalFedAvg):
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         super().__init__(config, task)
         self._norms = norm_tensors(self.network)
+        if not self._norms:
+            raise ConfigurationError(
+                f"network '{self.network.name}' cannot be trained by fedbn",
+                ["it has no layer that normalises, so nothing would stay at the sites: use fedavg"],
+            )
 
     def is_own(self, name: str) -> bool:
         """Whether a tensor is batch norm's."""
@@ -40,12 +44,6 @@ class FedBn(PersonalFedAvg):
 
 
 def norm_tensors(spec: NetworkSpec) -> frozenset[str]:
-    """Names of the parameters and buffers of a network's batch and layer norms."""
-    with torch.device("meta"):
-        network = build(spec.name, **spec.arguments)
-    return frozenset(
-        f"{path}.{name}"
-        for path, module in network.named_modules()
-        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm)
-        for name in module.state_dict()
-    )
+    """Names of the parameters and buffers of the layers that normalise, of any kind."""
+    network = outline(spec.name, **spec.arguments)
+    return frozenset(f"{path}.{name}" for path, norm in norms(network).items() for name in norm.state_dict())

@@ -5,8 +5,8 @@ from the shared body and its own head, and the server averages the bodies (Alg. 
 
     (W_B,j, W_P,j) <- SGD on L_j from (W_B, W_P,j)         W_B <- sum_j (n_j / n) W_B,j
 
-Here Adam takes the steps, as in FedAvg. Of a U-Net, the head is all that comes after the bottleneck; of a
-ResNet-18, the last layer. A site draws its first head itself.
+Here Adam takes the steps, as in FedAvg. The network declares its head: of a U-Net it is all that comes after
+the bottleneck, of a ResNet-18 the last layer. A site draws its first head itself.
 
 Shared:  the body; the number of training slices; once, summary statistics of the training scans. In the phase
          `export`, and only at sites that consent: the site's whole model and its score.
@@ -15,20 +15,23 @@ Stays:   the head until then; images, masks, and everything else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from model_store.task import Task
+from personalization.networks import outline
+from personalization.networks.capabilities import head_paths
 from training.methods.common.personal_parts import PersonalFedAvg
 from training.methods.fedavg import FedAvgConfig
 from training.methods.registry import register
-
-# What the names of a network's tensors begin with in its head.
-_HEADS: Mapping[str, tuple[str, ...]] = {"unet": ("upconv", "decoder", "conv."), "resnet18": ("linear.",)}
 
 
 @register("fedper", FedAvgConfig, kinds=("segmentation", "classification"))
 class FedPer(PersonalFedAvg):
     """FedAvg of the body, with a head at every site."""
 
+    def __init__(self, config: FedAvgConfig, task: Task) -> None:
+        super().__init__(config, task)
+        network = outline(self.network.name, **self.network.arguments)
+        self._head = tuple(f"{path}." for path in head_paths(network))
+
     def is_own(self, name: str) -> bool:
         """Whether a tensor is the head's."""
-        return name.startswith(_HEADS[self.network.name])
+        return name.startswith(self._head)

@@ -47,14 +47,14 @@ def test_find_backbone_of_a_routing_space_returns_its_global_model(tmp_path):
 
 def test_find_backbone_rejects_missing_and_unfit_models_with_advice(tmp_path):
     store = Store(tmp_path / "store")
-    with pytest.raises(ConfigurationError, match=r"no global unet of the task 'discs'; train one: --method"):
+    with pytest.raises(ConfigurationError, match=r"no global model to adapt of the task 'discs'; train one"):
         find_backbone(store, None, TASK, "pool")
-    with pytest.raises(ConfigurationError, match=r"no global vit.*weights of a ViT: --backbone FILE"):
+    with pytest.raises(ConfigurationError, match=r"no global model.*weights of a ViT: --backbone FILE"):
         find_backbone(store, None, PICTURES, "pool")
     publish(store.root, TASK, unet(TASK), "small")
-    with pytest.raises(ConfigurationError, match=r"'small@1' cannot be.*\n.*expected a vit, found a unet"):
+    with pytest.raises(ConfigurationError, match=r"'small@1' cannot be.*\n.*a classification, found a unet"):
         find_backbone(store, "small", PICTURES, "pool")
-    with pytest.raises(ConfigurationError, match=r"small@1: for a classification expected a vit"):
+    with pytest.raises(ConfigurationError, match=r"small@1: expected a network for a classification"):
         find_backbone(store, None, PICTURES, "pool")
     with pytest.raises(ConfigurationError, match=r"'absent' is not in the store.*file of weights ends in"):
         find_backbone(store, "absent", TASK, "pool")

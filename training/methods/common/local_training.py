@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 from model_store.manifest import NetworkSpec
 from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
-from personalization.networks import build, initialise
+from personalization.networks import build, initialise, outline
+from personalization.networks.capabilities import moving_norms, running
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.scanner import augment_intensities
 from training.algorithm import SiteSize, State
@@ -71,21 +72,18 @@ def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
 
 def shapes_of(spec: NetworkSpec) -> State:
     """Names, shapes and types of a network's parameters and buffers, without values."""
-    with torch.device("meta"):
-        return dict(build(spec.name, **spec.arguments).state_dict())
+    return dict(outline(spec.name, **spec.arguments).state_dict())
 
 
 def parameter_names(spec: NetworkSpec) -> tuple[str, ...]:
     """Names of a network's parameters, without its buffers (batch-norm statistics and counters)."""
-    with torch.device("meta"):
-        return tuple(name for name, _ in build(spec.name, **spec.arguments).named_parameters())
+    return tuple(name for name, _ in outline(spec.name, **spec.arguments).named_parameters())
 
 
 def network_of(spec: NetworkSpec, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
     """A network with a copy of these weights, on a device."""
-    # On the meta device no initial weights are drawn only to be dropped.
-    with torch.device("meta"):
-        network = build(spec.name, **spec.arguments)
+    # Without initial weights, which would be drawn only to be dropped.
+    network = outline(spec.name, **spec.arguments)
     network.load_state_dict({name: _channels_last(tensor) for name, tensor in state.items()}, assign=True)
     return network.to(device)
 
@@ -230,7 +228,7 @@ def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size
     After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
     from the whole set, since neighbours belong to one patient. Leaves the network in training mode.
     """
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = moving_norms(network).values()
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -262,25 +260,19 @@ def batch_moments(network: nn.Module, slices: TrainingExamples, batch_size: int 
         return {}
     estimate_statistics(network, slices, batch_size)
     found: State = {}
-    for path, norm in network.named_modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            mean, variance = norm.running_mean.double().cpu(), norm.running_var.double().cpu()
-            found |= {f"{path}.mean": mean, f"{path}.square": variance + mean.square()}
+    for path, norm in moving_norms(network).items():
+        mean, variance = (statistic.double().cpu() for statistic in running(norm))
+        found |= {f"{path}.mean": mean, f"{path}.square": variance + mean.square()}
     return found
 
 
 def moments_of(spec: NetworkSpec) -> State:
     """Names, shapes and types of a network's `batch_moments`, without values."""
-    with torch.device("meta"):
-        network = build(spec.name, **spec.arguments)
-        return {
-            f"{path}.{kind}": torch.empty(norm.num_features, dtype=torch.float64)
-            for path, norm in network.named_modules()
-            if isinstance(norm, nn.BatchNorm2d)
-            for kind in ("mean", "square")
-        }
+    return {
+        f"{path}.{kind}": torch.empty(norm.num_features, dtype=torch.float64, device="meta")
+        for path, norm in moving_norms(outline(spec.name, **spec.arguments)).items()
+        for kind in ("mean", "square")
+    }
 
 
 def with_moments(state: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> State:

@@ -1,8 +1,8 @@
 """Methods in which a hospital uploads its classifier once: its training, and what the server begins with.
 
-Every hospital trains a ResNet-18 on its images and sends it, with its batch-norm statistics. All begin alike
-unless the configuration says otherwise: weights that begin apart have no average. The sites are sent a seed
-for it, 8 bytes. What the server makes of the uploads is the method's.
+Every hospital trains a classifier, by default a ResNet-18, on its images and sends it, with its batch-norm
+statistics. All begin alike unless the configuration says otherwise: weights that begin apart have no average.
+The sites are sent a seed for it, 8 bytes. What the server makes of the uploads is the method's.
 
 The server keeps the uploads as `model/SITE/...`, and the sizes of the sites in the fact `sites`.
 """
@@ -30,12 +30,12 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.config import MethodConfig
 from training.data.classification import LabelledData
 from training.errors import TrainingError
 from training.methods.common.classifier_training import ClassCounts, SgdSchedule, train_classifier
 from training.methods.common.data_statistics import STATISTICS, describe, merge_described
 from training.methods.common.local_training import new_network, shapes_of, state_of
+from training.methods.common.network_choice import NetworkConfig
 from training.methods.common.state_tree import join, part
 
 SEED = Group("seed", "statistics", "collect")
@@ -46,7 +46,7 @@ LOCAL = Phase("local", 1, (SEED,), (MODEL, STATISTICS), everyone=True)
 Start = Literal["average", "largest_client", "random"]
 
 
-class OneShotConfig(MethodConfig):
+class OneShotConfig(NetworkConfig):
     """How a hospital trains before its one upload."""
 
     rounds: int = Field(1, ge=1, le=1, description="a hospital uploads once: there is one round")
@@ -56,7 +56,6 @@ class OneShotConfig(MethodConfig):
         exclude=True,
         description="where the values that are not given come from: Locum's choice, or the paper",
     )
-    width: int = Field(16, ge=1, description="channels of the ResNet-18 at full resolution")
     precision: Precision = Field(
         "float32", description="bfloat16 takes two thirds of the time where the processor has it"
     )
@@ -93,10 +92,7 @@ class OneShot(Algorithm[LabelledData]):
         self.config = config
         self.classes = len(task.classes)
         self.shape = (task.in_channels, *task.size)
-        self.network = NetworkSpec(
-            name="resnet18",
-            arguments={"in_channels": task.in_channels, "classes": self.classes, "width": config.width},
-        )
+        self.network = config.network_for(task)
 
     def initial(self, context: StepContext) -> Memory:
         """The seed of the weights that all sites begin with."""

@@ -33,7 +33,7 @@ from torch import Tensor
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive, key_entropy, unused
-from personalization.networks import build
+from personalization.networks import Backbone, outline
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -82,7 +82,6 @@ def check_usage(state: State, size: SiteSize) -> None:  # noqa: ARG001
 QUERIES = Group("queries", "features", "sum", essential=False, bounded=True, check=check_queries)
 CENTRE = Group("centre", "features")
 USAGE = Group("usage", "statistics", "sum", essential=False, check=check_usage)
-_CENTRED = ("unet",)
 _FLOAT_BYTES = 4
 _MOST_PICKS = 2**40
 
@@ -115,10 +114,10 @@ class FedIns(Algorithm[AnySiteData]):
         self.config = config
         self.classes = len(task.classes)
         self.network = manifest.network
+        backbone = outline(manifest.network.name, **manifest.network.arguments)
+        assert isinstance(backbone, Backbone)  # `find_backbone` takes no other
         self.metric = "val_dice" if task.kind == "segmentation" else "val_accuracy"
-        self.centred = config.centre == "yes" or (
-            config.centre == "auto" and manifest.network.name in _CENTRED
-        )
+        self.centred = config.centre == "yes" or (config.centre == "auto" and backbone.centred_queries)
         knows_task = has_head_for(manifest, task)
         self.starts_at_head = config.head == "backbone" or (config.head == "auto" and knows_task)
 
@@ -137,7 +136,7 @@ class FedIns(Algorithm[AnySiteData]):
         """The pool of round 0, from the run's seed, and no centre yet."""
         network = self._on(context.device)
         backbone = network.backbone
-        head = backbone.get_submodule(backbone.head_path) if self.starts_at_head else None
+        head = backbone.output_head if self.starts_at_head else None
         network.pool.draw(context.generator("pool"), head)
         pool, centre = _split(network)
         return Memory(join({"global": pool, "fixed": centre}))
@@ -296,8 +295,7 @@ class FedIns(Algorithm[AnySiteData]):
 
     def _exchanged(self, pool: State) -> dict[str, int]:
         """Bytes that a site sends in a round for its pool, and would for all of the backbone's weights."""
-        with torch.device("meta"):
-            full = build(self.network.name, **self.network.arguments).state_dict()
+        full = outline(self.network.name, **self.network.arguments).state_dict()
         floats = [tensor for tensor in full.values() if tensor.is_floating_point()]
         return {
             "pool": _FLOAT_BYTES * sum(t.numel() for name, t in pool.items() if name != "centre"),

@@ -47,7 +47,7 @@ def adaptive(kind: str, entries: int = 6, top: int = 3) -> InstanceAdaptive:
     with torch.no_grad():
         backbone.train()(torch.randn(16, 1, SIDE, SIDE, generator=draw))
     network = InstanceAdaptive(backbone, 3, entries, top)
-    network.pool.draw(draw, backbone.get_submodule(backbone.head_path))
+    network.pool.draw(draw, backbone.output_head)
     with torch.no_grad():  # entries differ enough to change the output
         network.pool.scale.add_(0.3 * torch.randn(network.pool.scale.shape, generator=draw))
         network.pool.head_weight.add_(0.3 * torch.randn(network.pool.head_weight.shape, generator=draw))
@@ -144,7 +144,7 @@ def test_neutral_pool_leaves_the_backbone_output_unchanged(kind: str) -> None:
     with torch.no_grad():
         network.pool.scale.fill_(1)
         network.pool.shift.zero_()
-        network.pool.draw(torch.Generator(), network.backbone.get_submodule(network.backbone.head_path))
+        network.pool.draw(torch.Generator(), network.backbone.output_head)
         network.pool.scale.fill_(1)
         network.pool.shift.zero_()
         torch.testing.assert_close(network(images()), network.backbone(images()), atol=1e-5, rtol=0)
@@ -221,7 +221,7 @@ def test_one_scale_and_shift_can_be_merged_into_the_weights(kind: str) -> None:
             channels = 1 if isinstance(module, nn.ConvTranspose2d) else 0
             module.weight.transpose(0, channels).mul_(scale.view(-1, *[1] * (module.weight.ndim - 1)))
             module.bias.mul_(scale).add_(shift)
-        head = merged.get_submodule(merged.head_path)
+        head = merged.output_head
         head.weight.copy_(delta.head_weight_BKF[0].view_as(head.weight))
         head.bias.copy_(delta.head_bias_BK[0])
         expected = network.apply_delta(images(), delta)

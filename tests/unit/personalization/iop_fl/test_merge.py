@@ -8,7 +8,7 @@ from personalization.errors import RoutingError
 from personalization.iop_fl.batch_norm import bake_statistics, recalibrate_statistics
 from personalization.iop_fl.merge import mean_coefficients, merge
 from personalization.iop_fl.network import coefficients, route, routed_layers, with_coefficients
-from personalization.networks import UNet
+from personalization.networks.unet import UNet
 from personalization.options.adaptation import Router
 from personalization.state import clone
 from tests.helpers.personalization.routing_cases import images, moved, space_of

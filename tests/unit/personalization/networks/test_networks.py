@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from personalization.errors import NetworkError
-from personalization.networks import UNet, build, initialise, names, register
+from personalization.networks import build, initialise, names, register
+from personalization.networks.unet import UNet
 
 # The authors' checkpoint holds 7,766,150 parameters; the self-supervision head Locum drops is BatchNorm (512)
 # and Linear (512 -> 4).

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from personalization.errors import NetworkError
-from personalization.networks import ViT, build, initialise
+from personalization.networks import build, initialise
+from personalization.networks.vit import ViT
 from personalization.networks.vit_weights import resample_positions, vit_from_published
 
 SMALL = {"in_channels": 3, "classes": 5, "size": [16, 24], "patch": 8, "width": 12, "depth": 2, "heads": 3}

@@ -1,0 +1,59 @@
+"""The network of a method: the task's default, or one of the registry by name and arguments."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from model_store.manifest import NetworkSpec
+from model_store.task import Task
+from personalization.errors import NetworkError
+from personalization.networks import outline
+from personalization.networks.capabilities import traits_of
+from personalization.networks.registry import DEFAULTS, builder
+from training.config import MethodConfig
+from training.errors import ConfigurationError
+
+_CHOICE = ("network", "network_arguments")
+
+
+class NetworkConfig(MethodConfig):
+    """Configuration of a method that trains any registered network on its own."""
+
+    width: int = Field(16, ge=1, description="channels of the network at full resolution")
+    network: str | None = Field(None, description="a registered network; without it, the task's default")
+    network_arguments: dict[str, Any] = Field(
+        {}, description="of that network, beside channels, classes and width"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_what_says_nothing(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave a choice that was not made out: the identity of a run has what was chosen."""
+        content: dict[str, Any] = plain(self)
+        return {name: value for name, value in content.items() if name not in _CHOICE or value}
+
+    def network_for(self, task: Task) -> NetworkSpec:
+        """The network that is trained for a task.
+
+        Raises ConfigurationError for one that is unknown, does not take its arguments, is for another kind of
+        task, or does not take the task's size.
+        """
+        name = self.network or DEFAULTS[task.kind]
+        try:
+            common: dict[str, Any] = {"in_channels": task.in_channels, "classes": len(task.classes)}
+            if "width" in inspect.signature(builder(name)).parameters:
+                common["width"] = self.width
+            spec = NetworkSpec(name=name, arguments={**common, **self.network_arguments})
+            traits = traits_of(outline(name, **spec.arguments))
+            if traits.task != task.kind:
+                raise NetworkError(
+                    f"{name}: expected a network for a {task.kind}, found one for a {traits.task}"
+                )
+            traits.check_sides(task.size, name)
+        except NetworkError as error:
+            raise ConfigurationError(
+                f"the network does not fit the task {task.name!r}", [str(error)]
+            ) from error
+        return spec
