@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from model_store.task import Task
 from personalization.dense import generator_loss
 from personalization.fedbicross.distillation import divergence
+from personalization.networks import registry
+from personalization.networks.capabilities import Traits
 from tests.helpers.training.sites import EMPTY, context
 from training.algorithm import ClientResult, Memory, Phase, RoundResult, State
 from training.data.classification import ImageSet, LabelledData
@@ -48,7 +50,9 @@ PLAIN = {
 class Linear(nn.Module):
     """Logits of images of 2 x 2 values, with weights in float64."""
 
-    def __init__(self) -> None:
+    traits = Traits("classification", head=("layer",))
+
+    def __init__(self, **_: int) -> None:
         super().__init__()
         self.layer = nn.Linear(4, CLASSES, dtype=torch.float64)
 
@@ -58,7 +62,7 @@ class Linear(nn.Module):
 
 @pytest.fixture(autouse=True)
 def linear_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.methods.common.local_training.build", lambda *_, **__: Linear())
+    monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification"], Linear)
 
 
 def points(count: int, seed: int) -> ImageSet:
