@@ -8,11 +8,9 @@ way. Memory is the peak of a separate process that loads K + 1 models and adapts
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +22,10 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import CPU, awaited, device_of, on_device
-from benchmarks.harness.measuring import high_water, milliseconds, quartiles
+from benchmarks.harness.gpu import CPU, awaited, device_of
+from benchmarks.harness.measuring import alternated, high_water, in_new_process, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.manifest import NetworkSpec
 from personalization.export import INPUT, OUTPUT, to_onnx
@@ -65,16 +63,24 @@ PROFILES = {
 }
 
 
-class AdaptationCost(Experiment[Profile]):
+class AdaptationCost(CostExperiment[Profile]):
     """The cost of an adaptation step, of an adapted model, and of K in memory."""
 
     name = "adaptation_cost"
     title = "What adapting costs"
     question = "What does an adaptation step cost over plain training, and an adapted model over a plain one?"
     profiles = PROFILES
-    tables = (Table("adaptation_cost"),)
+    by = "what"
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """How each kind of cell is measured, and how its rows are shown."""
+        return {
+            "step": Kind(_step, _steps),
+            "graph": Kind(_graph, _graphs),
+            "memory": Kind(_memory, _memories),
+        }
+
+    def measured(self) -> Sequence[Cell]:
         """Steps, the graph, and memory by K."""
         repeats = self.profile.repeats
         common = {"size": self.profile.size, "width": self.profile.width}
@@ -87,17 +93,7 @@ class AdaptationCost(Experiment[Profile]):
             {"what": "graph", "K": 3, **common, "repeats": 2 * repeats},
             *({"what": "memory", "K": inside, **common} for inside in self.profile.inside),
         ]
-        return on_device(cells, self.profile.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        # For the child process of a memory cell: freed pages return to the system at once, for every K alike.
-        os.environ["MALLOC_ARENA_MAX"] = "1"
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Time of a step and of the graph, and memory."""
-        return sections(rows, self.profile)
+        return cells
 
 
 def states_of(spec: NetworkSpec, count: int) -> list[State]:
@@ -118,12 +114,7 @@ def images_of(cell: Cell) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def compute(cell: Cell, _work: Path) -> dict[str, Any]:
-    """Measure one cell."""
-    return {"step": _step, "graph": _graph, "memory": _memory}[cell["what"]](cell)
-
-
-def _step(cell: Cell) -> dict[str, Any]:
+def _step(cell: Cell, _work: Path) -> dict[str, Any]:
     """Time a step of `adapt` and two steps of training."""
     device = device_of(cell)
     spec, images = _spec(cell), images_of(cell).to(device)
@@ -155,10 +146,10 @@ def _step(cell: Cell) -> dict[str, Any]:
             plain_optimiser.step()
             loss.item()
 
-    return _alternated(awaited(adaptation, device), awaited(training, device), cell["repeats"])
+    return _compared(awaited(adaptation, device), awaited(training, device), cell["repeats"])
 
 
-def _graph(cell: Cell) -> dict[str, Any]:
+def _graph(cell: Cell, _work: Path) -> dict[str, Any]:
     """Time the merged network's graph and a plain network's graph."""
     spec, images = _spec(cell), images_of(cell)
     space = space_of(spec, cell["K"])
@@ -175,31 +166,22 @@ def _graph(cell: Cell) -> dict[str, Any]:
     def asked(session: Any) -> Callable[[], None]:
         return lambda: session.run([OUTPUT], feed)
 
-    return _alternated(asked(sessions[0]), asked(sessions[1]), cell["repeats"])
+    return _compared(asked(sessions[0]), asked(sessions[1]), cell["repeats"])
 
 
-def _alternated(ours: Callable[[], object], floor: Callable[[], object], repeats: int) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = {"ours": [], "floor": []}
-    for repeat in range(WARM_UP + repeats):
-        # Which side goes first alternates too, so that the state it leaves favours neither.
-        sides = [("ours", ours), ("floor", floor)]
-        for name, side in sides if repeat % 2 else sides[::-1]:
-            began = time.perf_counter()
-            side()
-            seconds[name].append(time.perf_counter() - began)
-    kept = {name: values[WARM_UP:] for name, values in seconds.items()}
+def _compared(ours: Callable[[], object], floor: Callable[[], object], repeats: int) -> dict[str, Any]:
+    kept = alternated({"ours": ours, "floor": floor}, repeats, WARM_UP)
     return {
-        "ours_s": quartiles(kept["ours"]),
-        "floor_s": quartiles(kept["floor"]),
+        **{f"{name}_s": quartiles(values) for name, values in kept.items()},
         "ratio": round(median(kept["ours"]) / median(kept["floor"]), 4),
     }
 
 
-def _memory(cell: Cell) -> dict[str, Any]:
+def _memory(cell: Cell, _work: Path) -> dict[str, Any]:
     """The peak of a child process, and the size of K + 1 models."""
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(1) as pool:
-        peak = pool.apply(peak_bytes, (dict(cell),))
+    # Freed pages return to the system at once, for every K alike.
+    os.environ["MALLOC_ARENA_MAX"] = "1"
+    peak = in_new_process(peak_bytes, dict(cell))
     one = sum(value.numel() * value.element_size() for value in states_of(_spec(cell), 1)[0].values())
     return {"peak_bytes": peak, "models_bytes": (cell["K"] + 1) * one}
 
@@ -226,41 +208,40 @@ def _spec(cell: Cell) -> NetworkSpec:
     return NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": cell["width"]})
 
 
-def sections(found: Sequence[Row], settings: Profile) -> list[str]:
-    """The page's tables."""
-    by_kind: dict[str, list[Row]] = {"step": [], "graph": [], "memory": []}
-    for row in found:
-        by_kind[row["cell"]["what"]].append(row)
-    steps = [
-        [f"{row['cell']['preset']}, {row['cell']['router']}", *_times(row["result"])]
-        for row in by_kind["step"]
-    ]
-    graphs = [["merged", *_times(row["result"])] for row in by_kind["graph"]]
-    memory = [
-        [row["cell"]["K"], f"{row['result']['models_bytes'] / 2**20:.0f}", f"{_mib(row):.0f}"]
-        for row in by_kind["memory"]
-    ]
-    parts = [
-        f"U-Net of width {settings.width}, one batch of {BATCH} at {settings.size}x{settings.size}, one "
+def _steps(rows: Sequence[Row]) -> list[str]:
+    cell = rows[0]["cell"]
+    body = [[f"{row['cell']['preset']}, {row['cell']['router']}", *_times(row["result"])] for row in rows]
+    return [
+        f"U-Net of width {cell['width']}, one batch of {BATCH} at {cell['size']}x{cell['size']}, one "
         "thread. Milliseconds: median [quartiles]; both sides alternate in one process.",
         "A step of adaptation over three inside models and the global one, and two steps of training the "
         "plain network:",
-        table(["loss, router", "adaptation", "two plain steps", "ratio"], steps),
-        "The merged network's graph in onnxruntime, and that of the federation's global model:",
-        table(["graph", "merged", "plain", "ratio"], graphs),
-        "Peak memory of a process that loads K inside models and the global one, adapts and merges, MiB:",
-        table(["K", "the models", "peak"], memory),
+        table(["loss, router", "adaptation", "two plain steps", "ratio"], body),
     ]
-    if len(by_kind["memory"]) > 1:
-        peaks = np.array([_mib(row) for row in by_kind["memory"]])
-        models = np.array([row["result"]["models_bytes"] / 2**20 for row in by_kind["memory"]])
+
+
+def _graphs(rows: Sequence[Row]) -> list[str]:
+    return [
+        "The merged network's graph in onnxruntime, and that of the federation's global model:",
+        table(["graph", "merged", "plain", "ratio"], [["merged", *_times(row["result"])] for row in rows]),
+    ]
+
+
+def _memories(rows: Sequence[Row]) -> list[str]:
+    models = [float(row["result"]["models_bytes"]) / 2**20 for row in rows]
+    peaks = [float(row["result"]["peak_bytes"]) / 2**20 for row in rows]
+    body = [
+        [row["cell"]["K"], f"{own:.0f}", f"{peak:.0f}"]
+        for row, own, peak in zip(rows, models, peaks, strict=True)
+    ]
+    parts = [
+        "Peak memory of a process that loads K inside models and the global one, adapts and merges, MiB:",
+        table(["K", "the models", "peak"], body),
+    ]
+    if len(rows) > 1:
         slope = float(np.polyfit(models, peaks, 1)[0])
         parts.append(f"Each MiB of models adds {slope:.2f} MiB to the peak (least squares).")
     return parts
-
-
-def _mib(row: Row) -> float:
-    return float(row["result"]["peak_bytes"]) / 2**20
 
 
 def _times(result: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ by step; medians are compared. The floor is the ratio of their multiply-adds, co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,9 +19,9 @@ import onnxruntime
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import awaited, device_of, on_device
+from benchmarks.harness.gpu import awaited, device_of
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.export import to_onnx
@@ -54,16 +54,20 @@ PROFILES = {
 }
 
 
-class AttentionCost(Experiment[Profile]):
+class AttentionCost(CostExperiment[Profile]):
     """The cost of decoupled cross-attention, in training and in serving."""
 
     name = "attention_cost"
     title = "What cross-attention costs"
     question = "What does cross-attention cost over the plain U-Net?"
     profiles = PROFILES
-    tables = (Table("attention_cost"),)
+    by = "mode"
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """How each kind of cell is measured, and how its rows are shown."""
+        return {"training": Kind(compute, _trained), "inference": Kind(compute, _inferred)}
+
+    def measured(self) -> Sequence[Cell]:
         """Training, then inference, by the number of sites; with the adapter, for three sites."""
         cells = [
             {
@@ -78,28 +82,7 @@ class AttentionCost(Experiment[Profile]):
             for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
             for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
         ]
-        return on_device(cells, self.profile.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """A table and a verdict for training, and for inference."""
-        settings = self.profile
-        header = ["sites K", "adapter", "plain, ms", "with attention, ms", "ratio", "floor", "over floor"]
-        parts = [
-            f"U-Net of width {settings.width} on {settings.size}x{settings.size}, one thread. Median "
-            "[quartiles]. The floor is the ratio of multiply-adds of a forward pass; instance norms, softmax "
-            "and the optimiser count nothing in it."
-        ]
-        for mode, what in (
-            ("training", "One training step, batch 8 (PyTorch)."),
-            ("inference", "One image (onnx)."),
-        ):
-            if of_mode := [row for row in rows if row["cell"]["mode"] == mode]:
-                parts += [what, table(header, [_line(row) for row in of_mode]), _verdict(of_mode)]
-        return parts
+        return cells
 
 
 def network(width: int, size: int, sites: int, *, attention: bool, adapter: bool) -> FedOapUNet:
@@ -182,6 +165,26 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
         "floor": round(floor, 4),
         "over_floor": round(ratio / floor, 4),
     }
+
+
+def _trained(rows: Sequence[Row]) -> list[str]:
+    cell = rows[0]["cell"]
+    return [
+        f"U-Net of width {cell['width']} on {cell['size']}x{cell['size']}, one thread. Median "
+        "[quartiles]. The floor is the ratio of multiply-adds of a forward pass; instance norms, softmax "
+        "and the optimiser count nothing in it.",
+        "One training step, batch 8 (PyTorch).",
+        *_compared(rows),
+    ]
+
+
+def _inferred(rows: Sequence[Row]) -> list[str]:
+    return ["One image (onnx).", *_compared(rows)]
+
+
+def _compared(rows: Sequence[Row]) -> list[str]:
+    header = ["sites K", "adapter", "plain, ms", "with attention, ms", "ratio", "floor", "over floor"]
+    return [table(header, [_line(row) for row in rows]), _verdict(rows)]
 
 
 def _verdict(rows: Sequence[Row]) -> str:

@@ -11,7 +11,6 @@ A trajectory of T steps is then run with w learned in S of them: in none, in 6 a
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import CPU, awaited, device_of, on_device
-from benchmarks.harness.measuring import high_water, milliseconds, quartiles
+from benchmarks.harness.gpu import CPU, awaited, device_of
+from benchmarks.harness.measuring import high_water, in_new_process, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.fedbicross.bilevel import Gradient, gradient_of, inner_step, outer_gradient
 from personalization.fedbicross.distillation import distillation_loss
@@ -60,16 +59,24 @@ PROFILES = {
 }
 
 
-class BilevelCost(Experiment[Profile]):
+class BilevelCost(CostExperiment[Profile]):
     """The cost of FedBiCross's outer step."""
 
     name = "bilevel_cost"
     title = "What learning w costs"
     question = "What does learning w cost, exactly and by second-order autograd?"
     profiles = PROFILES
-    tables = (Table("bilevel_cost"),)
+    by = "what"
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """How each kind of cell is measured, and how its rows are shown."""
+        return {
+            "step": Kind(compute_step, _steps),
+            "memory": Kind(compute_memory, _memories),
+            "trajectory": Kind(compute_trajectory, _trajectories),
+        }
+
+    def measured(self) -> Sequence[Cell]:
         """Time and memory of a step by the number of sources, then trajectories."""
         settings = self.profile
         shared = {"width": settings.width, "batch": settings.batch}
@@ -79,15 +86,7 @@ class BilevelCost(Experiment[Profile]):
             *({"what": "memory", "J": j, **shared} for j in settings.sources),
             *({"what": "trajectory", "J": 2, "T": steps, "S": s, **shared} for s in (0, 6, steps)),
         ]
-        return on_device(cells, settings.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Steps, their memory, trajectories."""
-        return sections(rows)
+        return cells
 
 
 class Step:
@@ -139,7 +138,7 @@ class Step:
 SIDES: Mapping[str, Callable[[Step], Tensor]] = {"exact": Step.exact, "second order": Step.second_order}
 
 
-def compute_step(cell: Cell) -> dict[str, Any]:
+def compute_step(cell: Cell, _work: Path) -> dict[str, Any]:
     """Seconds of both ways, and how far apart their slopes are."""
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     apart = 0.0
@@ -162,11 +161,9 @@ def compute_step(cell: Cell) -> dict[str, Any]:
     }
 
 
-def compute_memory(cell: Cell) -> dict[str, Any]:
+def compute_memory(cell: Cell, _work: Path) -> dict[str, Any]:
     """The peak of memory of both ways, each in a separate process."""
-    # Spawned, not forked: a forked child inherits the parent's memory and with it the parent's peak.
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return {"peak_bytes": {name: pool.apply(peak_bytes, (dict(cell), name)) for name in SIDES}}
+    return {"peak_bytes": {name: in_new_process(peak_bytes, dict(cell), name) for name in SIDES}}
 
 
 def peak_bytes(cell: Cell, side: str) -> int:
@@ -191,7 +188,7 @@ def peak_bytes(cell: Cell, side: str) -> int:
     return high_water() - before
 
 
-def compute_trajectory(cell: Cell) -> dict[str, Any]:
+def compute_trajectory(cell: Cell, _work: Path) -> dict[str, Any]:
     """Seconds of a trajectory with w learned in S of its T steps."""
     draw = torch.Generator().manual_seed(0)
 
@@ -221,44 +218,35 @@ def compute_trajectory(cell: Cell) -> dict[str, Any]:
     return {"seconds": round(time.perf_counter() - began, 3), "mixing": trajectory.mixing.tolist()}
 
 
-def compute(cell: Cell, _work: Path) -> dict[str, Any]:
-    """Measure one cell."""
-    computers = {"step": compute_step, "memory": compute_memory, "trajectory": compute_trajectory}
-    return computers[cell["what"]](cell)
+def _steps(rows: Sequence[Row]) -> list[str]:
+    cell = rows[0]["cell"]
+    apart = max(row["result"]["slopes_apart"] for row in rows)
+    return [
+        f"One student's step: ResNet-18, width {cell['width']}, {SIDE}x{SIDE}, {cell['batch']} images a "
+        "source, one thread, fp32; milliseconds, median [quartiles]. The slopes in w differ by at most "
+        f"{apart:.1e} of the largest.",
+        table(["sources J", *SIDES, "ratio"], [_step_line(row) for row in rows]),
+    ]
 
 
-def sections(rows: Sequence[Row]) -> list[str]:
-    """A table of steps, one of their memory, and one of trajectories."""
-    steps, memory, trajectories = (
-        [row for row in rows if row["cell"]["what"] == what] for what in ("step", "memory", "trajectory")
-    )
-    parts = []
-    if steps:
-        cell = steps[0]["cell"]
-        apart = max(row["result"]["slopes_apart"] for row in steps)
-        parts += [
-            f"One student's step: ResNet-18, width {cell['width']}, {SIDE}x{SIDE}, {cell['batch']} images a "
-            "source, one thread, fp32; milliseconds, median [quartiles]. The slopes in w differ by at most "
-            f"{apart:.1e} of the largest.",
-            table(["sources J", *SIDES, "ratio"], [_step_line(row) for row in steps]),
-        ]
-    if memory:
-        parts += [
-            "The same step's peak memory over what is there before it, MiB:",
-            table(["sources J", *SIDES, "ratio"], [_memory_line(row) for row in memory]),
-        ]
-    if trajectories:
-        cell = trajectories[0]["cell"]
-        never = median([row["result"]["seconds"] for row in trajectories if not row["cell"]["S"]])
-        parts += [
-            f"A trajectory: T = {cell['T']} steps, {cell['J']} clusters, {cell['batch']} images each, width "
-            f"{cell['width']}. The student learns at every step, w in S of them.",
-            table(
-                ["S", "seconds", "over S = 0", "largest change of w"],
-                [_trajectory_line(row, never) for row in trajectories],
-            ),
-        ]
-    return parts
+def _memories(rows: Sequence[Row]) -> list[str]:
+    return [
+        "The same step's peak memory over what is there before it, MiB:",
+        table(["sources J", *SIDES, "ratio"], [_memory_line(row) for row in rows]),
+    ]
+
+
+def _trajectories(rows: Sequence[Row]) -> list[str]:
+    cell = rows[0]["cell"]
+    never = median([row["result"]["seconds"] for row in rows if not row["cell"]["S"]])
+    return [
+        f"A trajectory: T = {cell['T']} steps, {cell['J']} clusters, {cell['batch']} images each, width "
+        f"{cell['width']}. The student learns at every step, w in S of them.",
+        table(
+            ["S", "seconds", "over S = 0", "largest change of w"],
+            [_trajectory_line(row, never) for row in rows],
+        ),
+    ]
 
 
 def _step_line(row: Row) -> list[str]:

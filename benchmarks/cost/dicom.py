@@ -18,7 +18,7 @@ import io
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,10 @@ from pydicom.uid import (
     generate_uid,
 )
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.serving import SIZE, TASK, WARM_UP, form, post, publish, server, volume, wake
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import device_of, on_device
+from benchmarks.harness.gpu import device_of
 from benchmarks.harness.measuring import alternated, high_water, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.scan import Limits, decode, open_series
@@ -84,16 +84,24 @@ PROFILES = {
 }
 
 
-class DicomCost(Experiment[Profile]):
+class DicomCost(CostExperiment[Profile]):
     """The cost of DICOM in and out, and what broken DICOM does."""
 
     name = "dicom_cost"
     title = "What DICOM costs"
     question = "What does a DICOM series cost over the same volume as NIfTI, and a SEG over highdicom alone?"
     profiles = PROFILES
-    tables = (Table("dicom_cost"),)
+    by = "measured"
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """How each kind of cell is measured, and how its rows are shown."""
+        return {
+            "series": Kind(_series, _series_section),
+            "seg": Kind(_seg, _seg_section),
+            "mutations": Kind(_mutations, _mutations_section),
+        }
+
+    def measured(self) -> Sequence[Cell]:
         """One cell per series, one for the SEG, one for the mutations."""
         profile = self.profile
         served = {"width": profile.width, "threads": profile.threads}
@@ -105,18 +113,7 @@ class DicomCost(Experiment[Profile]):
             {"measured": "seg", "slices": profile.encoded, "segments": 5, "repeats": profile.repeats},
             {"measured": "mutations", "number": profile.mutations, **served},
         ]
-        return on_device(cells, profile.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return {"series": _series, "seg": _seg, "mutations": _mutations}[cell["measured"]](cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """A table per kind of cell."""
-        by_kind = {kind: [r for r in rows if r["cell"]["measured"] == kind] for kind in _SECTIONS}
-        return [
-            text for kind, section in _SECTIONS.items() if by_kind[kind] for text in section(by_kind[kind])
-        ]
+        return cells
 
 
 def ct_series(voxels: NDArray[np.int16], syntax: str = ExplicitVRLittleEndian) -> dict[str, bytes]:
@@ -426,6 +423,3 @@ def _mutations_section(rows: Sequence[Row]) -> list[str]:
         "changed places, answered as SEG, JSON, report and NIfTI in turn.",
         table(head, lines),
     ]
-
-
-_SECTIONS = {"series": _series_section, "seg": _seg_section, "mutations": _mutations_section}

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,12 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import SIZE, TASK, scan_bytes
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import device_of, on_device
+from benchmarks.harness.gpu import device_of
+from benchmarks.harness.measuring import processor_seconds
 from benchmarks.harness.tables import table
 from demo.service_process import running_service
 from model_store.store import Store
@@ -57,46 +58,23 @@ class Profile:
 PROFILES = {"smoke": Profile(2.0, 2), "cpu": Profile(), "gpu": Profile(width=32, device="cuda")}
 
 
-class HealthUnderLoad(Experiment[Profile]):
+class HealthUnderLoad(CostExperiment[Profile]):
     """Latency of /health/live while two jobs adapt."""
 
     name = "health_under_load"
     title = "Health under load"
     question = "Does the service answer while jobs adapt?"
     profiles = PROFILES
-    tables = (Table("health_under_load"),)
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """One kind."""
+        return {"": Kind(compute, _section)}
+
+    def measured(self) -> Sequence[Cell]:
         """One cell."""
         settings = self.profile
         shared = {"seconds": settings.seconds, "width": settings.width, "port": settings.port}
-        return on_device([{"jobs": 2, "preset": LEARNS["preset"], **shared}], settings.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure the cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Latencies, and what cancelling took."""
-        lines = [
-            [label, *(f"{1e3 * r['result'][side][name]:.1f}" for name in ("median", "p99", "largest")), count]
-            for r in rows
-            for label, side in (("at rest", "rest_s"), ("two jobs adapting", "load_s"))
-            for count in [str(r["result"][side]["count"])]
-        ]
-        cores = rows[0]["made_with"]["machine"].rpartition(", ")[2]
-        return [
-            "Milliseconds that `GET /health/live` takes over loopback, and two adaptations of U-Nets of "
-            f"width {self.profile.width} on {SCANS} images of {SIZE}x{SIZE} by two workers of one thread "
-            f"each, on a machine of {cores}.",
-            table(["", "median", "99th percentile", "largest", "questions"], lines),
-            *(
-                f"Cancelled: both jobs were over {r['result']['cancelled_after_s']:.1f} s after the first of "
-                "the two requests; in the five seconds after that, API and workers together took "
-                f"{r['result']['processor_s_in_the_5_s_after']:.2f} s of processor time."
-                for r in rows
-            ),
-        ]
+        return [{"jobs": 2, "preset": LEARNS["preset"], **shared}]
 
 
 @contextmanager
@@ -193,14 +171,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
 
 def _processor_seconds() -> float:
     """Processor seconds of all child processes: API and workers."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
+    return processor_seconds(psutil.Process().children(recursive=True))
 
 
 def _summary(seconds: list[float]) -> dict[str, float]:
@@ -210,3 +181,25 @@ def _summary(seconds: list[float]) -> dict[str, float]:
         "largest": round(max(seconds), 5),
         "count": len(seconds),
     }
+
+
+def _section(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        [label, *(f"{1e3 * r['result'][side][name]:.1f}" for name in ("median", "p99", "largest")), count]
+        for r in rows
+        for label, side in (("at rest", "rest_s"), ("two jobs adapting", "load_s"))
+        for count in [str(r["result"][side]["count"])]
+    ]
+    cores = rows[0]["made_with"]["machine"].rpartition(", ")[2]
+    return [
+        "Milliseconds that `GET /health/live` takes over loopback, and two adaptations of U-Nets of "
+        f"width {rows[0]['cell']['width']} on {SCANS} images of {SIZE}x{SIZE} by two workers of one thread "
+        f"each, on a machine of {cores}.",
+        table(["", "median", "99th percentile", "largest", "questions"], lines),
+        *(
+            f"Cancelled: both jobs were over {r['result']['cancelled_after_s']:.1f} s after the first of "
+            "the two requests; in the five seconds after that, API and workers together took "
+            f"{r['result']['processor_s_in_the_5_s_after']:.2f} s of processor time."
+            for r in rows
+        ),
+    ]

@@ -9,7 +9,7 @@ service.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,11 +20,11 @@ import httpx
 import numpy as np
 import torch
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import TASK, scan_bytes, volume
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.chromium import launch
-from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import alternated
 from benchmarks.harness.tables import table
 from demo.service_process import free_port, running_service
@@ -66,60 +66,21 @@ class Profile:
 PROFILES = {"smoke": Profile(1, 1, 2, 4), "cpu": Profile()}
 
 
-class PageCost(Experiment[Profile]):
+class PageCost(CostExperiment[Profile]):
     """Weight, time to the first mask, and frames per second of the page."""
 
     name = "page_cost"
     title = "What the page costs"
     question = "How long until a person sees the mask, and how smoothly do slices scroll?"
     profiles = PROFILES
-    tables = (Table("page_cost"),)
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """One kind."""
+        return {"": Kind(compute, _section)}
+
+    def measured(self) -> Sequence[Cell]:
         """One cell."""
         return [asdict(self.profile)]
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure the cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """The three figures, each with how it was measured."""
-        (row,) = rows
-        result, slices = row["result"], row["cell"]["slices"]
-        bare, page = median(result["bare_s"]), median(result["page_s"])
-        cores = row["made_with"]["machine"].rpartition(", ")[2]
-        times = [
-            [label, f"{median(result[side]):.2f}", f"{min(result[side]):.2f} to {max(result[side]):.2f}"]
-            for side, label in (
-                ("bare_s", "the bare request"),
-                ("page_s", "the page, until the mask is drawn"),
-            )
-        ]
-        weight = [
-            [each["name"], f"{each['bytes'] / 1000:.1f}", f"{each['sent'] / 1000:.1f}"]
-            for each in result["files"]
-        ]
-        total = [sum(each[side] for each in result["files"]) / 1000 for side in ("bytes", "sent")]
-        heap = ", ".join(f"{size / 2**20:.0f}" for size in result["heap_bytes"])
-        return [
-            f"A volume of 256x256x{slices}, a U-Net of width {row['cell']['width']}, and Chromium "
-            f"{result['chromium']} with its software renderer, on a machine of {cores}.",
-            "## Time to the mask",
-            table(["", "seconds, median", "range"], times),
-            f"The page takes {page - bare:.2f} s more than the bare request, {page / bare:.2f} times as much."
-            " The time ends with the first picture of the canvas's middle with the mask; a picture takes "
-            f"{result['picture_s']:.2f} s.",
-            "## Scrolling",
-            f"{result['frames_per_s']['axial']:.0f} frames per second in the axial plane and "
-            f"{result['frames_per_s']['planes']:.0f} with three planes and the 3-D view, with the mask shown "
-            "and one slice per frame.",
-            "## Weight",
-            table(["file", "kB", "kB as sent"], [*weight, ["all", *(f"{each:.1f}" for each in total)]]),
-            "## Memory",
-            f"JavaScript's heap after each of {len(result['heap_bytes'])} answers, with garbage collected: "
-            f"{heap} MiB.",
-        ]
 
 
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
@@ -235,3 +196,41 @@ def _frames_per_s(page: Any, layout: str) -> float:
         raise RuntimeError("the wheel did not change the slice, so the frames say nothing")
     times = page.evaluate(_SCROLL, [_SCROLL_S])
     return round(1000 * (len(times) - 1) / float(times[-1] - times[0]), 1)
+
+
+def _section(rows: Sequence[Row]) -> list[str]:
+    (row,) = rows
+    result, slices = row["result"], row["cell"]["slices"]
+    bare, page = median(result["bare_s"]), median(result["page_s"])
+    cores = row["made_with"]["machine"].rpartition(", ")[2]
+    times = [
+        [label, f"{median(result[side]):.2f}", f"{min(result[side]):.2f} to {max(result[side]):.2f}"]
+        for side, label in (
+            ("bare_s", "the bare request"),
+            ("page_s", "the page, until the mask is drawn"),
+        )
+    ]
+    weight = [
+        [each["name"], f"{each['bytes'] / 1000:.1f}", f"{each['sent'] / 1000:.1f}"]
+        for each in result["files"]
+    ]
+    total = [sum(each[side] for each in result["files"]) / 1000 for side in ("bytes", "sent")]
+    heap = ", ".join(f"{size / 2**20:.0f}" for size in result["heap_bytes"])
+    return [
+        f"A volume of 256x256x{slices}, a U-Net of width {row['cell']['width']}, and Chromium "
+        f"{result['chromium']} with its software renderer, on a machine of {cores}.",
+        "## Time to the mask",
+        table(["", "seconds, median", "range"], times),
+        f"The page takes {page - bare:.2f} s more than the bare request, {page / bare:.2f} times as much."
+        " The time ends with the first picture of the canvas's middle with the mask; a picture takes "
+        f"{result['picture_s']:.2f} s.",
+        "## Scrolling",
+        f"{result['frames_per_s']['axial']:.0f} frames per second in the axial plane and "
+        f"{result['frames_per_s']['planes']:.0f} with three planes and the 3-D view, with the mask shown "
+        "and one slice per frame.",
+        "## Weight",
+        table(["file", "kB", "kB as sent"], [*weight, ["all", *(f"{each:.1f}" for each in total)]]),
+        "## Memory",
+        f"JavaScript's heap after each of {len(result['heap_bytes'])} answers, with garbage collected: "
+        f"{heap} MiB.",
+    ]

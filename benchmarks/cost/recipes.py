@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cost.adaptation import space_of
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.passes import Passes
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import awaited, device_of, on_device
+from benchmarks.harness.gpu import awaited, device_of
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.manifest import NetworkSpec
@@ -77,16 +77,19 @@ PROFILES = {
 }
 
 
-class RecipeCost(Experiment[Profile]):
+class RecipeCost(CostExperiment[Profile]):
     """The cost of every preset, and of `auto`."""
 
     name = "recipe_cost"
     title = "What a recipe costs"
     question = "What does each recipe of adaptation cost, as a multiple of one plain pass?"
     profiles = PROFILES
-    tables = (Table("recipe_cost"),)
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """One kind."""
+        return {"": Kind(compute, sections)}
+
+    def measured(self) -> Sequence[Cell]:
         """`auto`, then every preset."""
         profile = self.profile
         common = {"size": profile.size, "width": profile.width, "K": profile.members}
@@ -101,15 +104,7 @@ class RecipeCost(Experiment[Profile]):
                 for name, preset in PRESETS.items()
             ),
         ]
-        return on_device(cells, profile.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Passes and time of every recipe."""
-        return sections(rows, self.profile)
+        return cells
 
 
 def compute(cell: Cell, _work: Path) -> dict[str, Any]:
@@ -213,14 +208,15 @@ def _playbook() -> Playbook:
     return fit(episodes, options, typical_targets(found), after)
 
 
-def sections(rows: Sequence[Row], settings: Profile) -> list[str]:
+def sections(rows: Sequence[Row]) -> list[str]:
     """The page: one table, and the floors."""
     header = ["preset", "adapts to", "passes forward", "passes backward", "multiple of a plain pass"]
+    cell = rows[0]["cell"]
     parts = [
-        f"U-Net of width {settings.width} at {settings.size}x{settings.size}, a routing space of "
-        f"{settings.members} members and the global model, one epoch, one thread. Multiple: time of the "
+        f"U-Net of width {cell['width']} at {cell['size']}x{cell['size']}, a routing space of "
+        f"{cell['K']} members and the global model, one epoch, one thread. Multiple: time of the "
         "recipe over that of one plain forward pass of the global model over the same images in batches of "
-        f"{BATCH}, median [quartiles] of {settings.repeats} repetitions; the two alternate in one process.",
+        f"{BATCH}, median [quartiles] of {cell['repeats']} repetitions; the two alternate in one process.",
         "Passes are counted per image, by the multiply-adds of convolutions: a pass that ends at a layer "
         "counts as the part that it computes, and a backward pass counts once, whatever it gives gradients "
         "of. For one scan, the answer counts too.",

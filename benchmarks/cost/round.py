@@ -19,7 +19,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,11 @@ from typing import Any
 
 import psutil
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.round_sides import BATCH, RATE, SEED, SITES, TAU, Echo, plain_rounds, site_data
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import CPU, device_of, on_device
-from benchmarks.harness.measuring import milliseconds, quartiles
+from benchmarks.harness.gpu import CPU, device_of
+from benchmarks.harness.measuring import milliseconds, processor_seconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.task import Task
 from personalization.state import StreamingMean, to_safetensors
@@ -74,16 +74,19 @@ PROFILES = {
 }
 
 
-class RoundCost(Experiment[Profile]):
+class RoundCost(CostExperiment[Profile]):
     """The cost of the engine's round."""
 
     name = "round_cost"
     title = "What a round costs"
     question = "What does federating cost over plain training?"
     profiles = PROFILES
-    tables = (Table("round_cost"),)
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """One kind."""
+        return {"": Kind(compute, sections)}
+
+    def measured(self) -> Sequence[Cell]:
         """Methods that train, then weights that travel without training."""
         settings = self.profile
         rounds, common = settings.rounds, {"size": settings.size, "slices": settings.slices}
@@ -97,15 +100,7 @@ class RoundCost(Experiment[Profile]):
                 for width in settings.widths
             ),
         ]
-        return on_device(cells, settings.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Rounds beside the plain loop, and rounds without training."""
-        return sections(rows, self.profile)
+        return cells
 
 
 class Clock(Silent):
@@ -137,8 +132,7 @@ class Clock(Silent):
     def _processor(self) -> float:
         here = psutil.Process()
         family = [here, *(child for child in here.children() if child.pid != self._apart)]
-        times = [process.cpu_times() for process in family]
-        return float(sum(found.user + found.system for found in times))
+        return processor_seconds(family)
 
 
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
@@ -216,8 +210,9 @@ def _least_round(path: Path, server: Memory) -> tuple[float, float]:
     return averaging, time.perf_counter() - began
 
 
-def sections(found: Sequence[Row], settings: Profile) -> list[str]:
+def sections(found: Sequence[Row]) -> list[str]:
     """The page's tables."""
+    cell = found[0]["cell"]
     trained = [
         [
             r["cell"]["method"],
@@ -238,8 +233,8 @@ def sections(found: Sequence[Row], settings: Profile) -> list[str]:
         if r["cell"]["method"] == "none"
     ]
     return [
-        f"Four sites of {settings.slices} slices of {settings.size}x{settings.size}, U-Net of width "
-        f"{settings.width}, batch {BATCH}, one worker, one thread. "
+        f"Four sites of {cell['slices']} slices of {cell['size']}x{cell['size']}, U-Net of width "
+        f"{cell['width']}, batch {BATCH}, one worker, one thread. "
         "Milliseconds per round: median [quartiles]; engine and plain loop alternate, and end with equal "
         "weights. The plain loop validates the global model, trains, averages in float64 and, for IOP-FL, "
         "keeps each site's moving average and validates it. It keeps no best model, writes no file and sends "

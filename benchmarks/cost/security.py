@@ -24,9 +24,9 @@ from joserfc import jwt
 from joserfc.jwk import RSAKey
 from sqlalchemy import text
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.serving import WARM_UP, form, post, publish, scan_bytes, server, wake
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.scan import decode
@@ -50,16 +50,24 @@ class Profile:
 PROFILES = {"smoke": Profile(3, 3, 100, 2), "cpu": Profile()}
 
 
-class SecurityCost(Experiment[Profile]):
+class SecurityCost(CostExperiment[Profile]):
     """The cost of knowing the caller and of keeping the trail."""
 
     name = "security_cost"
     title = "What authentication and the audit trail cost"
     question = "What do authentication and a row of the audit trail cost a request?"
     profiles = PROFILES
-    tables = (Table("security_cost"),)
+    by = "measured"
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """How each kind of cell is measured, and how its rows are shown."""
+        return {
+            "requests": Kind(_requests, _requests_section),
+            "row": Kind(_on_database(_row), _row_section),
+            "verification": Kind(_on_database(_verification), _verification_section),
+        }
+
+    def measured(self) -> Sequence[Cell]:
         """The requests, a row, and the verification of many."""
         profile = self.profile
         return [
@@ -67,51 +75,6 @@ class SecurityCost(Experiment[Profile]):
             {"measured": "row", "number": profile.rows},
             {"measured": "verification", "number": profile.verified},
         ]
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        if cell["measured"] == "requests":
-            return _requests(cell, work)
-        database = Database(f"sqlite:///{work / 'trail.db'}")
-        upgrade(database)
-        try:
-            return (_row if cell["measured"] == "row" else _verification)(database, cell["number"])
-        finally:
-            database.dispose()
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Milliseconds, and rows per second."""
-        found = {row["cell"]["measured"]: row for row in rows}
-        parts = []
-        if "requests" in found:
-            result = found["requests"]["result"]
-            lines = [
-                [name, milliseconds(result[name], 2), f"{1e3 * result['more'].get(name, 0):+.2f}"]
-                for name in ("none", "keys", "oidc")
-            ]
-            head = ("LOCUM_AUTH", "milliseconds of POST /segment", "more than none")
-            parts.append(
-                "## A request\n\nMedian with quartiles over requests that take turns; *more* is the median "
-                f"of the differences within a turn.\n\n{table(head, lines)}\n\nAsked for: at most 1 ms more."
-            )
-        if "row" in found:
-            result = found["row"]["result"]
-            lines = [
-                [name, milliseconds(result[name], 2)] for name in ("a row of the trail", "another insert")
-            ]
-            more = 1e3 * (result[lines[0][0]]["median"] - result[lines[1][0]]["median"])
-            parts.append(
-                f"## A row\n\n{table(('transaction', 'milliseconds'), lines)}\n\nThe row's own part: "
-                f"{more:.2f} ms. Asked for: at most 2 ms."
-            )
-        if "verification" in found:
-            row = found["verification"]
-            seconds = row["result"]["seconds"]
-            parts.append(
-                f"## Verification\n\n{row['cell']['number']:,} rows in {seconds:.1f} s "
-                f"({row['cell']['number'] / seconds:,.0f} rows per second)."
-            )
-        return parts
 
 
 def _requests(cell: Cell, work: Path) -> dict[str, Any]:
@@ -179,6 +142,22 @@ def _issuer(folder: Path) -> Iterator[tuple[str, str]]:
         listening.server_close()
 
 
+def _on_database(
+    measure: Callable[[Database, int], dict[str, Any]],
+) -> Callable[[Cell, Path], dict[str, Any]]:
+    """The measurement on a new database."""
+
+    def measured(cell: Cell, work: Path) -> dict[str, Any]:
+        database = Database(f"sqlite:///{work / 'trail.db'}")
+        upgrade(database)
+        try:
+            return measure(database, cell["number"])
+        finally:
+            database.dispose()
+
+    return measured
+
+
 def _row(database: Database, number: int) -> dict[str, Any]:
     with database.write() as session:
         session.execute(text("CREATE TABLE IF NOT EXISTS other (content TEXT)"))
@@ -211,3 +190,38 @@ def _verification(database: Database, number: int) -> dict[str, Any]:
     if verified.rows != number:
         raise RuntimeError(f"expected {number} rows, found {verified.rows}")
     return {"seconds": round(seconds, 3)}
+
+
+def _requests_section(rows: Sequence[Row]) -> list[str]:
+    result = rows[0]["result"]
+    lines = [
+        [name, milliseconds(result[name], 2), f"{1e3 * result['more'].get(name, 0):+.2f}"]
+        for name in ("none", "keys", "oidc")
+    ]
+    return [
+        "## A request",
+        "Median with quartiles over requests that take turns; *more* is the median of the differences within "
+        "a turn.",
+        table(("LOCUM_AUTH", "milliseconds of POST /segment", "more than none"), lines),
+        "Asked for: at most 1 ms more.",
+    ]
+
+
+def _row_section(rows: Sequence[Row]) -> list[str]:
+    result = rows[0]["result"]
+    ours, other = "a row of the trail", "another insert"
+    more = 1e3 * (result[ours]["median"] - result[other]["median"])
+    lines = [[name, milliseconds(result[name], 2)] for name in (ours, other)]
+    return [
+        "## A row",
+        table(("transaction", "milliseconds"), lines),
+        f"The row's own part: {more:.2f} ms. Asked for: at most 2 ms.",
+    ]
+
+
+def _verification_section(rows: Sequence[Row]) -> list[str]:
+    number, seconds = rows[0]["cell"]["number"], rows[0]["result"]["seconds"]
+    return [
+        "## Verification",
+        f"{number:,} rows in {seconds:.1f} s ({number / seconds:,.0f} rows per second).",
+    ]

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import device_of, on_device
+from benchmarks.harness.gpu import device_of
 from benchmarks.harness.tables import table
 from model_store.guard import ReferenceStatistics, summarise
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
@@ -82,16 +82,19 @@ PROFILES = {
 }
 
 
-class ServingCost(Experiment[Profile]):
+class ServingCost(CostExperiment[Profile]):
     """The cost of POST /segment beside its necessary work."""
 
     name = "serving_cost"
     title = "What serving costs"
     question = "What does serving cost over decoding, running and encoding?"
     profiles = PROFILES
-    tables = (Table("serving_cost"),)
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """One kind."""
+        return {"": Kind(compute, sections)}
+
+    def measured(self) -> Sequence[Cell]:
         """One cell per kind of scan."""
         settings = self.profile
         cells = [
@@ -103,15 +106,7 @@ class ServingCost(Experiment[Profile]):
             }
             for kind in settings.scans
         ]
-        return on_device(cells, settings.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """End to end beside the floor, and the server's stages."""
-        return sections(rows, self.profile)
+        return cells
 
 
 def scan_bytes(kind: str, size: int = SIZE, slices: int = SLICES) -> bytes:
@@ -290,14 +285,14 @@ def _summary(values: list[float]) -> dict[str, float]:
     return {"median": round(middle, 3), "q1": round(quarter, 3), "q3": round(three_quarters, 3)}
 
 
-def sections(found: Sequence[Row], settings: Profile) -> list[str]:
+def sections(found: Sequence[Row]) -> list[str]:
     """The page's tables."""
     names = {
         "png": f"PNG, {SIZE}x{SIZE}",
         "nii": f".nii, {SLICES}x{SIZE}x{SIZE}",
         "nii.gz": f".nii.gz, {SLICES}x{SIZE}x{SIZE}",
     }
-    body = []
+    body, cell = [], found[0]["cell"]
     for row in found:
         result = row["result"]
         rest, inside = result["rest_ms"], result["rest_within_ms"]
@@ -315,7 +310,7 @@ def sections(found: Sequence[Row], settings: Profile) -> list[str]:
         [name, *(f"{row['result']['stages_ms'].get(name, 0.0):.2f}" for row in found)] for name in order
     ]
     return [
-        f"U-Net of width {settings.width} at {SIZE}x{SIZE}, {settings.threads} threads, batches of {BATCH} "
+        f"U-Net of width {cell['width']} at {SIZE}x{SIZE}, {cell['threads']} threads, batches of {BATCH} "
         "slices. Milliseconds: median [quartiles]; both sides alternate, and answer with the same bytes. "
         "The floor is decoding the scan, bare onnxruntime on prepared slices and encoding the mask.",
         table(["scan", "end to end", "floor", "rest (of floor)", "rest within the request (of floor)"], body),

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.peak_memory import peak_mb
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import device_of, on_device
+from benchmarks.harness.gpu import device_of
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.export import to_onnx
@@ -72,26 +72,21 @@ PROFILES["full"] = Profile(PROFILES["cpu"].backbones, 50)
 PROFILES["gpu"] = Profile(PROFILES["cpu"].backbones, 50, (1, 8, 32), "cuda")
 
 
-class SsfCost(Experiment[Profile]):
+class SsfCost(CostExperiment[Profile]):
     """The cost of a pool of SSF entries beside the plain backbone."""
 
     name = "ssf_cost"
     title = "What a pool costs"
     question = "What does picking from a pool cost over one plain pass?"
     profiles = PROFILES
-    tables = (Table("ssf_cost"),)
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """One kind."""
+        return {"": Kind(compute, sections)}
+
+    def measured(self) -> Sequence[Cell]:
         """Every backbone at every batch."""
-        return on_device(cells_of(self.profile), self.profile.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return compute(cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Time, traffic and memory."""
-        return sections(rows)
+        return cells_of(self.profile)
 
 
 def adaptive(backbone: Mapping[str, Any], entries: int, top: int) -> InstanceAdaptive:

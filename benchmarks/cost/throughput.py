@@ -26,12 +26,13 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.health import HOSPITAL, second_worker, start_job, wait_for
 from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import TASK, form, post, publish, scan_bytes, server, wake
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.gpu import CPU, device_of, on_device
+from benchmarks.harness.gpu import CPU, device_of
+from benchmarks.harness.measuring import processor_seconds
 from benchmarks.harness.tables import table
 from demo.service_process import free_port, running_service
 from model_store.manifest import GRAPH
@@ -89,7 +90,7 @@ PROFILES = {
 }
 
 
-class Throughput(Experiment[Profile]):
+class Throughput(CostExperiment[Profile]):
     """How many scans and jobs the service gets through."""
 
     name = "throughput"
@@ -98,9 +99,17 @@ class Throughput(Experiment[Profile]):
         "How many scans does the service answer over bare onnxruntime, and what does a second worker add?"
     )
     profiles = PROFILES
-    tables = (Table("throughput"),)
+    by = "what"
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """How each kind of cell is measured, and how its rows are shown."""
+        return {
+            "requests": Kind(requests, _requests_section),
+            "jobs": Kind(jobs, _jobs_section),
+            "memory": Kind(memory, _memory_section),
+        }
+
+    def measured(self) -> Sequence[Cell]:
         """By scan and number of clients; then the jobs; then memory."""
         profile = self.profile
         shared = {"pairs": profile.pairs, "slots": profile.slots}
@@ -125,15 +134,7 @@ class Throughput(Experiment[Profile]):
         adapted = {"jobs": profile.jobs, "preset": "ladder", "width": profile.job_width, "pairs": 1}
         posted = {"requests": profile.requests, "clients": 8, "slots": profile.slots, "size": 32, "width": 2}
         cells = [*served, {"what": "jobs", **adapted}, {"what": "memory", **posted}]
-        return on_device(cells, profile.device)
-
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        return {"requests": requests, "jobs": jobs, "memory": memory}[cell["what"]](cell, work)
-
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Ratios and latencies, then jobs, then memory."""
-        return sections(rows)
+        return cells
 
 
 def requests(cell: Cell, work: Path) -> dict[str, Any]:
@@ -282,19 +283,12 @@ def memory(cell: Cell, work: Path) -> dict[str, Any]:
 
 
 def _processor_seconds(pid: int | None) -> float:
-    other = 0.0 if pid is None else sum(psutil.Process(pid).cpu_times()[:2])
-    return time.process_time() + other
+    return processor_seconds([psutil.Process(), *([] if pid is None else [psutil.Process(pid)])])
 
 
 def _spread(ratios: Sequence[float]) -> dict[str, float]:
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     return {"median": round(middle, 3), "q1": round(low, 3), "q3": round(high, 3)}
-
-
-def sections(rows: Sequence[Row]) -> list[str]:
-    """The page below its title."""
-    by_part = {what: [row for row in rows if row["cell"]["what"] == what] for what in PARTS}
-    return [section for what, found in by_part.items() if found for section in PARTS[what](found)]
 
 
 def _requests_section(rows: Sequence[Row]) -> list[str]:
@@ -372,10 +366,3 @@ def _memory_section(rows: Sequence[Row]) -> list[str]:
 
 def _ratio(found: Mapping[str, float]) -> str:
     return f"{found['median']:.2f} [{found['q1']:.2f}, {found['q3']:.2f}]"
-
-
-PARTS: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
-    "requests": _requests_section,
-    "jobs": _jobs_section,
-    "memory": _memory_section,
-}

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
+from typing import Any, TypeVar
+
+import psutil
+
+Result = TypeVar("Result")
 
 
 def alternated(
@@ -14,11 +21,12 @@ def alternated(
 ) -> dict[str, list[float]]:
     """Seconds of every step, run in turn `repeats` times after `warm_up` rounds that are not kept.
 
-    The steps alternate, so that other load on the machine disturbs all of them alike.
+    The steps alternate, so that other load on the machine disturbs all of them alike. Their order is turned
+    from round to round, so that the state that one leaves favours no other.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(warm_up + repeats):
-        for name, step in steps.items():
+    for number in range(warm_up + repeats):
+        for name, step in [*steps.items()][:: -1 if number % 2 else 1]:
             began = time.perf_counter()
             step()
             seconds[name].append(time.perf_counter() - began)
@@ -42,3 +50,19 @@ def high_water(process: int | str = "self") -> int:
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="ascii"))
     assert found is not None
     return int(found[1]) * 1024
+
+
+def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
+    """The function's result in a spawned process: a forked one has its parent's peak of memory."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def processor_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Processor seconds of the processes, together; one that is gone counts nothing."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import quartiles
 from benchmarks.harness.tables import table
 from benchmarks.network.consortium import Consortium, Member
@@ -55,16 +55,19 @@ class Profile:
 PROFILES = {"smoke": Profile((0.1,), 4, 2, 1), "cpu": Profile()}
 
 
-class NetworkCost(Experiment[Profile]):
+class NetworkCost(CostExperiment[Profile]):
     """The cost of a network round."""
 
     name = "network_cost"
     title = "What a round over a network costs"
     question = "What does a round between hospitals cost over NVFLARE alone?"
     profiles = PROFILES
-    tables = (Table("network_cost"),)
 
-    def cells(self) -> list[Cell]:
+    def kinds(self) -> Mapping[str, Kind]:
+        """One kind."""
+        return {"": Kind(compute, sections)}
+
+    def measured(self) -> Sequence[Cell]:
         """Three sites by size; then many sites; then large weights."""
         profile = self.profile
         sizes = [(3, size, profile.rounds) for size in profile.megabytes]
@@ -73,68 +76,70 @@ class NetworkCost(Experiment[Profile]):
             {"sites": sites, "megabytes": size, "rounds": rounds} for sites, size, rounds in [*sizes, *extra]
         ]
 
-    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Measure one cell."""
-        root = work / f"run-{time.time_ns()}"
-        names = tuple(f"s{index:02}" for index in range(cell["sites"]))
-        data = root / "data"
-        source = write_federation(root / "source", ("aster",), patients_per_site=3, size=16)
-        for name in names:
-            data.mkdir(exist_ok=True)
-            (data / name).symlink_to(source / "aster")
-        TASK.model_copy(update={"size": (16, 16)}).dump(data / "task.yaml")
-        with Consortium(root, data, names) as consortium:
-            found = _network(consortium, cell, root)
-        # NVFLARE keeps a cell's name for the life of a process, so each side has its own.
-        with Consortium(root, data, names, port=consortium.port) as consortium:
-            found |= _bare(consortium, cell, root)
-        return found | _in_process(cell, root, names)
 
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Seconds per round, ratios, and memory."""
-        body = []
-        memory = []
-        for row in rows:
-            cell, found = row["cell"], row["result"]
-            network, bare = found["network_s"]["median"], found["bare_s"]["median"]
-            body.append(
-                [
-                    cell["sites"],
-                    f"{cell['megabytes']:g}",
-                    *(f"{found[f'{side}_s']['median']:.2f}" for side in ("in_process", "bare", "network")),
-                    f"{network / bare:.2f}",
-                    f"{network / found['in_process_s']['median']:.2f}",
-                ]
-            )
-            memory.append(
-                [
-                    cell["sites"],
-                    f"{cell['megabytes']:g}",
-                    *(f"{found[name]:.0f}" for name in ("operator_mb", "hospital_mb", "bare_mb")),
-                ]
-            )
-        return [
-            "Seconds per round, median. Weights to every site and back, the mean, and the result on disk; "
-            "nothing is trained.",
-            table(
-                [
-                    "sites",
-                    "MB",
-                    "in-process",
-                    "NVFLARE alone",
-                    "network",
-                    "network / NVFLARE",
-                    "network / in-process",
-                ],
-                body,
-            ),
-            "Asked for: at most 1.15 times NVFLARE alone.",
-            "## Memory",
-            "Largest resident memory in MB of the operator's process, of a hospital's, and of NVFLARE's own "
-            "sender. The mean holds a float64 total, which is twice the weights; a hospital's step holds the "
-            "weights that it received and those that it returns.",
-            table(["sites", "MB", "operator", "hospital", "NVFLARE alone"], memory),
-        ]
+def compute(cell: Cell, work: Path) -> dict[str, Any]:
+    """Measure one cell."""
+    root = work / f"run-{time.time_ns()}"
+    names = tuple(f"s{index:02}" for index in range(cell["sites"]))
+    data = root / "data"
+    source = write_federation(root / "source", ("aster",), patients_per_site=3, size=16)
+    for name in names:
+        data.mkdir(exist_ok=True)
+        (data / name).symlink_to(source / "aster")
+    TASK.model_copy(update={"size": (16, 16)}).dump(data / "task.yaml")
+    with Consortium(root, data, names) as consortium:
+        found = _network(consortium, cell, root)
+    # NVFLARE keeps a cell's name for the life of a process, so each side has its own.
+    with Consortium(root, data, names, port=consortium.port) as consortium:
+        found |= _bare(consortium, cell, root)
+    return found | _in_process(cell, root, names)
+
+
+def sections(rows: Sequence[Row]) -> list[str]:
+    """Seconds per round, ratios, and memory."""
+    body = []
+    memory = []
+    for row in rows:
+        cell, found = row["cell"], row["result"]
+        network, bare = found["network_s"]["median"], found["bare_s"]["median"]
+        body.append(
+            [
+                cell["sites"],
+                f"{cell['megabytes']:g}",
+                *(f"{found[f'{side}_s']['median']:.2f}" for side in ("in_process", "bare", "network")),
+                f"{network / bare:.2f}",
+                f"{network / found['in_process_s']['median']:.2f}",
+            ]
+        )
+        memory.append(
+            [
+                cell["sites"],
+                f"{cell['megabytes']:g}",
+                *(f"{found[name]:.0f}" for name in ("operator_mb", "hospital_mb", "bare_mb")),
+            ]
+        )
+    return [
+        "Seconds per round, median. Weights to every site and back, the mean, and the result on disk; "
+        "nothing is trained.",
+        table(
+            [
+                "sites",
+                "MB",
+                "in-process",
+                "NVFLARE alone",
+                "network",
+                "network / NVFLARE",
+                "network / in-process",
+            ],
+            body,
+        ),
+        "Asked for: at most 1.15 times NVFLARE alone.",
+        "## Memory",
+        "Largest resident memory in MB of the operator's process, of a hospital's, and of NVFLARE's own "
+        "sender. The mean holds a float64 total, which is twice the weights; a hospital's step holds the "
+        "weights that it received and those that it returns.",
+        table(["sites", "MB", "operator", "hospital", "NVFLARE alone"], memory),
+    ]
 
 
 class _Clock(Silent):

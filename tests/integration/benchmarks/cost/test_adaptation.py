@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.cost.adaptation import Profile, compute, sections
+from benchmarks.cost.adaptation import AdaptationCost
+from benchmarks.harness.experiment import Options
 
+COST = AdaptationCost(Options("smoke"))
 SIZE = {"size": 32, "width": 2}
 
 
@@ -12,11 +14,11 @@ def test_a_step_and_a_graph_are_timed_beside_their_floor(tmp_path: Path) -> None
         {"what": "step", "preset": "paper", "router": "pooled", "K": 1, **SIZE, "repeats": 3},
         {"what": "graph", "K": 2, **SIZE, "repeats": 3},
     ]
-    rows = [{"cell": cell, "result": compute(cell, tmp_path)} for cell in cells]
+    rows = [{"cell": cell, "result": COST.compute(cell, tmp_path)} for cell in cells]
     for row in rows:
         assert row["result"]["ratio"] > 0
         assert row["result"]["ours_s"]["median"] > 0
-    text = "\n".join(sections(rows, Profile(width=2, size=32)))
+    text = "\n".join(COST.sections(rows))
     assert "paper, pooled" in text
     assert f"{rows[1]['result']['ratio']:.3f}" in text
 
@@ -24,6 +26,6 @@ def test_a_step_and_a_graph_are_timed_beside_their_floor(tmp_path: Path) -> None
 def test_the_models_count_in_the_peak_of_a_process_of_its_own(tmp_path: Path) -> None:
     # Models of 8 MiB each, so that they stand out of the interpreter's own hundreds.
     cells = [{"what": "memory", "K": inside, "size": 16, "width": 16} for inside in (1, 7)]
-    few, many = (compute(cell, tmp_path) for cell in cells)
+    few, many = (COST.compute(cell, tmp_path) for cell in cells)
     assert many["models_bytes"] == 4 * few["models_bytes"]
     assert many["peak_bytes"] - few["peak_bytes"] > 0.9 * (many["models_bytes"] - few["models_bytes"])

@@ -68,7 +68,7 @@ def test_auto_takes_ten_passes_of_at_most_twelve(rows: dict[str, Any]) -> None:
     # One of the parent, two for each of four recipes; and one by the judge.
     assert passes(rows[AUTO], "forward") == [9, 1]
     assert passes(rows[AUTO], "backward") == [0, 0]
-    assert "At most 12 are allowed: kept. They take" in sections([rows[AUTO]], PROFILES["smoke"])[-1]
+    assert "At most 12 are allowed: kept. They take" in sections([rows[AUTO]])[-1]
 
 
 def test_what_learns_from_an_ensemble_passes_every_model(rows: dict[str, Any]) -> None:
@@ -88,13 +88,13 @@ def test_the_page_says_what_more_passes_than_allowed_are(rows: dict[str, Any]) -
     auto = rows[AUTO]
     more = {**auto, "result": {**auto["result"], "passes": {"choose": {"forward": 11.5, "backward": 0.0}}}}
     more["result"]["passes"]["judge"] = {"forward": 1.0, "backward": 0.0}
-    *_, bound = sections([more], PROFILES["smoke"])
+    *_, bound = sections([more])
     assert "12.5 passes" in bound
     assert "**missed**" in bound
 
 
 def test_the_page_has_a_line_per_row_and_a_floor_per_number_of_slices(rows: dict[str, Any]) -> None:
-    _, _, table, floors, *_ = sections([*rows.values()], PROFILES["smoke"])
+    _, _, table, floors, *_ = sections([*rows.values()])
     assert len(table.splitlines()) == 2 + len(rows)
     assert "over 20 slices takes" in floors
     assert "over 3 slices takes" in floors

@@ -1,10 +1,20 @@
 from __future__ import annotations
 
 import resource
+import sys
+from functools import partial
 
+import numpy as np
 import psutil
 
-from benchmarks.harness.measuring import high_water, milliseconds, quartiles
+from benchmarks.harness.measuring import (
+    alternated,
+    high_water,
+    in_new_process,
+    milliseconds,
+    processor_seconds,
+    quartiles,
+)
 
 
 def test_quartiles_of_seconds_and_as_a_page_has_them() -> None:
@@ -19,3 +29,22 @@ def test_the_high_water_mark_lies_between_what_is_used_now_and_what_the_kernel_c
     # The kernel's other count may be higher: a forked process starts with its parent's.
     most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert 0.95 * now <= high_water() <= 1.05 * most
+
+
+def test_steps_alternate_and_take_turns_to_go_first() -> None:
+    order: list[str] = []
+    found = alternated({name: partial(order.append, name) for name in "ab"}, 3, 1)
+    assert "".join(order) == "abbaabba"
+    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 3, "b": 3}
+
+
+def test_a_new_process_does_not_have_this_ones_memory() -> None:
+    held = np.ones(2**25)
+    assert in_new_process(high_water) < high_water() - held.nbytes / 2
+
+
+def test_a_process_that_is_gone_counts_nothing() -> None:
+    gone = psutil.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    this = processor_seconds([psutil.Process()])
+    assert 0 < this <= processor_seconds([psutil.Process(), gone])

@@ -1,0 +1,53 @@
+"""What the benchmarks of cost share: a table of their own name, and kinds of cells."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, P, Table
+from benchmarks.harness.gpu import CPU, on_device
+
+
+class Kind(NamedTuple):
+    """What measures a cell in a folder of its own, and what shows the rows of such cells."""
+
+    measure: Callable[[Cell, Path], Mapping[str, Any]]
+    show: Callable[[Sequence[Row]], list[str]]
+
+
+class CostExperiment(Experiment[P]):
+    """A cost. The field `by` of a cell names its kind; without one the only kind is ""."""
+
+    by: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.tables = (Table(cls.name),)
+
+    @abstractmethod
+    def kinds(self) -> Mapping[str, Kind]:
+        """The kinds of cells, in the order of the page."""
+
+    @abstractmethod
+    def measured(self) -> Sequence[Cell]:
+        """All cells of the profile, without their device."""
+
+    def cells(self) -> list[Cell]:
+        """All cells of the profile, on its device."""
+        return on_device(self.measured(), getattr(self.profile, "device", CPU))
+
+    def compute(self, cell: Cell, work: Path) -> Mapping[str, Any]:
+        """Measure one cell."""
+        return self.kinds()[cell.get(self.by, "")].measure(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """The kinds that have a row, in their order."""
+        found: list[str] = []
+        for name, kind in self.kinds().items():
+            own = [row for row in rows if row["cell"].get(self.by, "") == name]
+            found += kind.show(own) if own else []
+        return found
