@@ -1,18 +1,14 @@
 from __future__ import annotations
 
 import resource
-import sys
 from functools import partial
 
-import numpy as np
 import psutil
 
 from benchmarks.harness.measuring import (
     alternated,
     high_water,
-    in_new_process,
     milliseconds,
-    processor_seconds,
     quartiles,
 )
 
@@ -36,15 +32,3 @@ def test_steps_alternate_and_take_turns_to_go_first() -> None:
     found = alternated({name: partial(order.append, name) for name in "ab"}, 3, 1)
     assert "".join(order) == "abbaabba"
     assert {name: len(seconds) for name, seconds in found.items()} == {"a": 3, "b": 3}
-
-
-def test_a_new_process_does_not_have_this_ones_memory() -> None:
-    held = np.ones(2**25)
-    assert in_new_process(high_water) < high_water() - held.nbytes / 2
-
-
-def test_a_process_that_is_gone_counts_nothing() -> None:
-    gone = psutil.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    this = processor_seconds([psutil.Process()])
-    assert 0 < this <= processor_seconds([psutil.Process(), gone])
