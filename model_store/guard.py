@@ -58,7 +58,6 @@ class ScanSummary:
     measures: dict[str, float]
     appearance: tuple[float, ...]
     constant: bool
-    notes: tuple[str, ...]
 
 
 def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
@@ -74,7 +73,7 @@ def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
     measures |= {"raw_low": float(low), "raw_middle": float(middle), "raw_high": float(high)}
     appearance, constant = describe(prepared.slices)
     kind = f"{'grey' if is_grey(scan.voxels) else 'colour'} {'volume' if scan.is_volume else 'image'}"
-    return ScanSummary(kind, measures, appearance, constant, scan.notes)
+    return ScanSummary(kind, measures, appearance, constant)
 
 
 class Range(BaseModel):
@@ -158,13 +157,14 @@ class ReferenceStatistics(BaseModel):
 def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Task) -> list[str]:
     """Return one warning for each way in which the scan does not look like the training scans.
 
-    Without a reference, only the scan's own notes and a constant scan are reported.
+    Without a reference, only a constant scan is reported. The notes of a scan, on its container and header,
+    are no warnings of the guard.
     """
-    warnings = list(summary.notes)
     if summary.constant:
-        return [*warnings, "the scan has the same intensity everywhere; it shows nothing"]
+        return ["the scan has the same intensity everywhere; it shows nothing"]
     if reference is None:
-        return warnings
+        return []
+    warnings = []
     if summary.kind not in reference.kinds:
         seen = " or ".join(f"{kind}s" for kind in reference.kinds)
         warnings.append(f"the scan is a {summary.kind}; task '{task.name}' was trained on {seen}")

@@ -17,7 +17,7 @@ from model_store.scans.dicom.reading import DicomSeries, open_series
 from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
 from model_store.scans.foreign import advice
 from model_store.scans.formats import format_of, list_formats, series_of, strip_suffix
-from model_store.scans.types import MIN_SIDE, Limits, Parts, Scan
+from model_store.scans.types import MIN_SIDE, Limits, Note, Parts, Scan
 
 __all__ = [
     "MIN_SIDE",
@@ -26,6 +26,7 @@ __all__ = [
     "DicomSeries",
     "ElementCount",
     "Limits",
+    "Note",
     "Parts",
     "Scan",
     "decode",

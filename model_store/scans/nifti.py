@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from model_store.errors import DamagedScan, UnsupportedScan
 from model_store.scans.inflate import BoundedGunzip
 from model_store.scans.nifti_header import HEADER_SIZES, NiftiHeader, header_version, parse_header
-from model_store.scans.types import Limits, Scan, check_finite
+from model_store.scans.types import Limits, Note, Scan, check_finite
 
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDERS: tuple[Literal["little", "big"], ...] = ("little", "big")
@@ -130,7 +130,7 @@ def _scan(header: NiftiHeader, content: memoryview) -> Scan:
         voxels = np.moveaxis(stored.reshape((header.samples, *header.shape), order="F"), 0, -1)
         if header.samples == 4:
             if int(voxels[..., 3].min()) < 255:
-                notes.append("the transparency (alpha) of the volume is ignored")
+                notes.append(Note("alpha-ignored", "the transparency (alpha) of the volume is ignored"))
             voxels = voxels[..., :3]
     check_finite(voxels, "NIfTI")
     if header.samples == 1 and (header.slope, header.intercept) != (1.0, 0.0):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
-from model_store.scans.types import MIN_SIDE, Limits
+from model_store.scans.types import MIN_SIDE, Limits, Note
 
 HEADER_SIZES = {348: 1, 540: 2}
 
@@ -48,7 +48,7 @@ class NiftiHeader:
     intercept: float
     affine: NDArray[np.float64]
     mm_per_unit: float
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
     @property
     def data_bytes(self) -> int:
@@ -171,16 +171,18 @@ def _scaling(header: Any) -> tuple[float, float]:
 
 # Damaged numbers may overflow before they reach the checks, which reject the result.
 @np.errstate(all="ignore")
-def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """The affine from sform, otherwise qform, otherwise the voxel sizes alone; and notes for a person."""
-    notes: list[str] = []
+def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float64], tuple[Note, ...]]:
+    """The affine from sform, otherwise qform, otherwise the voxel sizes alone; and notes."""
+    notes: list[Note] = []
     has_sform, has_qform = int(header["sform_code"]) > 0, int(header["qform_code"]) > 0
     if not has_sform:
         for axis in range(3):
             size = float(header["pixdim"][axis + 1])
             if shape[axis] == 1 and size == 0:
                 header["pixdim"][axis + 1] = 1.0
-                notes.append("the slice thickness is missing from the header; 1 is assumed")
+                notes.append(
+                    Note("thickness-assumed", "the slice thickness is missing from the header; 1 is assumed")
+                )
             elif not (math.isfinite(size) and size > 0):
                 raise DamagedScan(
                     f"NIfTI: expected a positive voxel size along axis {axis}, pixdim is {size:g}; "
@@ -188,8 +190,11 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
                 )
     if not (has_sform or has_qform):
         notes.append(
-            "the header says nothing about orientation (sform_code and qform_code are 0): "
-            "rows and slices are taken as stored, x from the patient's right to left, as in ANALYZE"
+            Note(
+                "orientation-unknown",
+                "the header says nothing about orientation (sform_code and qform_code are 0): "
+                "rows and slices are taken as stored, x from the patient's right to left, as in ANALYZE",
+            )
         )
     try:
         affine = np.array(header.get_best_affine(), np.float64)
@@ -209,7 +214,11 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
     pixdim = np.array(header["pixdim"][1:4], np.float64)
     if has_sform and not np.allclose(pixdim, sizes, rtol=0.02):
         notes.append(
-            f"voxel sizes {_by(sizes)} by the affine, {_by(pixdim)} by pixdim; those of the affine are used"
+            Note(
+                "voxel-sizes-differ",
+                f"voxel sizes {_by(sizes)} by the affine, {_by(pixdim)} by pixdim; those of the affine are "
+                "used",
+            )
         )
     return affine, tuple(notes)
 

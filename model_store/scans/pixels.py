@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
-from model_store.scans.types import Scan, check_finite
+from model_store.scans.types import Note, Scan, check_finite
 
 # Pillow warns about odd but harmless metadata, which the client need not know. Warning filters are global to
 # the process, so two threads must not change them at the same time.
@@ -22,7 +22,7 @@ _SILENCE = threading.Lock()
 def decode_pixels(
     content: bytes,
     kind: Literal["png", "tiff"],
-    notes: tuple[str, ...] = (),
+    notes: tuple[Note, ...] = (),
     view: type[np.generic] | None = None,
     grey_bits: int = 8,
 ) -> Scan:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from model_store.errors import DamagedScan, UnsupportedScan
 from model_store.scans.inflate import inflated
 from model_store.scans.pixels import decode_pixels
-from model_store.scans.types import Limits, Scan, check_sides
+from model_store.scans.types import EIGHT_BITS, Limits, Scan, check_sides
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -81,8 +81,7 @@ def read_png(data: bytes, limits: Limits) -> Scan:
     if header.colour == _PALETTE and not has_palette:
         raise DamagedScan("PNG: expected the palette of its colours, found none; save it again")
     _check_amount(header, packed)
-    note = "16 bits per colour are read as 8; only grey images keep 16"
-    notes = (note,) if header.bits == 16 and header.colour != 0 else ()
+    notes = (EIGHT_BITS,) if header.bits == 16 and header.colour != 0 else ()
     return decode_pixels(b"".join(kept), "png", notes, grey_bits=8 if header.colour else header.bits)
 
 

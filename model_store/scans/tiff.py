@@ -14,7 +14,7 @@ import numpy as np
 
 from model_store.errors import DamagedScan, UnsupportedScan
 from model_store.scans.pixels import decode_pixels
-from model_store.scans.types import Limits, Scan, check_sides
+from model_store.scans.types import EIGHT_BITS, Limits, Scan, check_sides
 
 SIGNATURES = (b"II*\0", b"MM\0*")
 BIG_SIGNATURES = (b"II+\0", b"MM\0+")
@@ -74,7 +74,7 @@ def read_tiff(data: bytes, limits: Limits) -> Scan:
         view = np.uint32
         one = struct.pack(order + "H2x", 2)
         entries[_FORMAT] = _Entry(_FORMAT, 3, 1, one, (2,))
-    notes = ("16 bits per colour are read as 8; only grey images keep 16",) if bits == 16 and not grey else ()
+    notes = (EIGHT_BITS,) if bits == 16 and not grey else ()
     return decode_pixels(_rewrite(data, order, entries), "tiff", notes, view, grey_bits=bits if grey else 8)
 
 

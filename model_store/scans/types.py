@@ -38,6 +38,22 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A remark on how a file was read: on its container or header, and never on what the scan shows.
+
+    Attributes:
+        name: its code, as answers list it: lower case with hyphens.
+        text: one sentence for a person, with no value of the header that names a patient.
+    """
+
+    name: str
+    text: str
+
+
+EIGHT_BITS = Note("colours-reduced", "16 bits per colour are read as 8; only grey images keep 16")
+
+
+@dataclass(frozen=True)
 class Scan:
     """A decoded scan.
 
@@ -48,14 +64,14 @@ class Scan:
             otherwise); None for an image.
         format: name of the format that the scan was read from, as in `model_store.scans.formats`.
         mm_per_unit: millimetres per unit of the affine, by the header's xyzt_units.
-        notes: remarks for a person on how the file was read, one sentence each.
+        notes: remarks on how the file was read.
     """
 
     voxels: NDArray[Any]
     affine: NDArray[np.float64] | None
     format: str
     mm_per_unit: float = 1.0
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def is_volume(self) -> bool:

@@ -62,7 +62,7 @@ ANSWER_HEADERS: Mapping[str, str] = {
     "Locum-Personalization": "The network that answered: `global`, `member; site=CS`, `cluster; "
     "cluster=2`, `hospital; hospital=dune` or `scan`.",
     "Locum-Warnings": "Number of warnings, the guard's and others; a JSON answer lists them.",
-    "Locum-Warning-Names": "Short names of the warnings, each once, such as `zero-shot`, "
+    "Locum-Warning-Names": "Short names of the warnings, each once, such as `zero-shot`, `files-ignored`, "
     "`scan-unlike-task`. Absent without warnings.",
     "Server-Timing": "Milliseconds per stage.",
 }

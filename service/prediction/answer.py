@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
-from model_store.scan import Limits, Scan
+from model_store.scan import Limits, Note, Scan
 from model_store.task import TaskKind
 from service.catalog.network import Selection
 from service.errors import ParametersContradict, ScanUnlikeTask
@@ -98,17 +98,26 @@ class Predictor(ABC, Generic[Options]):
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:  # noqa: ARG002 - for subclasses
         obey_guard(self.options, warnings, self.selection.manifest.task.name)
 
-    def _warning_names(self, warnings: Sequence[str]) -> list[str]:
-        """Return warning codes for the response header; `warnings` are the guard's."""
-        return [*self.selection.warnings, *([UNLIKE_TASK] if warnings else [])]
+    def _warning_names(self, warnings: Sequence[str], notes: Sequence[Note]) -> list[str]:
+        """Return warning codes for the response header.
 
-    def _headers(self, warnings: Sequence[str], filename: str) -> dict[str, str]:
-        names = self._warning_names(warnings)
+        `warnings` are the guard's, which judges the scan; `notes` are on its container and header, and have
+        names of their own.
+        """
+        unlike = [UNLIKE_TASK] if warnings else []
+        return list(dict.fromkeys([*self.selection.warnings, *(note.name for note in notes), *unlike]))
+
+    def _warning_texts(self, warnings: Sequence[str], notes: Sequence[Note]) -> list[str]:
+        """Return what a JSON answer lists; arguments as `_warning_names`."""
+        return [*self.selection.warnings.values(), *(note.text for note in notes), *warnings]
+
+    def _headers(self, warnings: Sequence[str], notes: Sequence[Note], filename: str) -> dict[str, str]:
+        names = self._warning_names(warnings, notes)
         return {
             "Locum-Model": str(self.selection.offered),
             "Locum-Graph": self.session.digest,
             "Locum-Personalization": self.selection.header,
-            "Locum-Warnings": str(len(self.selection.warnings) + len(warnings)),
+            "Locum-Warnings": str(len(self._warning_texts(warnings, notes))),
             **({"Locum-Warning-Names": ", ".join(names)} if names else {}),
             "Server-Timing": self.watch.header(),
             "Content-Disposition": f'inline; filename="{filename}"',

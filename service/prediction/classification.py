@@ -66,7 +66,7 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
         )
         with self.watch.stage("encode"):
             body = self._report(found).model_dump_json().encode()
-        headers = self._headers(found.warnings, "classification.json")
+        headers = self._headers(found.warnings, found.scan.notes, "classification.json")
         return Answer(body, "application/json", headers, found.picked)
 
     def _report(self, found: Classification) -> ClassificationReport:
@@ -76,7 +76,7 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
             **class_report(found.mean, names).model_dump(),
             slices=slices if found.scan.is_volume else None,
             picked=pool_selections(found.picked),
-            warnings=[*self.selection.warnings.values(), *found.warnings],
+            warnings=self._warning_texts(found.warnings, found.scan.notes),
             shape=list(found.scan.grid),
             timing_ms=self._timing(),
             receipt=self._receipt(),

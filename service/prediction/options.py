@@ -46,7 +46,8 @@ class ScanOptions(BaseModel):
     )
     guard: Literal["warn", "refuse"] = Field(
         "warn",
-        description="Response to a scan that does not look like the task: `warn`, or `refuse` with 422.",
+        description="Response to a scan that does not look like the task: `warn`, or `refuse` with 422. "
+        "Notes on the scan's container and header refuse nothing.",
     )
 
 

@@ -47,7 +47,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
-            names = self._warning_names(found.warnings)
+            names, notes = self._warning_names(found.warnings, found.scan.notes), found.scan.notes
             media_type, filename = MEDIA_TYPES[self.output]
             segmentation = None
             if self.output in ("dicom-seg", "dicom-sr"):
@@ -68,7 +68,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     lambda: self._report(found),
                     compress=self.options.compress is not False,
                 )
-        headers = self._headers(found.warnings, filename) | {"Locum-Labels": label_header(task)}
+        headers = self._headers(found.warnings, notes, filename) | {"Locum-Labels": label_header(task)}
         return Answer(body, media_type, headers, found.picked, segmentation)
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
@@ -84,7 +84,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             uncertainty=found.uncertainty,
             attention=found.attention,
             picked=pool_selections(found.picked),
-            warnings=[*self.selection.warnings.values(), *found.warnings],
+            warnings=self._warning_texts(found.warnings, found.scan.notes),
             shape=list(found.classes.shape),
             label_names=label_names(self.selection.manifest.task),
             centroids=centroids(found.classes, self.selection.manifest.task),

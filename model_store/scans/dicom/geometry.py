@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydicom import Dataset
 
 from model_store.errors import DamagedScan, UnsupportedScan
+from model_store.scans.types import Note
 
 # A position is written in decimal, often with one digit: a slice may be this far from its place on the line
 # through the stack, in mm, or this fraction of the gap.
@@ -139,7 +140,7 @@ def is_placed(frames: Sequence[Frame]) -> bool:
     return any(frame.position is not None and frame.orientation is not None for frame in frames)
 
 
-def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tuple[str, ...]]:
+def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tuple[Note, ...]]:
     """Sort frames to a stack.
 
     Returns:
@@ -156,7 +157,7 @@ def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tupl
     positions = np.array([frame.position for frame in frames])
     along = positions @ normal
     order = [int(i) for i in np.argsort(along, kind="stable")]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if len(frames) == 1:
         step, notes = _thickness(frames[0], normal)
     else:
@@ -268,11 +269,14 @@ def _angle(one: Any, other: Any) -> float:
     return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
 
 
-def _thickness(frame: Frame, normal: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+def _thickness(frame: Frame, normal: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[Note, ...]]:
     thickness = _numbers(frame.groups, "SliceThickness", 1)
     if thickness is not None and thickness[0] > 0:
-        return normal * thickness[0], ("the series is one slice; its thickness stands for the spacing",)
-    return normal, ("the series is one slice without a thickness; 1 mm is assumed",)
+        text = "the series is one slice; its thickness stands for the spacing"
+        return normal * thickness[0], (Note("one-slice", text),)
+    return normal, (
+        Note("thickness-assumed", "the series is one slice without a thickness; 1 mm is assumed"),
+    )
 
 
 def _step(

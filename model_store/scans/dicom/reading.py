@@ -31,7 +31,7 @@ from model_store.scans.dicom.geometry import Frame
 from model_store.scans.dicom.masks import SEG_CLASSES
 from model_store.scans.dicom.pixels import LOSSY, Layout, decode_frames, layout_of
 from model_store.scans.foreign import is_dicom
-from model_store.scans.types import Limits, Parts, Scan, check_finite, check_sides
+from model_store.scans.types import Limits, Note, Parts, Scan, check_finite, check_sides
 
 
 def read_dicom(data: bytes, limits: Limits) -> Scan:
@@ -52,14 +52,14 @@ class DicomSeries:
         headers: of each file, without pixels.
         frames: in slice order.
         affine: [4, 4] voxel (column, row, slice) -> RAS in mm; None for an image.
-        notes: remarks for a person.
+        notes: remarks on how it was read.
         load: parse a file again, with its pixels.
     """
 
     headers: tuple[Dataset, ...]
     frames: tuple[Frame, ...]
     affine: NDArray[np.float64] | None
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     _layouts: tuple[Layout, ...]
     load: Callable[[int], Dataset]
 
@@ -125,11 +125,12 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         order, affine, notes = _arranged(frames)
         skipped = others + total - len(kept)
         if skipped:
-            notes = (*notes, f"{skipped} files without an image were left out")
+            notes = (*notes, Note("files-ignored", f"{skipped} files without an image were left out"))
         if any(layout.syntax in LOSSY for layout in layouts) or _was_lossy(headers[0]):
-            notes = (*notes, "the pixels were compressed with loss")
+            notes = (*notes, Note("lossy-pixels", "the pixels were compressed with loss"))
         if str(headers[0].get("BurnedInAnnotation") or "").upper() == "YES":
-            notes = (*notes, "the image has burnt-in text (by its header), which may name the patient")
+            text = "the image has burnt-in text (by its header), which may name the patient"
+            notes = (*notes, Note("burnt-in-text", text))
     return DicomSeries(
         tuple(headers),
         tuple(frames[i] for i in order),
@@ -215,7 +216,7 @@ def _check_limits(layouts: Sequence[Layout], limits: Limits) -> None:
 
 def _arranged(
     frames: Sequence[Frame],
-) -> tuple[list[int], NDArray[np.float64] | None, tuple[str, ...]]:
+) -> tuple[list[int], NDArray[np.float64] | None, tuple[Note, ...]]:
     if geometry.is_placed(frames):
         return geometry.stack(frames)
     if len(frames) > 1:

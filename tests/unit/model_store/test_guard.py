@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from model_store.appearance import DESCRIPTORS
 from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
 from model_store.preprocessing import prepare
-from model_store.scan import Scan, decode
+from model_store.scan import Note, Scan, decode
 from model_store.task import Normalisation, Task
 
 TASK = Task(name="ring", labels={"a": (1,)}, size=(64, 64), colour="luminance")
@@ -140,10 +140,15 @@ def test_intensity_unit_warning_requires_a_normalisation_window() -> None:
     assert check(summary(image(body(99)), windowed), reference, windowed) == []
 
 
-def test_check_without_reference_returns_only_the_notes_of_the_scan() -> None:
-    noted = Scan(body(0)[..., None], None, "png", notes=("something odd",))
-    assert check(summary(noted), None, TASK) == ["something odd"]
+def test_notes_on_the_file_are_no_warnings_of_the_guard(reference: ReferenceStatistics) -> None:
+    noted = Scan(body(99)[..., None], None, "png", notes=(Note("files-ignored", "something odd"),))
+    assert check(summary(noted), None, TASK) == check(summary(noted), reference, TASK) == []
+
+
+def test_check_without_reference_warns_of_a_constant_scan_alone() -> None:
     assert check(summary(image(255 - body(0))), None, TASK) == []
+    (warning,) = check(summary(image(np.ones((64, 64), np.uint8))), None, TASK)
+    assert "same intensity everywhere" in warning
 
 
 Change = Callable[[NDArray[Any]], NDArray[Any]]

@@ -241,6 +241,25 @@ def test_series_that_a_seg_cannot_refer_to_has_no_dicom_answer(
     assert api.segment(scan, model="coded").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({**series(VOLUME), "__MACOSX/._0001.dcm": b"\0\5\x16\7" + bytes(100)}, "files-ignored"),
+        (series(VOLUME, LossyImageCompression="01"), "lossy-pixels"),
+        (series(VOLUME, BurnedInAnnotation="YES"), "burnt-in-text"),
+        ({"one.dcm": next(iter(series(VOLUME).values()))}, "one-slice"),
+    ],
+)
+def test_guard_judges_the_scan_and_not_its_container(api: Any, files: dict[str, bytes], name: str) -> None:
+    answer = api.segment(zipped(files), model="bright", output="json", guard="refuse")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["locum-warning-names"] == name
+    assert answer.headers["locum-warnings"] == str(len(answer.json()["warnings"])) == "1"
+    constant = zipped(series(np.ones_like(VOLUME), LossyImageCompression="01"))
+    refused = api.segment(constant, model="bright", guard="refuse")
+    assert (refused.status_code, len(refused.json()["warnings"])) == (422, 1)
+
+
 def test_nifti_has_no_dicom_answer(api: Any, make_nifti: Callable[..., bytes]) -> None:
     response = api.segment(make_nifti(VOLUME, np.eye(4)), model="coded", output="dicom-seg")
     assert response.status_code == 422

@@ -38,7 +38,7 @@ from pydicom.uid import (
 
 from model_store.errors import DamagedScan, MaskMismatch, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import align, prepare
-from model_store.scan import Limits, decode, decode_mask, deidentify, encode_nifti
+from model_store.scan import Limits, Note, decode, decode_mask, deidentify, encode_nifti
 from model_store.scans.dicom import files as dicom_files
 from model_store.task import Task
 from tests.helpers.model_store.dicom_files import (
@@ -118,7 +118,7 @@ class TestSeries:
         for content in (packed, {**files, "notes.txt": b"left hip"}):
             scan = decode(content)
             np.testing.assert_array_equal(scan.voxels, decode(files).voxels)
-            assert any("left out" in note for note in scan.notes)
+            assert any("left out" in note.text for note in scan.notes)
 
     def test_enhanced_file_equals_the_series(self) -> None:
         single, several = decode(enhanced(VOLUME)), decode(series(VOLUME))
@@ -130,7 +130,7 @@ class TestSeries:
         assert scan.grid == (10, 12, 1)
         assert scan.affine is not None
         np.testing.assert_allclose(scan.affine[:3, 2], [0, 0, 4])
-        assert any("thickness" in note for note in scan.notes)
+        assert any("thickness" in note.text for note in scan.notes)
 
     def test_positions_rounded_to_a_tenth_are_even(self) -> None:
         def rounded(dataset: Dataset, place: int) -> None:
@@ -381,7 +381,7 @@ class TestPixels:
         np.testing.assert_array_equal(ours.ravel(), found.ravel())
 
     def test_burnt_in_text_is_a_warning(self) -> None:
-        assert any("burnt-in" in n for n in decode(image(VOLUME[0], BurnedInAnnotation="YES")).notes)
+        assert [n.name for n in decode(image(VOLUME[0], BurnedInAnnotation="YES")).notes] == ["burnt-in-text"]
 
 
 class TestLimits:
@@ -488,7 +488,7 @@ class TestLimits:
         del structures.Rows, structures.PixelData
         structures.ContourData = [1.5] * 3000
         files = {**series(VOLUME), "structures": written(structures)}
-        assert decode(files).notes == ("1 files without an image were left out",)
+        assert decode(files).notes == (Note("files-ignored", "1 files without an image were left out"),)
 
     @pytest.mark.parametrize("syntax", [JPEGLSLossless, JPEG2000Lossless])
     def test_frame_larger_than_its_header_is_not_decoded(self, syntax: str) -> None:

@@ -89,7 +89,7 @@ def test_grey_png_keeps_a_value_marked_transparent() -> None:
 def test_16_bit_colour_png_is_read_as_8_bit_with_a_note() -> None:
     scan = decode(png(12, 16, 16, 2, rows(ramp("u2", (16, 12, 3)) * np.uint16(257))))
     np.testing.assert_array_equal(scan.voxels, ramp("u1", (16, 12, 3)))
-    assert "16 bits" in scan.notes[0]
+    assert "16 bits" in scan.notes[0].text
 
 
 def test_compressed_metadata_in_png_is_not_decompressed() -> None:

@@ -100,7 +100,7 @@ def test_grid_is_three_dimensional_for_any_singleton_axes(shape: tuple[int, ...]
 def test_single_slice_without_thickness_is_read_with_a_note() -> None:
     scan = decode(nifti1(ramp("i2", (9, 10)), sform_code=0, qform_code=1, pixdim=[1.0, 2, 3, 0, 0, 0, 0, 0]))
     np.testing.assert_allclose(np.diag(scan.affine)[:3], (2, 3, 1))  # type: ignore[arg-type]
-    assert "thickness" in scan.notes[0]
+    assert "thickness" in scan.notes[0].text
 
 
 def test_affine_from_qform_in_metres_gives_volume_in_ml() -> None:
@@ -117,8 +117,8 @@ def test_affine_from_qform_in_metres_gives_volume_in_ml() -> None:
 def test_scan_without_orientation_gets_default_affine_and_a_note() -> None:
     content = nifti1(ramp("i2"), sform_code=0)
     scan = decode(content)
-    assert "orientation" in scan.notes[0]
-    assert "x from the patient's right to left" in scan.notes[0]
+    assert "orientation" in scan.notes[0].text
+    assert "x from the patient's right to left" in scan.notes[0].text
     np.testing.assert_array_equal(scan.affine, nib.Nifti1Image.from_bytes(content).affine)
     # R is positive: x falls from one voxel to the next.
     assert scan.affine is not None
@@ -127,7 +127,7 @@ def test_scan_without_orientation_gets_default_affine_and_a_note() -> None:
 
 def test_pixdim_contradicting_the_affine_adds_a_note() -> None:
     scan = decode(nifti1(ramp("i2"), pixdim=[1.0, 1.0, 1.0, 1.0, 0, 0, 0, 0]))
-    assert "pixdim" in scan.notes[0]
+    assert "pixdim" in scan.notes[0].text
     assert decode(nifti1(ramp("i2"))).notes == ()
 
 
