@@ -46,12 +46,19 @@ _DEFAULT = Limits()
 
 
 def decode_mask(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
-    """Decode a mask: a DICOM SEG, or what `decode` reads. Raises as `decode`."""
+    """Decode a mask: a DICOM SEG, or what `decode` reads. Raises as `decode`.
+
+    A PNG or TIFF with a palette of colours has the palette's indices for values.
+    """
     single = next(iter(content.values())) if isinstance(content, Mapping) and len(content) == 1 else content
     if isinstance(single, bytes) and is_seg(single):
         if len(single) > limits.max_bytes:
             raise ScanTooLarge(f"expected at most {limits.max_bytes} bytes, found {len(single)}")
         return read_seg(single, limits)
+    if isinstance(content, bytes) and len(content) <= limits.max_bytes:
+        known = format_of(content)
+        if known is not None and known.read_mask is not None:
+            return known.read_mask(content, limits)
     return decode(content, limits)
 
 

@@ -16,7 +16,12 @@ A message names the thing (file, site, round, tensor), what was expected, what w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_MOST_ALIKE = 20
+# Quoted names, paths, file names and numbers.
+_VARIABLE = re.compile(r"'[^']*'|\S*[/\\]\S*|\S+\.\w{1,4}\b|\d+")
 
 
 class TrainingError(Exception):
@@ -24,16 +29,38 @@ class TrainingError(Exception):
 
 
 class ProblemsFound(TrainingError):
-    """Several problems, reported together so that they can be fixed together."""
+    """Several problems, reported together so that they can be fixed together.
+
+    `problems` has all of them. The message has at most twenty that differ in names and numbers alone, and
+    says how many more there are.
+    """
 
     def __init__(self, heading: str, problems: Sequence[str]) -> None:
         self.heading = heading
         self.problems = tuple(problems)
-        super().__init__("\n".join((heading, *(f"  - {problem}" for problem in self.problems))))
+        super().__init__("\n".join((heading, *(f"  - {line}" for line in _summarised(self.problems)))))
 
     def __reduce__(self) -> tuple[type[ProblemsFound], tuple[str, tuple[str, ...]]]:
         """Pickle both arguments; by default only the message would be passed to the constructor."""
         return type(self), (self.heading, self.problems)
+
+
+def _summarised(problems: Sequence[str]) -> list[str]:
+    """Return the lines of a message: of more than twenty like problems, twenty and a count."""
+    kinds: dict[str, list[str]] = {}
+    for problem in problems:
+        kinds.setdefault(_kind(problem), []).append(problem)
+    lines = []
+    for alike in kinds.values():
+        lines += alike[:_MOST_ALIKE]
+        if rest := len(alike) - _MOST_ALIKE:
+            lines += [f"and {rest} more like the last {_MOST_ALIKE}"] if rest > 0 else []
+    return lines
+
+
+def _kind(problem: str) -> str:
+    """Return what a problem says, without the file that it names first, quoted names, paths and numbers."""
+    return _VARIABLE.sub("*", problem.partition(": ")[2] or problem)
 
 
 class FederationError(ProblemsFound):

@@ -407,12 +407,7 @@ def _train(
                 f"there is no {TASK_FILE} in {federation.root}; one was inferred and written to "
                 f"{folder / TASK_FILE}: look at it, and put it into the federation's folder"
             )
-        if repeated := federation.repeated:
-            warnings.append(
-                f"{sum(map(len, repeated))} images are the same file as another patient's, first "
-                f"{' and '.join(repeated[0][:2])}: training may see what validation or a test judges by; "
-                "leave copies out, or give them one patient in cases.csv"
-            )
+        warnings += job.warnings()
         for warning in warnings:
             progress.warning(warning)
 

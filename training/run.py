@@ -19,7 +19,7 @@ from model_store.store import Store
 from training.algorithm import Algorithm, Publication
 from training.bounds import NO_BOUNDS
 from training.config import Defence, MethodConfig, RunConfig
-from training.data.cases import Federation, RemoteSite, Site
+from training.data.cases import Federation, RemoteSite, Site, data_warnings
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
@@ -98,6 +98,28 @@ class Run:
         if problems:
             raise ConfigurationError("the run does not fit the federation", problems)
         return tuple(self._split(site) for site in kept)
+
+    def warnings(self) -> list[str]:
+        """Say what of the data probably is a mistake, though it can be trained on. Raises as `sites`."""
+        sites, federation = self.sites(), self.federation
+        found = data_warnings(sites)
+        found += [
+            f"label '{label}': no mask of any site has it, so that it will not be learned; correct the "
+            "masks, or the label's values in task.yaml"
+            for label in federation.unlabelled
+        ]
+        if repeated := federation.repeated:
+            found.append(
+                f"{sum(map(len, repeated))} images are the same file as another patient's, first "
+                f"{' and '.join(repeated[0][:2])}: training may see what validation or a test judges by; "
+                "leave copies out, or give them one patient in cases.csv"
+            )
+        if len(sites) == 1:
+            found.append(
+                f"'{sites[0].name}' is the only site: nothing is federated, and what is published has "
+                "learned from this hospital alone"
+            )
+        return found
 
     def specs(self) -> tuple[SiteSpec, ...]:
         """Return the participating sites as engine specs. Raises as `sites`."""

@@ -57,6 +57,10 @@ class _Screen:
         self._console.print(table)
         self._console.print("Everything that is not listed as leaving stays here.")
 
+    def warning(self, message: str) -> None:
+        """Show a warning about the hospital's data."""
+        self._console.print(f"warning: {message}")
+
     def started(self, phase: Phase, round: int) -> None:
         """Show the start of a step."""
         self._waiting = False

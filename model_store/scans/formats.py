@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from model_store.scans import nifti, png, tiff
@@ -53,6 +54,7 @@ class Format:
         deidentify: the same scan without what may name the patient or a date, for a file that `read` has
             read. Equal bytes and key give equal bytes. `key` maps UIDs.
         series: for a format that may also be several files.
+        read_mask: how a mask's bytes are read, where that is not by `read`.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Format:
     read: Callable[[bytes, Limits], Scan]
     deidentify: Callable[[bytes, Limits, bytes], bytes]
     series: Series | None = None
+    read_mask: Callable[[bytes, Limits], Scan] | None = None
 
 
 def _starts_with(*signatures: bytes) -> Callable[[bytes], bool]:
@@ -71,7 +74,15 @@ def _starts_with(*signatures: bytes) -> Callable[[bytes], bool]:
 
 # The order decides where two formats accept the same bytes, and it is the order in sentences.
 FORMATS: tuple[Format, ...] = (
-    Format("png", ("PNG",), (".png",), _starts_with(png.SIGNATURE), png.read_png, png.deidentify_png),
+    Format(
+        "png",
+        ("PNG",),
+        (".png",),
+        _starts_with(png.SIGNATURE),
+        png.read_png,
+        png.deidentify_png,
+        read_mask=partial(png.read_png, indexed=True),
+    ),
     Format(
         "tiff",
         ("TIFF",),
@@ -79,6 +90,7 @@ FORMATS: tuple[Format, ...] = (
         _starts_with(*tiff.SIGNATURES),
         tiff.read_tiff,
         tiff.deidentify_tiff,
+        read_mask=partial(tiff.read_tiff, indexed=True),
     ),
     Format(
         "nifti",

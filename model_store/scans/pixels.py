@@ -25,15 +25,19 @@ def decode_pixels(
     notes: tuple[Note, ...] = (),
     view: type[np.generic] | None = None,
     grey_bits: int = 8,
+    indexed: bool = False,
 ) -> Scan:
     """Decode `content`. `view` reinterprets the bits of grey samples that Pillow reads as another type.
 
+    With `indexed`, an image with a palette of colours has its indices for values, as a mask's are. A palette
+    of greys has its greys: a viewer shows them, and `task.yaml` names them.
     Grey samples of 2 and 4 bits, `grey_bits`, keep their values; Pillow spreads them over 0…255.
 
     Raises DamagedScan, UnsupportedScan.
     """
     try:
-        voxels = _array(content, kind, view, 255 // (2**grey_bits - 1) if grey_bits in (2, 4) else 1)
+        spread = 255 // (2**grey_bits - 1) if grey_bits in (2, 4) else 1
+        voxels = _array(content, kind, view, spread, indexed)
     except ScanError:
         raise
     except MemoryError as error:
@@ -50,13 +54,17 @@ def decode_pixels(
     return Scan(voxels, None, kind, notes=notes)
 
 
-def _array(content: bytes, kind: str, view: type[np.generic] | None, spread: int) -> NDArray[Any]:
+def _array(
+    content: bytes, kind: str, view: type[np.generic] | None, spread: int, indexed: bool
+) -> NDArray[Any]:
     with _SILENCE, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image: Image.Image = Image.open(io.BytesIO(content), formats=(kind.upper(),))
         if kind == "tiff":  # Pillow reads the tags again while it decodes, and may warn
             image.load()
     image.load()
+    if indexed and image.mode == "P" and _colours(image):
+        return np.array(image)[..., None]
     if image.mode in ("P", "RGB"):
         # A transparent colour becomes an alpha channel, which is checked below. A grey value that is marked
         # transparent (often 0, in masks) keeps its value.
@@ -77,6 +85,12 @@ def _array(content: bytes, kind: str, view: type[np.generic] | None, spread: int
     raise UnsupportedScan(
         f"{kind.upper()}: expected grey, RGB or a palette, found mode {image.mode}; save it as grey or RGB"
     )
+
+
+def _colours(image: Image.Image) -> bool:
+    """Whether a palette has other colours than greys. All its entries count, not those that an image uses."""
+    palette = np.array(image.getpalette("RGB")).reshape(-1, 3)
+    return bool((palette != palette[:, :1]).any())
 
 
 def _opaque(image: Image.Image) -> Image.Image:

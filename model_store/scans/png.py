@@ -55,8 +55,10 @@ class _Header:
         return total
 
 
-def read_png(data: bytes, limits: Limits) -> Scan:
+def read_png(data: bytes, limits: Limits, *, indexed: bool = False) -> Scan:
     """Read a PNG of 1 to 16 bits. A grey sample keeps its value: 0…65535 at 16 bits, 0…3 at two.
+
+    `indexed` is that of `decode_pixels`.
 
     Raises DamagedScan, UnsupportedScan, ScanTooLarge.
     """
@@ -82,7 +84,8 @@ def read_png(data: bytes, limits: Limits) -> Scan:
         raise DamagedScan("PNG: expected the palette of its colours, found none; save it again")
     _check_amount(header, packed)
     notes = (EIGHT_BITS,) if header.bits == 16 and header.colour != 0 else ()
-    return decode_pixels(b"".join(kept), "png", notes, grey_bits=8 if header.colour else header.bits)
+    bits = 8 if header.colour else header.bits
+    return decode_pixels(b"".join(kept), "png", notes, grey_bits=bits, indexed=indexed)
 
 
 def deidentify_png(data: bytes, _limits: Limits, _key: bytes) -> bytes:

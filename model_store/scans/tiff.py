@@ -53,10 +53,10 @@ class _Entry:
     values: tuple[int, ...]
 
 
-def read_tiff(data: bytes, limits: Limits) -> Scan:
+def read_tiff(data: bytes, limits: Limits, *, indexed: bool = False) -> Scan:
     """Read a one-page TIFF of 1 to 32 bits, integer or float, grey, RGB or palette.
 
-    A grey sample keeps its value.
+    A grey sample keeps its value. `indexed` is that of `decode_pixels`.
 
     Raises DamagedScan, UnsupportedScan, ScanTooLarge.
     """
@@ -75,7 +75,8 @@ def read_tiff(data: bytes, limits: Limits) -> Scan:
         one = struct.pack(order + "H2x", 2)
         entries[_FORMAT] = _Entry(_FORMAT, 3, 1, one, (2,))
     notes = (EIGHT_BITS,) if bits == 16 and not grey else ()
-    return decode_pixels(_rewrite(data, order, entries), "tiff", notes, view, grey_bits=bits if grey else 8)
+    content, grey_bits = _rewrite(data, order, entries), bits if grey else 8
+    return decode_pixels(content, "tiff", notes, view, grey_bits=grey_bits, indexed=indexed)
 
 
 def deidentify_tiff(data: bytes, _limits: Limits, _key: bytes) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from model_store.errors import LocumStoreError, ScanError
 from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
 from model_store.preprocessing import prepare, prepare_mask
-from model_store.scan import Limits, decode
+from model_store.scan import Limits, decode, decode_mask
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
 from personalization.fedoap.joining import JoiningExamples
@@ -104,7 +104,7 @@ def load_labelled(
             mask = drawn.get(file.name)
             target = np.zeros((len(prepared.slices), *task.size), np.uint8)
             if mask is not None:
-                target = prepare_mask(decode(mask.read(), limits), task, prepared.geometry)
+                target = prepare_mask(decode_mask(mask.read(), limits), task, prepared.geometry)
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         # An equal share of the slices that the earlier scans left.

@@ -13,7 +13,7 @@ from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.manifest import GRAPH, ModelManifest
 from model_store.preprocessing import class_map, display_slices
-from model_store.scan import decode
+from model_store.scan import decode, decode_mask
 from model_store.task import Task
 from service.about import NOTICE
 from service.cohorts.files import ScanFile
@@ -55,7 +55,7 @@ def draw_pictures(
             attempt.check_cancelled()
             found[when] = run(data, parent.manifest, session, attempt.settings)
         if mask is not None:
-            classes = class_map(decode(mask.read(), scan_limits(attempt.settings)), task)
+            classes = class_map(decode_mask(mask.read(), scan_limits(attempt.settings)), task)
             found["drawn"] = replace(found["after"], classes=classes)
         shown = common_slices([*found.values()])
         for when, segmentation in found.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +30,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name of the image's file or folder."""
-        return self.image.name
+        """The name of the image's file or folder, with accents as one character each (NFC)."""
+        return unicodedata.normalize("NFC", self.image.name)
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,14 @@ class SiteCounts:
 class Site(Generic[AnyCase]):
     """One hospital: its name (that of the folder) and its cases, ordered by file name.
 
-    `digest` is a sha256 over the cases' names, patients and splits and the bytes of their files.
+    `digest` is a sha256 over the cases' names, patients and splits and the bytes of their files. `empty` says
+    that no mask has a pixel of any label.
     """
 
     name: str
     cases: tuple[AnyCase, ...]
     digest: str = field(default="", compare=False)
+    empty: bool = field(default=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -146,7 +149,7 @@ class Federation(Generic[AnyCase]):
     `inferred` says that no task was given and `task` was inferred from the data. `digest` is a sha256 over
     the task, the names, the patients and the bytes of all files: two federations with equal digests train
     identically. Each group in `repeated` names images (`SITE/images/FILE`) with identical bytes that belong
-    to different patients.
+    to different patients. `unlabelled` has the labels that no mask of any site has.
     """
 
     root: Path
@@ -155,6 +158,7 @@ class Federation(Generic[AnyCase]):
     inferred: bool
     digest: str
     repeated: tuple[tuple[str, ...], ...] = ()
+    unlabelled: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -172,6 +176,23 @@ class Federation(Generic[AnyCase]):
         """Return the federation with the named sites only. The digest stays that of the whole folder."""
         kept = set(names)
         return replace(self, sites=tuple(site for site in self.sites if site.name in kept))
+
+
+def data_warnings(sites: Sequence[Site[Any] | RemoteSite]) -> list[str]:
+    """Say which sites can be trained on, but probably are a mistake."""
+    found = [
+        f"site '{site.name}': no mask has a pixel of any label, so that it trains on background alone; check "
+        "its masks and the values in task.yaml, or leave the site out"
+        for site in sites
+        if isinstance(site, Site) and site.empty
+    ]
+    found += [
+        f"site '{site.name}' has one patient, on which it trains and validates: its scores say nothing of "
+        "other patients; add patients, or leave the site out"
+        for site in sites
+        if sum(site.counts.patients.values()) == 1
+    ]
+    return found
 
 
 def untrainable(root: Path, problems: Sequence[str]) -> FederationError:

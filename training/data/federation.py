@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from model_store.task import Task
 from training.data.cases import Case, Federation, Site, digest_of_cases, digest_of_sites, untrainable
 from training.data.classification import Partition, holds_classes, load_classes, load_folders, load_npz
 from training.data.segmentation.infer_task import infer_task
-from training.data.segmentation.inspection import Look, look_at
+from training.data.segmentation.inspection import Look, lacking, look_at
 from training.data.segmentation.layout import find_sites, read_site
 from training.errors import FederationError
 
@@ -55,8 +55,20 @@ def load_federation(
     problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise untrainable(root, problems)
-    sites = [_with_digest(site, looks) for site in sites]
-    return Federation(root, task, tuple(sites), inferred, digest_of_sites(task, sites), _repeated(looks))
+    missing = lacking(looks, task)
+    if all(len(lack) == len(sites) for lack in missing.values()):
+        values = ", ".join(f"{name} ({', '.join(map(str, used))})" for name, used in task.labels.items())
+        raise untrainable(
+            root,
+            [
+                f"no mask of any site has a pixel of {values}: there is nothing to learn; correct the masks, "
+                "or the values in task.yaml"
+            ],
+        )
+    sites = [_described(site, looks, missing) for site in sites]
+    unlabelled = tuple(label for label, lack in missing.items() if len(lack) == len(sites))
+    digest = digest_of_sites(task, sites)
+    return Federation(root, task, tuple(sites), inferred, digest, _repeated(looks), unlabelled)
 
 
 def load_site(folder: Path, task: Task, name: str) -> Site[Any]:
@@ -75,16 +87,17 @@ def load_site(folder: Path, task: Task, name: str) -> Site[Any]:
     problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise FederationError(f"{folder} cannot be trained on:", problems)
-    return replace(_with_digest(site, looks), name=name)
+    return replace(_described(site, looks, lacking(looks, task)), name=name)
 
 
-def _with_digest(site: Site, looks: Sequence[Look]) -> Site:
+def _described(site: Site, looks: Sequence[Look], missing: Mapping[str, Sequence[str]]) -> Site:
     rows = (
         (look.case.name, look.case.patient, look.case.split or "", look.digest)
         for look in looks
         if look.site == site.name
     )
-    return replace(site, digest=digest_of_cases(rows))
+    empty = all(site.name in lack for lack in missing.values())
+    return replace(site, digest=digest_of_cases(rows), empty=empty)
 
 
 def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:
@@ -93,7 +106,7 @@ def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:
     for look in looks:
         same.setdefault(look.image, []).append(look)
     return tuple(
-        tuple(f"{look.site}/images/{look.case.name}" for look in group)
+        tuple(f"{look.site}/{look.case.image.parent.name}/{look.case.name}" for look in group)
         for group in same.values()
         if len({(look.site, look.case.patient) for look in group}) > 1
     )

@@ -6,24 +6,51 @@ The formats are listed in `model_store.scans.formats`.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from pathlib import Path
 
 from model_store.scan import Parts, Scan, decode, decode_mask, series_of, strip_suffix
 
+# Windows, macOS, and file servers.
+_SYSTEM_FILES = {
+    *("thumbs.db", "ehthumbs.db", "desktop.ini", "system volume information", "$recycle.bin"),
+    *("icon\r", "__macosx", "@eadir", "lost+found"),
+}
 # Enough for a format to recognise one of its files.
 _HEAD_BYTES = 4096
 
 
-def scans_in(folder: Path) -> dict[str, Path]:
+def scans_in(folder: Path | None) -> dict[str, Path]:
     """List the visible scans in a folder by name; empty if there is no such folder.
 
-    Every file counts, because decoding is checked later. A folder counts if a format recognises one of its
-    files.
+    Every file counts, because decoding is checked later, but for those of operating systems. A folder counts
+    if a format recognises one of its files. Names are composed (NFC): macOS writes accents as characters of
+    their own, Linux and Windows do not.
     """
-    if not folder.is_dir():
+    if folder is None or not folder.is_dir():
         return {}
-    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
-    return {path.name: path for path in visible if path.is_file() or _is_series(path)}
+    visible = (path for path in folder.iterdir() if not is_system_file(path.name))
+    return {
+        unicodedata.normalize("NFC", path.name): path
+        for path in sorted(visible)
+        if path.is_file() or _is_series(path)
+    }
+
+
+def is_system_file(name: str) -> bool:
+    """Whether a file or folder is hidden, or one that Windows, macOS or a file server makes by itself."""
+    return name.startswith(".") or name.casefold() in _SYSTEM_FILES
+
+
+def broken_links(folder: Path | None) -> dict[str, str]:
+    """Map the links in a folder that have no target, by name, to the path that they name."""
+    if folder is None or not folder.is_dir():
+        return {}
+    return {
+        unicodedata.normalize("NFC", path.name): str(path.readlink())
+        for path in sorted(folder.iterdir())
+        if path.is_symlink() and not path.exists() and not is_system_file(path.name)
+    }
 
 
 def stem_of(path: Path) -> str:
@@ -61,7 +88,7 @@ def content_digest(content: bytes | Parts) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if path.is_file() and not is_system_file(path.name))
 
 
 def _is_series(folder: Path) -> bool:

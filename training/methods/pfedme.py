@@ -43,6 +43,7 @@ from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
     estimate_statistics,
+    least_batch,
     network_of,
     new_optimiser,
     parameter_names,
@@ -108,10 +109,12 @@ class PFedMe(FullPersonalFedAvg):
     ) -> LocalResult:
         """theta, and w in `network`. The loss is theta's, with the distance, over all its steps."""
         config, schedule = self.config, self.schedule(context.round)
-        theta = network_of(self.network, state_of(network), context.device).train()
+        theta = network_of(self.network, state_of(network), context.device)
+        least = least_batch(theta, data.train, schedule.batch_size)
+        theta.train()
         optimiser = new_optimiser(theta, schedule)
         losses: list[float] = []
-        for batch in scheduled_batches(data.train, schedule, context.generator("train")):
+        for batch in scheduled_batches(data.train, schedule, context.generator("train"), least):
             nearness = proximal_term(theta, config.attraction, anchor=network)
             for _ in range(config.personal_steps):
                 losses.append(take_step(theta, optimiser, batch, schedule.precision, nearness))

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from model_store.task import Task as ModelTask
 from training.algorithm import Algorithm, Phase, ServerStage
 from training.config import MethodConfig, RunConfig, parse
-from training.data.cases import Federation, Site
+from training.data.cases import Federation, Site, data_warnings
 from training.data.federation import load_site
 from training.data.segmentation.layout import CASES, read_rows
 from training.engine.client import RunEnvironment
@@ -106,6 +106,9 @@ class Watcher(Protocol):
         `patients` says how many patients were counted, and by which rule.
         """
 
+    def warning(self, message: str) -> None:
+        """Handle a warning about the hospital's data, before a step."""
+
     def started(self, phase: Phase, round: int) -> None:
         """Handle the start of a step."""
 
@@ -171,6 +174,7 @@ class _Prepared:
     announcement: Announcement
     folder: Path
     log: _SentLog
+    warnings: tuple[str, ...]
 
 
 class _SentLog:
@@ -293,6 +297,8 @@ class Hospital:
         self._joined = invitation.run
         if not same or before is None or prepared.spec != before.spec:
             self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec, prepared.data.patients)
+            for warning in prepared.warnings:
+                self._watcher.warning(warning)
         return welcome.session
 
     def _sign(self, nonce: str) -> str:
@@ -351,7 +357,8 @@ class Hospital:
             **ours,
         )
         log = _SentLog(folder / SENT_FILE)
-        return _Prepared(invitation, algorithm, worker, data, spec, announcement, folder, log)
+        warnings = tuple(data_warnings((split,)))
+        return _Prepared(invitation, algorithm, worker, data, spec, announcement, folder, log, warnings)
 
     def _check(self, invitation: Invitation, policy: Policy) -> None:
         problems = differences(versions(), invitation.software, "the operator")

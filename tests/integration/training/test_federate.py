@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import onnxruntime
 import pytest
@@ -27,6 +28,7 @@ from training.federate import federate
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
+from training.phantom.federation import nifti_bytes
 from training.playbook import DEFAULT, Made, make_playbook
 from training.run import Run, execute
 
@@ -393,8 +395,34 @@ def test_federate_warns_of_images_shared_by_two_patients(config, tmp_path):
     result = invoke("--method", "fedavg", *options(root, config, tmp_path, "--rounds", 1))
     assert result.exit_code == 0, result.output
     (record,) = (tmp_path / "runs").glob("*/record.json")
-    (warning,) = json.loads(record.read_text())["warnings"]
+    warning = json.loads(record.read_text())["warnings"][0]
     assert warning.startswith("2 images are the same file as another patient's, first aster/images/aster-01")
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_federate_warns_of_a_site_that_can_hardly_be_meant(config, tmp_path):
+    """Before training, and in the record and the report: one patient, empty masks, one site, most weight."""
+    root = write_federation(tmp_path / "data", ("aster", "birch"), patients_per_site=3, size=16)
+    write_federation(root, ("cedar",), patients_per_site=1, size=16)
+    for mask in (root / "birch" / "masks").iterdir():
+        found = nib.load(mask)
+        mask.write_bytes(nifti_bytes(np.zeros(found.shape, np.uint8), found.affine))
+    result = invoke("--method", "fedavg", *options(root, config, tmp_path, "--rounds", 1))
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    assert shown.index("site 'birch': no mask has a pixel of any label") < shown.index("train 1/1")
+    assert shown.index("site 'cedar' has one patient, on which it trains and validates") < shown.index(
+        "train 1/1"
+    )
+    more = ("--rounds", 1, "--leave-out", "birch", "--leave-out", "cedar")
+    alone = invoke("--method", "fedavg", *options(root, config, tmp_path / "alone", *more))
+    assert "'aster' is the only site: nothing is federated" in " ".join(alone.output.split())
+    pair = invoke("--method", "fedavg", *options(root, config, tmp_path / "pair", *more[:4]))
+    (record,) = (tmp_path / "pair" / "runs").glob("*/record.json")
+    warnings = json.loads(record.read_text())["warnings"]
+    assert sum("of all weight, more than all others together" in warning for warning in warnings) >= 1
+    assert "more than all others together" in (record.parent / "report.html").read_text()
+    assert "more than all others together" in " ".join(pair.output.split())
 
 
 @pytest.mark.usefixtures("no_pages")

@@ -5,6 +5,7 @@ Shape suffixes: N images (a volume's slices count one by one), C channels, H row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -90,14 +91,18 @@ class LabelledData:
 
 
 def labelled_batches(
-    images: ImageSet, batch_size: int, generator: torch.Generator, augment: bool
+    images: ImageSet, batch_size: int, generator: torch.Generator, augment: bool, least: int = 1
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield one epoch, shuffled: images [B, C, H, W] float32, labels [B] int64, indices [B] int64.
 
     The order and every augmentation depend on `generator` alone. The last batch may be smaller. A last batch
-    of a single image is left out after larger batches, because batch norm cannot normalise one image.
+    of a single image is left out after larger batches, because batch norm cannot normalise one image. With
+    fewer than `least` images in all, they are taken several times.
     """
     order = torch.randperm(len(images), generator=generator)
+    batch_size = max(batch_size, least)
+    if 0 < len(order) < least:
+        order = order.repeat(math.ceil(least / len(order)))
     pixels, labels = torch.from_numpy(images.images), torch.from_numpy(images.labels)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]

@@ -31,12 +31,15 @@ from training.data.cases import (
     digest_of_sites,
     untrainable,
 )
-from training.data.scan_files import content_digest, read_content, read_scan, scans_in, stem_of
+from training.data.scan_files import broken_links, content_digest, read_content, read_scan, scans_in, stem_of
 from training.data.segmentation.layout import (
     CASES,
     IMAGES,
     Row,
     find_sites,
+    is_visible,
+    note_broken,
+    parts_of,
     read_rows,
     whole_patients,
 )
@@ -47,11 +50,11 @@ _LARGEST_SIDE = 224
 
 
 def holds_classes(root: Path) -> bool:
-    """Whether a folder without task.yaml is for classification: sites with folders, none called images."""
-    if not root.is_dir() or (root / IMAGES).is_dir():
+    """Whether a folder without task.yaml is for classification: sites with folders, none for images."""
+    if not root.is_dir() or parts_of(root, IMAGES):
         return False
     sites = _folders(root)
-    return any(_folders(site) for site in sites) and not any((site / IMAGES).is_dir() for site in sites)
+    return any(_folders(site) for site in sites) and not any(parts_of(site, IMAGES) for site in sites)
 
 
 def load_folders(root: Path, task: Task | None) -> Federation[LabelledCase]:
@@ -86,7 +89,7 @@ def load_classes(folder: Path, task: Task) -> Site[LabelledCase]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
+    return sorted(p for p in folder.iterdir() if p.is_dir() and is_visible(p.name))
 
 
 def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCase]:
@@ -103,6 +106,8 @@ def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCa
         for name, index in known.items()
         for file, path in sorted(scans_in(folder / name).items())
     }
+    for name in known:
+        note_broken(f"{site}/{name}", broken_links(folder / name), problems)
     if not files:
         problems.append(f"site '{site}': empty; expected images in a folder per class ({', '.join(known)})")
     rows = read_rows(folder / CASES, site, problems)

@@ -5,6 +5,7 @@ Shape suffixes: N slices, C channels (a slice and its neighbours), H rows, W col
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -109,18 +110,29 @@ def batches(
     generator: torch.Generator,
     augment: bool,
     augmentation: Augmentation | None = None,
+    least: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield one epoch, shuffled: images [B, C, H, W] float32, targets [B, H, W] uint8.
 
-    The order and every augmentation depend on `generator` alone. The last batch may be smaller.
+    The order and every augmentation depend on `generator` alone. The last batch may be smaller; one of fewer
+    than `least` slices joins the batch before it. With fewer slices in all, they are taken several times.
     """
     order = torch.randperm(len(slices), generator=generator)
     images, targets = torch.from_numpy(slices.images), torch.from_numpy(slices.targets)
     recipe = (augmentation or Augmentation()) if augment else None
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
+    for chosen in grouped(order, batch_size, least):
         batch = images[chosen], targets[chosen]
         yield transform(*batch, *recipe.draw(len(chosen), generator)) if recipe else batch
+
+
+def grouped(order: Tensor, batch_size: int, least: int) -> list[Tensor]:
+    """Split indices into batches of at least `least`, by joining a smaller last one to the one before it."""
+    if 0 < len(order) < least:
+        order = order.repeat(math.ceil(least / len(order)))
+    groups = list(torch.split(order, max(batch_size, least))) if len(order) else []
+    if len(groups) > 1 and len(groups[-1]) < least:
+        groups[-2:] = [torch.cat(groups[-2:])]
+    return groups
 
 
 def _prepared(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
 from model_store.errors import LocumStoreError
 from model_store.preprocessing import geometry_of, prepare_mask
 from model_store.preprocessing.intensity import match_channels
@@ -27,13 +29,18 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Look:
-    """The result of checking one case. `digest` is a sha256 over both files, `image` that of the image."""
+    """The result of checking one case.
+
+    `digest` is a sha256 over both files, `image` that of the image. `classes` are those that the mask has,
+    as the network sees it.
+    """
 
     site: str
     case: Case
     digest: str
     image: str
     problems: tuple[str, ...] = ()
+    classes: frozenset[int] = frozenset()
 
 
 def look_at(sites: Iterable[Site], task: Task) -> list[Look]:
@@ -45,7 +52,8 @@ def look_at(sites: Iterable[Site], task: Task) -> list[Look]:
 
 def _look(site: str, case: Case, task: Task) -> Look:
     problems: list[str] = []
-    image_name = f"{site}/images/{case.name}"
+    classes: frozenset[int] = frozenset()
+    image_name = f"{site}/{case.image.parent.name}/{case.name}"
     mask_name = f"{site}/{case.mask.parent.name}/{case.mask.name}"
 
     def attempt(name: str, step: Callable[[], Made]) -> Made | None:
@@ -64,5 +72,18 @@ def _look(site: str, case: Case, task: Task) -> Look:
         attempt(image_name, partial(match_channels, image, task))
         geometry = attempt(image_name, partial(geometry_of, image, task))
         if mask is not None and geometry is not None:
-            attempt(mask_name, partial(prepare_mask, mask, task, geometry))
-    return Look(site, case, digest, digests[0], tuple(problems))
+            prepared = attempt(mask_name, partial(prepare_mask, mask, task, geometry))
+            if prepared is not None:
+                classes = frozenset(np.unique(prepared).tolist())
+    return Look(site, case, digest, digests[0], tuple(problems), classes)
+
+
+def lacking(looks: Iterable[Look], task: Task) -> dict[str, list[str]]:
+    """Map each label to the sites of which no mask has it."""
+    by_site: dict[str, set[int]] = {}
+    for look in looks:
+        by_site.setdefault(look.site, set()).update(look.classes)
+    return {
+        label: [site for site, found in by_site.items() if found.isdisjoint(task.label_classes(label))]
+        for label in task.labels
+    }

@@ -3,7 +3,7 @@
 root/                        or   root/
   task.yaml (optional)              images/  masks/     (one site, named after the folder)
   SITE/
-    images/  masks/               `labels/` is read as `masks/`
+    images/  masks/               other common names of both are in `IMAGES` and `MASKS`
     cases.csv (optional)          columns: file, and any of patient, split
 """
 
@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.errors import TaskError
 from model_store.task import Task
 from training.data.cases import SPLITS, AnyCase, Case, Site, Split
-from training.data.scan_files import scans_in, stem_of
+from training.data.scan_files import broken_links, is_system_file, scans_in, stem_of
 
-IMAGES = "images"
-# The Medical Segmentation Decathlon and many others call masks labels.
-MASKS = ("masks", "labels")
+# The folders' names, in any case. The Medical Segmentation Decathlon and nnU-Net have imagesTr and labelsTr.
+IMAGES = ("images", "imagestr", "imgs")
+MASKS = ("masks", "labels", "labelstr")
 CASES = "cases.csv"
+_FIRST = "_0000"
 
 # A site's name is used as a folder, in URLs and in the lineage of artefacts.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -45,17 +47,52 @@ def find_sites(root: Path, problems: list[str]) -> list[Path]:
     if not root.is_dir():
         problems.append(f"{root}: expected a folder with one folder per site, found none")
         return []
-    if (root / IMAGES).is_dir():
+    if parts_of(root, IMAGES):
         folders = [root.resolve()]
     else:
-        folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
+        folders = sorted(p for p in root.iterdir() if p.is_dir() and is_visible(p.name))
         if not folders:
             problems.append(
-                f"{root}: no site; expected a folder per site with {IMAGES}/ and {MASKS[0]}/ in it"
+                f"{root}: no site; expected a folder per site with {IMAGES[0]}/ and {MASKS[0]}/ in it"
             )
     for folder in folders:
         check_name(folder.name, problems)
     return folders
+
+
+def is_visible(name: str) -> bool:
+    """Whether a folder may be a site's, or a class's: neither hidden nor of an operating system."""
+    return not name.startswith("_") and not is_system_file(name)
+
+
+def parts_of(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return the folders in `folder` that have one of these names, in any case."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and p.name.casefold() in names)
+
+
+def _parts(folder: Path, problems: list[str]) -> tuple[Path, Path] | None:
+    """Return a site's folders of images and masks. Missing ones, and several of a kind, are problems."""
+    found = {names[0]: parts_of(folder, names) for names in (IMAGES, MASKS)}
+    inside = sorted(p.name for p in folder.iterdir() if p.is_dir() and is_visible(p.name))
+    problems += [
+        f"site '{folder.name}': found the folders {', '.join(p.name for p in parts)} for {kind}; keep one"
+        for kind, parts in found.items()
+        if len(parts) > 1
+    ]
+    images, masks = (parts[0] if parts else None for parts in found.values())
+    if not any(scans_in(part) or broken_links(part) for part in (images, masks)):
+        problems.append(
+            f"site '{folder.name}': empty; expected images in {IMAGES[0]}/ and their masks in {MASKS[0]}/, "
+            f"found {', '.join(inside) or 'no folder'}"
+        )
+        return None
+    problems += [
+        f"site '{folder.name}': expected the folder {kind}/, found {', '.join(inside)}; rename the one with "
+        f"the {kind} to {kind}"
+        for kind, parts in found.items()
+        if not parts
+    ]
+    return None if images is None or masks is None else (images, masks)
 
 
 def check_name(site: str, problems: list[str]) -> None:
@@ -76,22 +113,28 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     file's name.
     """
     site = folder.name
-    images = scans_in(folder / IMAGES)
-    masks_folder = next((folder / name for name in MASKS if (folder / name).is_dir()), folder / MASKS[0])
+    parts = _parts(folder, problems)
+    if parts is None:
+        return Site(site, ())
+    images_folder, masks_folder = parts
+    images = scans_in(images_folder)
     masks = _masks_of(images, scans_in(masks_folder))
-    if not images and not masks:
-        problems.append(f"site '{site}': empty; expected images in {IMAGES}/ and their masks in {MASKS[0]}/")
+    broken = broken_links(images_folder), broken_links(masks_folder)
+    for part, links in zip((images_folder, masks_folder), broken, strict=True):
+        note_broken(f"{site}/{part.name}", links, problems)
+    gone = broken[0].keys() | broken[1].keys()
     problems += [
-        f"{site}/{IMAGES}/{name}: no mask; expected {site}/{masks_folder.name}/{name}"
-        for name in sorted(images.keys() - masks.keys())
+        f"{site}/{images_folder.name}/{name}: no mask; expected {site}/{masks_folder.name}/{name}"
+        for name in sorted(images.keys() - masks.keys() - gone)
     ]
     problems += [
-        f"{site}/{masks_folder.name}/{name}: no image; expected {site}/{IMAGES}/{name}"
-        for name in sorted(masks.keys() - images.keys())
+        f"{site}/{masks_folder.name}/{name}: no image; expected {site}/{images_folder.name}/{name}"
+        for name in sorted(masks.keys() - images.keys() - gone)
     ]
     rows = read_rows(folder / CASES, site, problems)
     problems += [
-        f"{site}/{CASES}: '{name}' is not a file of {IMAGES}/" for name in sorted(rows.keys() - images.keys())
+        f"{site}/{CASES}: '{name}' is not a file of {images_folder.name}/"
+        for name in sorted(rows.keys() - images.keys() - gone)
     ]
     cases = []
     for name in sorted(images.keys() & masks.keys()):
@@ -102,24 +145,31 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
                 stem = stem_of(images[name])
                 patient = task.patient_of(stem) if task else stem
             except TaskError as error:
-                problems.append(f"{site}/{IMAGES}/{name}: {error}")
+                problems.append(f"{site}/{images_folder.name}/{name}: {error}")
                 continue
         cases.append(Case(images[name], masks[name], patient, row.split))
     return Site(site, whole_patients(site, cases, problems))
 
 
-def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str, Path]:
-    """Map image names to masks: a mask has its image's name.
-
-    The mask of a folder, a .zip or a .dcm may have another suffix: NAME.nii.gz, or NAME.dcm.
-    """
-    series = [
-        name
-        for name, path in images.items()
-        if name not in masks and (path.is_dir() or path.suffix.lower() in (".zip", ".dcm"))
+def note_broken(folder: str, links: Mapping[str, str], problems: list[str]) -> None:
+    """Append a problem for every link without a target; `folder` is what messages call its folder."""
+    problems += [
+        f"{folder}/{name}: a link to {target}, which does not exist here; copy the file, or mount where it is"
+        for name, target in links.items()
     ]
-    own = _by_stem({name: images[name] for name in series})
+
+
+def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str, Path]:
+    """Map image names to masks: a mask has its image's name, or where no other has it, its stem.
+
+    The suffixes may differ: NAME.jpg and NAME.png, a folder or NAME.zip and NAME.nii.gz. nnU-Net's
+    NAME_0000.nii.gz is the only channel of NAME.nii.gz.
+    """
+    own = _by_stem({name: path for name, path in images.items() if name not in masks})
     other = _by_stem({name: path for name, path in masks.items() if name not in images})
+    single = {stem.removesuffix(_FIRST): name for stem, name in own.items() if stem.endswith(_FIRST)}
+    several = {stem.removesuffix("_0001") for stem in own if stem.endswith("_0001")}
+    own |= {stem: name for stem, name in single.items() if stem not in own and stem not in several}
     renamed = {other[stem]: own[stem] for stem in own.keys() & other.keys()}
     return {renamed.get(name, name): path for name, path in masks.items()}
 
@@ -167,6 +217,7 @@ def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
             )
             continue
         name, patient, split = ((line.get(c) or "").strip() for c in ("file", "patient", "split"))
+        name = unicodedata.normalize("NFC", name)
         if name in rows:
             problems.append(f"{site}/{CASES} line {number}: '{name}' is named twice")
         known = next((s for s in SPLITS if s == split), None)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import SiteSize
 from training.data.classification import ImageSet, labelled_batches
-from training.methods.common.local_training import predict
+from training.methods.common.local_training import least_batch, predict
 
 # (logits [B, K], images [B, C, H, W], labels [B], indices of the images [B]) -> scalar
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -58,6 +58,7 @@ def train_classifier(
         momentum=schedule.momentum,
         weight_decay=schedule.weight_decay,
     )
+    least = least_batch(network, images, schedule.batch_size)
     network.train()
     mean = 0.0
     for epoch in range(schedule.epochs):
@@ -66,7 +67,7 @@ def train_classifier(
             group["lr"] = schedule.learning_rate * 0.1**passed
         total, count = 0.0, 0
         for batch, labels, indices in labelled_batches(
-            images, schedule.batch_size, generator, schedule.augment
+            images, schedule.batch_size, generator, schedule.augment, least
         ):
             optimiser.zero_grad(set_to_none=True)
             batch, labels = batch.to(device), labels.to(device)

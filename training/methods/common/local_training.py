@@ -123,9 +123,10 @@ def train_locally(
     planned = schedule.steps or max(
         schedule.epochs * math.ceil(len(data) / schedule.batch_size), schedule.least_steps
     )
+    least = least_batch(network, data, schedule.batch_size)
     network.train()
     total, done = 0.0, 0
-    for batch in scheduled_batches(data, schedule, generator):
+    for batch in scheduled_batches(data, schedule, generator, least):
         if schedule.falls:
             for group in optimiser.param_groups:
                 group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * done / planned)) / 2
@@ -164,10 +165,35 @@ def new_optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimiz
     return torch.optim.Adam(parameters, lr=rate, amsgrad=schedule.amsgrad, weight_decay=decay)
 
 
+@torch.no_grad()
+def least_batch(network: nn.Module, data: TrainingExamples, batch_size: int) -> int:
+    """The images that a batch needs: two where a batch of one would come and the network cannot normalise it.
+
+    Batch norm in training has no variance of a single value: where a small image has become one pixel, it
+    needs another image. Leaves the network in evaluation mode if it had to be asked.
+    """
+    if not len(data) or (batch_size > 1 and len(data) % batch_size != 1):
+        return 1
+    lonely: list[bool] = []
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        lonely.append(inputs[0].numel() == inputs[0].shape[1])
+
+    norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
+    try:
+        network.eval()
+        network(torch.tensor(data.images[:1]).to(next(network.parameters()).device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return 2 if any(lonely) else 1
+
+
 def scheduled_batches(
-    data: TrainingExamples, schedule: Schedule, generator: torch.Generator
+    data: TrainingExamples, schedule: Schedule, generator: torch.Generator, least: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of the schedule, in their order: images and targets.
+    """The batches of the schedule, in their order: images and targets. None has fewer than `least` images.
 
     Raises ValueError when there is nothing to train on.
     """
@@ -178,7 +204,7 @@ def scheduled_batches(
         # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.
         if schedule.steps is None and epoch >= schedule.epochs and done >= schedule.least_steps:
             return
-        for batch in _epoch(data, schedule, generator):
+        for batch in _epoch(data, schedule, generator, least):
             enough = (
                 schedule.steps
                 if schedule.steps is not None
@@ -191,11 +217,11 @@ def scheduled_batches(
 
 
 def _epoch(
-    data: TrainingExamples, schedule: Schedule, generator: torch.Generator
+    data: TrainingExamples, schedule: Schedule, generator: torch.Generator, least: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of images and targets: class indices [B, H, W], or [B]."""
     if isinstance(data, SliceSet):
-        drawn = batches(data, schedule.batch_size, generator, schedule.augment)
+        drawn = batches(data, schedule.batch_size, generator, schedule.augment, least=least)
         if not schedule.intensity:
             return drawn
         return (
@@ -203,7 +229,9 @@ def _epoch(
         )
     return (
         (images, labels)
-        for images, labels, _ in labelled_batches(data, schedule.batch_size, generator, schedule.augment)
+        for images, labels, _ in labelled_batches(
+            data, schedule.batch_size, generator, schedule.augment, least
+        )
     )
 
 
@@ -228,6 +256,7 @@ def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size
     After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
     from the whole set, since neighbours belong to one patient. Leaves the network in training mode.
     """
+    least = least_batch(network, slices, batch_size)
     norms = moving_norms(network).values()
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -235,9 +264,10 @@ def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size
         norm.momentum = None  # a cumulative average
     network.train()
     device = next(network.parameters()).device
-    count = math.ceil(len(slices) / batch_size)
+    count = min(math.ceil(len(slices) / batch_size), max(len(slices) // least, 1))
     for first in range(count):
-        network(torch.tensor(slices.images[first::count]).to(device))
+        images = torch.tensor(slices.images[first::count]).to(device)
+        network(images if len(images) >= least else torch.cat([images] * least))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 

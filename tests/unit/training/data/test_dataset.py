@@ -196,6 +196,25 @@ class TestBatches:
         np.testing.assert_array_equal(slices.images, before[0])
         np.testing.assert_array_equal(slices.targets, before[1])
 
+    @pytest.mark.parametrize(
+        ("count", "size", "least", "sizes"),
+        [
+            (9, 4, 2, [4, 5]),
+            (9, 4, 1, [4, 4, 1]),
+            (10, 4, 2, [4, 4, 2]),
+            (1, 4, 2, [2]),
+            (3, 1, 2, [3]),
+            (5, 1, 2, [2, 3]),
+        ],
+    )
+    def test_a_last_batch_of_fewer_than_needed_joins_the_one_before(self, count, size, least, sizes) -> None:
+        slices = tiny()
+        few = SliceSet(slices.images[:count], slices.targets[:count], (), (), ())
+        epoch = list(batches(few, size, torch.Generator().manual_seed(0), False, least=least))
+        assert [len(images) for images, _ in epoch] == sizes
+        seen = {int(image.flatten()[0]) for images, _ in epoch for image in images}
+        assert seen == set(range(count))
+
     def test_batches_of_no_slices_are_empty(self) -> None:
         none = SliceSet(np.zeros((0, 1, 16, 16), np.float32), np.zeros((0, 16, 16), np.uint8), (), (), ())
         assert list(batches(none, 4, torch.Generator(), augment=True)) == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import unicodedata
 from pathlib import Path
 
 import nibabel as nib
@@ -10,9 +11,13 @@ import yaml
 from PIL import Image
 
 from model_store.task import Task
+from training.data.cases import data_warnings
 from training.data.federation import load_federation
+from training.data.scan_files import read_mask
 from training.errors import FederationError
+from training.methods.registry import method
 from training.phantom.federation import nifti_bytes
+from training.run import Run
 
 TASK = {
     "name": "nodules",
@@ -92,6 +97,148 @@ def test_repeated_lists_an_image_shared_by_two_patients(root: Path) -> None:
     (root / "north" / "images" / "p2_0.png").write_bytes(content)
     names = tuple(f"north/images/{name}.png" for name in ("p1_0", "p1_1", "p2_0"))
     assert load_federation(root).repeated == (names,)
+
+
+def test_files_of_operating_systems_are_ignored(root: Path) -> None:
+    for name in ("Thumbs.db", ".DS_Store", "._p1_0.png", "desktop.ini", "ehthumbs.db"):
+        (root / "north" / "images" / name).write_bytes(b"junk")
+        (root / "north" / "masks" / name.upper()).write_bytes(b"junk")
+    for name in ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information"):
+        (root / name).mkdir()
+    assert [site.size for site in load_federation(root).sites] == [4, 4]
+
+
+def test_names_that_differ_in_unicode_form_alone_are_one_name(root: Path) -> None:
+    """macOS writes an accent as a character of its own."""
+    composed, apart = (unicodedata.normalize(form, "p3_0_ü.png") for form in ("NFC", "NFD"))
+    assert composed != apart
+    save(root / "north" / "images" / apart, grey(seed=99))
+    save(root / "north" / "masks" / composed, blob())
+    (root / "north" / "cases.csv").write_text(f"file,patient\n{composed},ann\n")
+    case = load_federation(root).site("north").cases[-1]
+    assert (case.name, case.patient, case.image.name, case.mask.name) == (composed, "ann", apart, composed)
+
+
+def test_a_link_without_a_target_is_named_and_nothing_else(root: Path) -> None:
+    image = root / "north" / "images" / "p1_0.png"
+    image.unlink()
+    image.symlink_to("/nowhere/x.png")
+    (problem,) = problems(root)
+    assert problem.startswith("north/images/p1_0.png: a link to /nowhere/x.png, which does not exist here")
+
+
+@pytest.mark.parametrize(
+    ("images", "masks"), [("imgs", "labels"), ("imagesTr", "labelsTr"), ("Images", "Masks")]
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_other_usual_names_of_the_folders_are_read(root: Path, images: str, masks: str, known: bool) -> None:
+    for site in ("north", "south"):
+        (root / site / "images").rename(root / site / images)
+        (root / site / "masks").rename(root / site / masks)
+    if not known:
+        (root / "task.yaml").unlink()
+    federation = load_federation(root)
+    assert (federation.task.kind, [site.size for site in federation.sites]) == ("segmentation", [4, 4])
+    alone = load_federation(root / "north", federation.task)
+    assert alone.names == ("north",)
+
+
+def test_folders_of_other_names_are_listed_with_what_to_do(root: Path) -> None:
+    (root / "north" / "masks").rename(root / "north" / "ground truth")
+    shutil.copytree(root / "south" / "images", root / "south" / "imgs")
+    assert problems(root) == (
+        "site 'north': expected the folder masks/, found ground truth, images; rename the one with the masks "
+        "to masks",
+        "site 'south': found the folders images, imgs for images; keep one",
+    )
+
+
+def test_masks_of_another_suffix_and_nnu_nets_channel_are_paired(root: Path) -> None:
+    for site in ("north", "south"):
+        for mask in list((root / site / "masks").iterdir()):
+            Image.open(mask).save(mask.with_suffix(".tif"))
+            mask.unlink()
+    north = root / "north" / "images"
+    (north / "p1_0.png").rename(north / "p1_0_0000.png")
+    site = load_federation(root).site("north")
+    assert {case.name: case.mask.name for case in site.cases} == {
+        "p1_0_0000.png": "p1_0.tif",
+        "p1_1.png": "p1_1.tif",
+        "p2_0.png": "p2_0.tif",
+        "p2_1.png": "p2_1.tif",
+    }
+    (north / "p2_0.png").rename(north / "p2_0_0000.png")
+    (north / "p2_1.png").rename(north / "p2_0_0001.png")
+    assert any("north/images/p2_0_0000.png: no mask" in problem for problem in problems(root))
+
+
+def test_jpeg_beside_png_masks_is_named_as_what_it_is(root: Path) -> None:
+    image = root / "north" / "images" / "p1_0.png"
+    Image.open(image).save(image.with_suffix(".jpg"))
+    image.unlink()
+    (problem,) = problems(root)
+    assert problem.startswith("north/images/p1_0.jpg: ")
+    assert "JPEG" in problem
+
+
+def test_a_mask_with_a_palette_of_colours_has_its_indices_for_values(root: Path) -> None:
+    """PASCAL VOC and label tools write such masks: the palette is for eyes alone."""
+    (root / "task.yaml").write_text(yaml.safe_dump({**TASK, "labels": {"nodule": [1], "rim": [2]}}))
+    plain = []
+    for palette in (False, True):
+        for mask in root.glob("*/masks/*.png"):
+            values = blob(1) + blob(1) * (np.arange(24) > 8)
+            image = Image.fromarray(values.astype(np.uint8))
+            if palette:
+                image = Image.fromarray(values.astype(np.uint8), "P")
+                image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0] + [0] * 759)
+            image.save(mask)
+        cases = load_federation(root).site("north").cases
+        plain.append([read_mask(case.mask).voxels.tolist() for case in cases])
+    assert plain[0] == plain[1]
+    grey = Image.fromarray(blob(1), "P")
+    grey.putpalette([0, 0, 0, 127, 127, 127] + [0] * 762)
+    grey.save(root / "north" / "masks" / "p1_0.png")
+    (problem,) = problems(root)
+    assert "does not name: 127" in problem
+
+
+@pytest.mark.parametrize("sites", [("south",), ("north", "south")])
+def test_masks_without_any_label_are_refused_everywhere_and_noted_of_one_site(root: Path, sites) -> None:
+    for site in sites:
+        for mask in (root / site / "masks").iterdir():
+            save(mask, blob(0))
+    if len(sites) == 1:
+        federation = load_federation(root)
+        assert {site.name: site.empty for site in federation.sites} == {"north": False, "south": True}
+        assert "site 'south': no mask has a pixel of any label" in data_warnings(federation.sites)[0]
+    else:
+        (problem,) = problems(root)
+        assert problem.startswith(
+            "no mask of any site has a pixel of nodule (255): there is nothing to learn"
+        )
+
+
+def test_a_label_that_no_mask_has_is_noted(root: Path) -> None:
+    (root / "task.yaml").write_text(yaml.safe_dump({**TASK, "labels": {"nodule": [255], "rim": [7]}}))
+    federation = load_federation(root)
+    assert federation.unlabelled == ("rim",)
+    config = method("fedavg").config()
+    (warning,) = (line for line in Run(federation, "fedavg", config).warnings() if "label" in line)
+    assert warning.startswith("label 'rim': no mask of any site has it")
+
+
+def test_more_than_twenty_like_problems_are_counted(root: Path) -> None:
+    for number in range(30):
+        save(root / "north" / "images" / f"p9_{number}.png", grey(seed=number))
+    save(root / "south" / "masks" / "p8_0.png", blob())
+    with pytest.raises(FederationError) as caught:
+        load_federation(root)
+    assert len(caught.value.problems) == 31
+    lines = str(caught.value).splitlines()
+    assert sum(": no mask; expected" in line for line in lines) == 20
+    assert lines[21] == "  - and 10 more like the last 20"
+    assert lines[22] == "  - south/masks/p8_0.png: no image; expected south/images/p8_0.png"
 
 
 def test_given_task_overrides_task_yaml(root: Path) -> None:

@@ -141,7 +141,7 @@ class TestSegmentation:
 
     def test_image_file_without_a_mask_of_the_same_name_is_rejected(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "nifti")
-        shutil.move(root / "north" / "masks" / "p1.nii.gz", root / "north" / "masks" / "p1.png")
+        shutil.move(root / "north" / "masks" / "p1.nii.gz", root / "north" / "masks" / "other.nii.gz")
         with pytest.raises(FederationError, match=r"p1\.nii\.gz: no mask"):
             load_federation(root)
 

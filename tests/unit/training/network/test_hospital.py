@@ -88,6 +88,9 @@ class Screen:
     def waiting(self, reason):
         self.lines.append(f"waiting {reason}")
 
+    def warning(self, message):
+        self.lines.append(f"warning {message}")
+
     def joined(self, invitation, plan, spec, patients):
         self.lines.append(f"joined {spec.name}: {patients}")
 
