@@ -19,7 +19,7 @@ from model_store.manifest import NetworkSpec
 from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
 from personalization.networks import build, initialise, outline
-from personalization.networks.capabilities import moving_norms, running
+from personalization.networks.capabilities import batch_norms, moving_norms, running
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.scanner import augment_intensities
 from training.algorithm import SiteSize, State
@@ -179,8 +179,7 @@ def least_batch(network: nn.Module, data: TrainingExamples, batch_size: int) -> 
     def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         lonely.append(inputs[0].numel() == inputs[0].shape[1])
 
-    norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    hooks = [norm.register_forward_pre_hook(note) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(note) for norm in batch_norms(network).values()]
     try:
         network.eval()
         network(torch.tensor(data.images[:1]).to(next(network.parameters()).device))
