@@ -1,5 +1,7 @@
 """Random rotation and flips (IOP-FL Sec. IV: "random rotation and flip"), resampled per batch in one call.
 
+Volumes [B, C, D, H, W] are rotated and flipped in the plane of their last two axes.
+
 Shape suffixes: B images of a batch, C channels, H rows, W columns.
 """
 
@@ -11,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
+
+from personalization.errors import NetworkError
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,13 @@ def _grid(images_BCHW: Tensor, angles_B: Tensor, signs_B2: Tensor) -> Tensor:
     cos, sin = torch.cos(angles_B), torch.sin(angles_B)
     flip_x, flip_y = signs_B2.unbind(1)
     # The grid's coordinates run from -1 to 1 along both sides, so a rotation needs the ratio of the sides.
-    theta = torch.zeros(len(images_BCHW), 2, 3)
+    dimensions = images_BCHW.ndim - 2
+    if dimensions not in (2, 3):
+        raise NetworkError(
+            f"augmentation: expected images [B, C, H, W] or volumes, found {list(images_BCHW.shape)}; train "
+            "with augment: false"
+        )
+    theta = torch.eye(dimensions, dimensions + 1).repeat(len(images_BCHW), 1, 1)
     theta[:, 0, 0], theta[:, 0, 1] = flip_x * cos, -flip_x * sin * (height / width)
     theta[:, 1, 0], theta[:, 1, 1] = flip_y * sin * (width / height), flip_y * cos
     return affine_grid(theta, list(images_BCHW.shape), align_corners=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,11 @@ OUTPUT = "probabilities"
 OPSET = 18
 
 
-def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int], *, any_batch: bool = True) -> bytes:
+def to_onnx(network: nn.Module, in_channels: int, size: Sequence[int], *, any_batch: bool = True) -> bytes:
     """Export `network` with a softmax appended, as the bytes of an onnx file.
 
-    Input "image" float32 [B, in_channels, H, W] with B free (1 without `any_batch`), output
-    "probabilities" float32 [B, K, H, W].
+    Input "image" float32 [B, in_channels, *size], such as [B, C, H, W], with B free (1 without `any_batch`),
+    output "probabilities" float32 [B, K, *size].
     The `extra_outputs` of a network are added under their names, from its `forward_with_extras`.
     Batch norm is folded in (running statistics). The network's mode, device and gradients are not changed.
     Equal weights give equal bytes in every process, because an artefact's digest depends on them.

@@ -3,16 +3,19 @@
 A drawn scanner shades, bends the intensity curve, blurs and adds noise. Training augments with one per image.
 A federation that practises (`personalization.playbook`) sends a member's scans through one scanner at a time.
 
-Legend: B images, C channels, H rows, W columns.
+Legend: B images, C channels, H rows, W columns, ... one to three spatial axes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from personalization.networks.capabilities import spatial_axes
 
 # Of severity 1; each grows in proportion.
 _CURVE = 0.30  # standard deviation of the logarithm of gamma
@@ -27,7 +30,8 @@ _ORDER = 2
 class Scanners:
     """One drawn scanner per image: `gamma`, `blur` and `noise` [B], `shading` [B, (order + 1)^2 - 1].
 
-    `blur` is a share of the image's longer side, `noise` of its range of intensities.
+    `blur` is a share of the image's longer side, `noise` of its range of intensities. `shading` of a volume
+    has (order + 1)^3 - 1 numbers, of a signal `order`.
     """
 
     gamma: Tensor
@@ -36,11 +40,14 @@ class Scanners:
     noise: Tensor
 
     @classmethod
-    def draw(cls, severity: Tensor, generator: torch.Generator) -> Scanners:
-        """Draw a scanner for each severity [B], at least 0; a scanner of severity 0 changes nothing."""
+    def draw(cls, severity: Tensor, generator: torch.Generator, dimensions: int = 2) -> Scanners:
+        """Draw a scanner for each severity [B], at least 0; a scanner of severity 0 changes nothing.
+
+        `dimensions` is the number of spatial axes of the images.
+        """
         count = len(severity)
         gamma = torch.exp(_CURVE * severity * torch.randn(count, generator=generator))
-        terms = (_ORDER + 1) ** 2 - 1
+        terms = (_ORDER + 1) ** dimensions - 1
         shading = _SHADE * severity[:, None] * torch.randn(count, terms, generator=generator)
         blur, noise = torch.rand(2, count, generator=generator) * severity
         return cls(gamma, shading, _BLUR * blur, _NOISE * noise)
@@ -58,50 +65,57 @@ class Scanners:
         """The scanners of the first images."""
         return Scanners(self.gamma[:count], self.shading[:count], self.blur[:count], self.noise[:count])
 
-    def apply(self, images_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+    def apply(self, images_BC: Tensor, generator: torch.Generator) -> Tensor:
         """The images as these scanners show them, with the mean and the deviation that each channel had.
 
         A normalised image stays normalised, so that only what normalisation cannot undo is left.
         """
-        low = images_BCHW.amin(dim=(1, 2, 3), keepdim=True)
-        span = (images_BCHW.amax(dim=(1, 2, 3), keepdim=True) - low).clamp(min=1e-6)
-        seen = (images_BCHW - low) / span * self._field(*images_BCHW.shape[2:])
-        seen = seen.clamp(min=1e-6) ** self.gamma[:, None, None, None]
+        axes = spatial_axes(images_BC)
+        low = images_BC.amin(dim=(1, *axes), keepdim=True)
+        span = (images_BC.amax(dim=(1, *axes), keepdim=True) - low).clamp(min=1e-6)
+        seen = (images_BC - low) / span * self._field(images_BC.shape[2:])
+        seen = seen.clamp(min=1e-6) ** _per_image(self.gamma, seen)
         seen = self._blurred(seen)
         noise = torch.randn(seen.shape, generator=generator)
-        seen = seen + self.noise[:, None, None, None] * noise
-        return _with_moments_of(seen, images_BCHW)
+        seen = seen + _per_image(self.noise, seen) * noise
+        return _with_moments_of(seen, images_BC)
 
-    def _field(self, height: int, width: int) -> Tensor:
-        """The shading [B, 1, H, W]: the exponential of a sum of cosines, without a constant term."""
-        rows, columns = (
-            torch.cos(math.pi * torch.arange(_ORDER + 1)[:, None] * (torch.arange(side) + 0.5) / side)
-            for side in (height, width)
-        )
-        terms = (rows[:, None, :, None] * columns[None, :, None, :]).flatten(0, 1)[1:]
-        logarithm: Tensor = (self.shading @ terms.flatten(1)).reshape(-1, 1, height, width)
+    def _field(self, sides: Sequence[int]) -> Tensor:
+        """The shading [B, 1, ...]: the exponential of a sum of cosines, without a constant term."""
+        terms = torch.ones(1, 1)
+        for side in sides:
+            waves = torch.cos(math.pi * torch.arange(_ORDER + 1)[:, None] * (torch.arange(side) + 0.5) / side)
+            terms = (terms[:, None, :, None] * waves[None, :, None, :]).flatten(2).flatten(0, 1)
+        logarithm: Tensor = (self.shading @ terms[1:]).reshape(-1, 1, *sides)
         return torch.exp(logarithm)
 
-    def _blurred(self, images_BCHW: Tensor) -> Tensor:
+    def _blurred(self, images_BC: Tensor) -> Tensor:
         """Blurred by a Gaussian, in the frequency domain since every image has its own width."""
-        height, width = images_BCHW.shape[2:]
-        rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
-        sigma = (self.blur * max(height, width))[:, None, None, None]
-        transfer = torch.exp(-2 * (math.pi * sigma) ** 2 * (rows**2 + columns**2))
-        blurred: Tensor = torch.fft.irfft2(torch.fft.rfft2(images_BCHW) * transfer, s=(height, width))
+        sides, axes = images_BC.shape[2:], spatial_axes(images_BC)
+        *others, last = sides
+        squares = torch.fft.rfftfreq(last) ** 2
+        for number, side in enumerate(reversed(others), 1):
+            squares = torch.fft.fftfreq(side).reshape(-1, *(1,) * number) ** 2 + squares
+        sigma = _per_image(self.blur * max(sides), images_BC)
+        transfer = torch.exp(-2 * (math.pi * sigma) ** 2 * squares)
+        blurred: Tensor = torch.fft.irfftn(torch.fft.rfftn(images_BC, dim=axes) * transfer, s=sides, dim=axes)
         return blurred
 
 
-def augment_intensities(images_BCHW: Tensor, severity: float, generator: torch.Generator) -> Tensor:
+def augment_intensities(images_BC: Tensor, severity: float, generator: torch.Generator) -> Tensor:
     """Each image through a scanner of its own, of a severity between 0 and `severity`; half stay the same."""
-    drawn = torch.rand(len(images_BCHW), generator=generator)
+    drawn = torch.rand(len(images_BC), generator=generator)
     severities = severity * (2 * drawn - 1).clamp(min=0)
-    return Scanners.draw(severities, generator).apply(images_BCHW, generator)
+    return Scanners.draw(severities, generator, images_BC.ndim - 2).apply(images_BC, generator)
 
 
-def _with_moments_of(images_BCHW: Tensor, reference_BCHW: Tensor) -> Tensor:
+def _per_image(values_B: Tensor, like_BC: Tensor) -> Tensor:
+    return values_B.view(-1, *(1,) * (like_BC.ndim - 1))
+
+
+def _with_moments_of(images_BC: Tensor, reference_BC: Tensor) -> Tensor:
     """The images with each channel's mean and deviation as in the reference."""
-    dims = (2, 3)
-    centred = images_BCHW - images_BCHW.mean(dim=dims, keepdim=True)
-    scale = reference_BCHW.std(dim=dims, keepdim=True) / centred.std(dim=dims, keepdim=True).clamp(min=1e-6)
-    return centred * scale + reference_BCHW.mean(dim=dims, keepdim=True)
+    axes = spatial_axes(images_BC)
+    centred = images_BC - images_BC.mean(dim=axes, keepdim=True)
+    scale = reference_BC.std(dim=axes, keepdim=True) / centred.std(dim=axes, keepdim=True).clamp(min=1e-6)
+    return centred * scale + reference_BC.mean(dim=axes, keepdim=True)

@@ -33,6 +33,7 @@ from personalization.errors import PersonalizationError
 from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
 from personalization.networks import build, build_backbone
+from personalization.networks.capabilities import moving_norms
 from personalization.state import from_safetensors, to_safetensors
 from personalization.test_time.presets.intent import scan_graph
 from training.algorithm import Algorithm, ModelDraft, Phase, Publication
@@ -141,7 +142,9 @@ def _publish_global_and_inside(
         draft = next(draft for draft in publication.models if draft.site is None)
         network = build(draft.network.name, **draft.network.arguments)
         network.load_state_dict(draft.weights)
-        files[SCAN_GRAPH] = scan_graph(network, origin.task.in_channels, origin.task.size)
+        # The recipe of this graph moves batch norm; without, a scan is adapted by a job.
+        if moving_norms(network):
+            files[SCAN_GRAPH] = scan_graph(network, origin.task.in_channels, origin.task.size)
     return (*parts, store.publish(manifest, files))
 
 

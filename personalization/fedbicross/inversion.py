@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from personalization.networks.capabilities import BatchNorm, moving_norms, running, spatial_axes
 from personalization.precision import to_float32
 
 LARGEST_JITTER = 2
@@ -47,16 +48,16 @@ class NormDistance:
         return torch.stack(self.terms).sum() if self.terms else torch.zeros(())
 
     def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, nn.BatchNorm2d)
-        assert module.running_mean is not None
-        assert module.running_var is not None
+        assert isinstance(module, BatchNorm)
+        running_mean, running_variance = running(module)
         found = to_float32(inputs[0])
+        axes = (0, *spatial_axes(found))
         # Not torch.var_mean, which takes three times as long on a CPU.
-        mean = found.mean(dim=(0, 2, 3), keepdim=True)
-        variance = (found - mean).square().mean(dim=(0, 2, 3))
+        mean = found.mean(dim=axes, keepdim=True)
+        variance = (found - mean).square().mean(dim=axes)
         self.terms.append(
-            torch.linalg.vector_norm(variance - module.running_var)
-            + torch.linalg.vector_norm(mean.flatten() - module.running_mean)
+            torch.linalg.vector_norm(variance - running_variance)
+            + torch.linalg.vector_norm(mean.flatten() - running_mean)
         )
 
 
@@ -67,8 +68,7 @@ def norm_distance(networks: Sequence[nn.Module]) -> Iterator[NormDistance]:
     handles = [
         module.register_forward_pre_hook(distance._hook)
         for network in networks
-        for module in network.modules()
-        if isinstance(module, nn.BatchNorm2d)
+        for module in moving_norms(network).values()
     ]
     try:
         yield distance

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.gate.statistics import squared_hellinger
+from personalization.networks.capabilities import moving_norms, spatial_axes
 from personalization.options.picking import Criterion
 
 # Noise that `consistency` adds, in standard deviations of each image.
@@ -81,9 +82,11 @@ def observe(
             plain.append(network(part.to(device)).double().softmax(dim=1).cpu())
     for part in torch.split(images_NCHW, size):
         check_cancelled()
-        noise = torch.randn(part.shape, generator=draw) * part.std(dim=(1, 2, 3), keepdim=True, correction=0)
+        noise = torch.randn(part.shape, generator=draw) * part.std(
+            dim=(1, *spatial_axes(part)), keepdim=True, correction=0
+        )
         noisy.append(network((part + NOISE * noise).to(device)).double().softmax(dim=1).cpu())
-    norms = batch_norms(network)
+    norms = moving_norms(network).values()
     means, variances = (
         [getattr(n, f"running_{what}").double().cpu() for n in norms] for what in ("mean", "var")
     )
@@ -96,22 +99,17 @@ def observe(
     )
 
 
-def batch_norms(network: nn.Module) -> list[nn.BatchNorm2d]:
-    """List the batch norms that keep running statistics, in module order."""
-    found = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    return [norm for norm in found if norm.running_mean is not None]
-
-
 @contextmanager
 def _watched(network: nn.Module) -> Iterator[list[list[Tensor]]]:
     """Within the context, collect the moments of each batch norm's input, [B, 2, C], per forward pass."""
-    norms = batch_norms(network)
+    norms = moving_norms(network).values()
     moments: list[list[Tensor]] = [[] for _ in norms]
 
     def watch(own: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             values = inputs[0].double()
-            found = torch.stack([values.mean(dim=(2, 3)), values.square().mean(dim=(2, 3))], dim=1)
+            axes = spatial_axes(values)
+            found = torch.stack([values.mean(dim=axes), values.square().mean(dim=axes)], dim=1)
             own.append(found.cpu())
 
         return hook

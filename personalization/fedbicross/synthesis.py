@@ -26,6 +26,7 @@ from personalization.fedbicross.bilevel import (
 from personalization.fedbicross.distillation import TEMPERATURE, distillation_loss
 from personalization.fedbicross.inversion import InversionWeights, balanced_labels, inversion_loss, jitter
 from personalization.fedbicross.teachers import Teacher
+from personalization.networks.capabilities import moving_norms, running
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.state import State
 
@@ -240,8 +241,8 @@ def recalibrate(network: nn.Module, sources: Sequence[Tensor], mixing_J: Tensor)
     their weighted mean. The variance does not include the distance between the sources' means, because no
     layer was trained on inputs normalised over several sources. Leaves the network in evaluation mode.
     """
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-    means = [torch.zeros_like(norm.bias, dtype=torch.float64) for norm in norms]
+    norms = moving_norms(network).values()
+    means = [torch.zeros_like(running(norm)[0], dtype=torch.float64) for norm in norms]
     variances = [torch.zeros_like(mean) for mean in means]
     momenta = [norm.momentum for norm in norms]
     network.train()
@@ -252,14 +253,11 @@ def recalibrate(network: nn.Module, sources: Sequence[Tensor], mixing_J: Tensor)
             norm.momentum = 1.0  # makes the running statistics those of the batch
         network(images)
         for norm, mean, variance in zip(norms, means, variances, strict=True):
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            mean.add_(norm.running_mean, alpha=weight)
-            variance.add_(norm.running_var, alpha=weight)
+            found_mean, found_variance = running(norm)
+            mean.add_(found_mean, alpha=weight)
+            variance.add_(found_variance, alpha=weight)
     for norm, mean, variance, momentum in zip(norms, means, variances, momenta, strict=True):
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
+        for statistic, value in zip(running(norm), (mean, variance), strict=True):
+            statistic.copy_(value)
         norm.momentum = momentum
     network.eval()

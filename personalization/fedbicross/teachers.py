@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from personalization.networks.capabilities import batch_norms
 from personalization.precision import to_float32
 from personalization.state import State
 
@@ -62,9 +63,8 @@ def _with_own_buffers(network: nn.Module) -> nn.Module:
     """Copy a network but share its parameters, so that only the running statistics need more memory."""
     shared = {id(parameter): parameter for parameter in network.parameters()}
     twin: nn.Module = copy.deepcopy(network, shared)
-    for module in twin.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = MOMENTUM
+    for norm in batch_norms(twin).values():
+        norm.momentum = MOMENTUM
     return twin
 
 

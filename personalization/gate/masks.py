@@ -21,15 +21,13 @@ MIN_COMPONENT = 1e-3
 # Any mask may grow to this share of a scan's pixels, however small the parent's masks are.
 MIN_GROWTH = 0.02
 
-# Pixels that touch at a corner are one piece.
-_NEIGHBOURS = np.ones((3, 3), dtype=np.int8)
 _MOST_CLASSES = 256
 
 
 def checked_maps(maps: ArrayLike, what: str, classes: int, like: Maps | None = None) -> Maps:
-    """Class indices as [N, H, W] uint8. Raises LabelError, naming `what`, for anything else."""
+    """Class indices as [N, H, W] uint8, or [N, ...]. Raises LabelError, naming `what`, for anything else."""
     found = np.asarray(maps)
-    if found.ndim != 3 or not found.size or found.dtype.kind not in "iu":
+    if not 2 <= found.ndim <= 4 or not found.size or found.dtype.kind not in "iu":
         raise LabelError(
             f"{what}: expected class indices [N, H, W], found {list(found.shape)} of type {found.dtype}"
         )
@@ -133,10 +131,12 @@ def agreement_gain(
 def mean_fragments(maps: Maps, classes: int) -> float:
     """Connected pieces per slice and foreground class, over those that are there; 0 if none is.
 
-    Two-dimensional, since slices of a volume may lie centimetres apart.
+    Slice by slice, since slices of a volume may lie centimetres apart. Pixels that touch at a corner are one
+    piece.
     """
+    neighbours = np.ones((3,) * (maps.ndim - 1), dtype=np.int8)
     pieces = [
-        ndimage.label(own, _NEIGHBOURS)[1]
+        ndimage.label(own, neighbours)[1]
         for one in maps
         for index in range(1, classes)
         if (own := one == index).any()

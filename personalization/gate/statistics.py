@@ -12,6 +12,7 @@ from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import StateError
 from personalization.iop_fl.batch_norm import blend_statistics
 from personalization.networks import Prompted
+from personalization.networks.capabilities import moving_norms
 from personalization.test_time.ladder import thinned
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
@@ -28,11 +29,14 @@ def shift_of_statistics(
     """`statistics_distance` of a parent's state and a candidate with statistics of these images alone.
 
     The candidate's own statistics are shrunk towards the parent's, more so for fewer images, so two images
-    would always be near. Costs one pass over evenly spaced images; the candidate is left as it was.
+    would always be near. 0 without batch norm. Costs one pass over evenly spaced images; the candidate stays
+    as it was.
     """
     measured, images = copy.deepcopy(candidate), thinned(images_NCHW)
-    count = sum(isinstance(module, nn.BatchNorm2d) for module in measured.modules())
-    blend_statistics(measured, images, [1.0] * count, len(images), check_cancelled)
+    norms = moving_norms(measured)
+    if not norms:
+        return 0.0
+    blend_statistics(measured, images, [1.0] * len(norms), len(images), check_cancelled)
     # A filter before the network has no statistics.
     network = measured.network if isinstance(measured, Prompted) else measured
     return statistics_distance(parent, network.state_dict())

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
+from personalization.iop_fl.layers import keep_statistics
 from personalization.iop_fl.network import batches, routed_layers, share_copy
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.networks.capabilities import (
+    BatchNorm,
+    moving_norms,
+    required_norms,
+    running,
+    spatial_axes,
+)
 
 # Weight of the federation's statistics, as a number of images of the hospital
 PRIOR_IMAGES = 4.0
@@ -45,7 +53,7 @@ def bake_statistics(
         raise RoutingError(f"prior images: expected 0 or more, and a prior, found {prior_images}")
     weight = prior_images / (max(len(images_NCHW), 1) + prior_images)
 
-    def settle(name: str, norm: nn.BatchNorm2d, mean_C: Tensor, variance_C: Tensor) -> None:
+    def settle(name: str, norm: BatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
         for field, found in (("running_mean", mean_C), ("running_var", variance_C)):
             if weight and prior is not None:
                 found = weight * prior[f"{name}.{field}"].to(found) + (1 - weight) * found
@@ -70,28 +78,28 @@ def blend_statistics(
 
     `doses` has one number per batch norm, in the order of `nn.Module.modules`; see `doses_by_depth`. Most
     published code leaves out the last term of the variance. Passes, cost and errors are those of
-    `bake_statistics`.
+    `bake_statistics`; raises NetworkError too, for a network without batch norm to move.
     """
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = list(required_norms(network, "statistics are moved").values())
     if len(doses) != len(norms) or not all(0 <= dose <= 1 for dose in doses):
         raise RoutingError(
             f"doses: expected {len(norms)} numbers within 0..1, one per batch norm, found {list(doses)}"
         )
     dose_of = dict(zip(norms, doses, strict=True))
 
-    def settle(_name: str, norm: nn.BatchNorm2d, mean_C: Tensor, variance_C: Tensor) -> None:
-        dose, mean, variance = dose_of[norm], _of(norm.running_mean), _of(norm.running_var)
+    def settle(_name: str, norm: BatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
+        dose, (mean, variance) = dose_of[norm], running(norm)
         apart = dose * (1 - dose) * (mean - mean_C).square()
         blend = (1 - dose) * variance + dose * variance_C + apart
-        _of(norm.running_mean).copy_((1 - dose) * mean + dose * mean_C)
-        _of(norm.running_var).copy_(blend)
+        mean.copy_((1 - dose) * mean + dose * mean_C)
+        variance.copy_(blend)
 
     return _layer_by_layer(network, images_NCHW, batch_size, settle, check_cancelled)
 
 
 def doses_by_depth(network: nn.Module, thirds: tuple[float, float, float]) -> tuple[float, ...]:
     """A dose per batch norm: that of the first, the second or the last third of them, from image to mask."""
-    count = sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    count = len(moving_norms(network))
     return tuple(thirds[3 * index // count] for index in range(count))
 
 
@@ -99,18 +107,18 @@ def _layer_by_layer(
     network: nn.Module,
     images_NCHW: Tensor,
     batch_size: int,
-    settle: Callable[[str, nn.BatchNorm2d, Tensor, Tensor], None],
+    settle: Callable[[str, BatchNorm, Tensor, Tensor], None],
     check_cancelled: CancelCheck,
 ) -> nn.Module:
     """Give `settle` the name, the layer, and the mean and variance [C] of the input of every batch norm.
 
     A layer is measured when the layers before it have been settled.
     """
-    norms = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = moving_norms(network).items()
     chunks = batches(images_NCHW, batch_size)
     network.eval()
 
-    def measured(name: str, norm: nn.BatchNorm2d, means_NC: Tensor, variances_NC: Tensor) -> None:
+    def measured(name: str, norm: BatchNorm, means_NC: Tensor, variances_NC: Tensor) -> None:
         mean = means_NC.mean(dim=0)
         settle(name, norm, mean, (variances_NC + (means_NC - mean).square()).mean(dim=0))
 
@@ -139,11 +147,6 @@ def _layer_by_layer(
     return network
 
 
-def _of(statistic: Tensor | None) -> Tensor:
-    assert statistic is not None  # batch norms of the networks here track them
-    return statistic
-
-
 def recalibrate_statistics(
     space: RoutingSpace,
     network: nn.Module,
@@ -161,11 +164,7 @@ def recalibrate_statistics(
     if not routed_layers(network):
         raise RoutingError(f"expected a routed network (see `route`), found a plain {type(network).__name__}")
     baked = share_copy(network)
-    for name, module in list(baked.named_modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            norm = nn.BatchNorm2d(module.num_features, module.eps, affine=module.affine).to(images_NCHW)
-            norm.load_state_dict(module.state_dict(), strict=False)
-            baked.set_submodule(name, norm)
+    keep_statistics(baked, images_NCHW)
     return bake_statistics(
         baked, images_NCHW, batch_size, space.experts[GLOBAL], prior_images, check_cancelled
     )
@@ -195,11 +194,12 @@ def _input_of(layer: nn.Module, network: nn.Module, images: Tensor) -> Tensor:
     )
 
 
-def image_moments(features_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+def image_moments(features_NC: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the mean and the variance [N, C] of each image and channel, in float64.
 
     By a norm, which takes a third of the time of `torch.var_mean`.
     """
-    mean = features_NCHW.mean(dim=(2, 3), keepdim=True)
-    length = torch.linalg.vector_norm(features_NCHW - mean, dim=(2, 3)).double()
-    return mean.flatten(1).double(), length.square() / features_NCHW.shape[2:].numel()
+    axes = spatial_axes(features_NC)
+    mean = features_NC.mean(dim=axes, keepdim=True)
+    length = torch.linalg.vector_norm(features_NC - mean, dim=axes).double()
+    return mean.flatten(1).double(), length.square() / features_NC.shape[2:].numel()

@@ -32,14 +32,14 @@ def to_dynamic_onnx(
 
     Raises ExportError if the experts do not fit into one onnx file, or a weight is not finite.
     """
-    size = sum(layer.experts.numel() * 4 for layer in routed_layers(network).values())
-    if size > LARGEST_BYTES:
+    weight = sum(layer.experts.numel() * 4 for layer in routed_layers(network).values())
+    if weight > LARGEST_BYTES:
         raise ExportError(
-            f"expected at most {LARGEST_BYTES} bytes for one onnx file, found {size} of the "
+            f"expected at most {LARGEST_BYTES} bytes for one onnx file, found {weight} of the "
             f"{len(space.names)} experts: "
             "serve the merged network, or route over fewer models"
         )
     baked = recalibrate_statistics(space, network, images_NCHW, check_cancelled=check_cancelled)
     single = any(isinstance(module, PooledRouter) for module in baked.modules())
-    _, channels, height, width = images_NCHW.shape
-    return to_onnx(baked, channels, (height, width), any_batch=not single)
+    _, channels, *size = images_NCHW.shape
+    return to_onnx(baked, channels, size, any_batch=not single)

@@ -1,11 +1,11 @@
 """Routed convolutions, with weights mixed from several experts, and batch norm with batch statistics.
 
-Legend: B batch, C and O channels in and out, H and W height and width, E experts, P weights of one expert.
+Legend: B batch, C and O channels in and out, E experts, ... one to three spatial axes.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -13,22 +13,33 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from personalization.errors import RoutingError
+from personalization.networks.capabilities import (
+    BatchNorm,
+    Convolution,
+    TransposedConvolution,
+    batch_norms,
+    moving_norms,
+    running,
+)
+
+# Of one, two and three spatial axes.
+_PLAIN = (functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
 
-class _RoutedConvolution(nn.Module, ABC):
-    """Base of both routed convolutions: the experts, and the mixing for a batch or for each image.
+class RoutedConvolution(nn.Module):
+    """A convolution of one to three dimensions, plain or transposed, over several experts.
 
-    The experts are buffers outside the state dict, so that a checkpoint of a routed network has only learned
-    parameters. Gradients reach only the router: autograd multiplies the gradient of the mixed weight with the
-    experts, one matrix-vector product in each direction.
+    The experts are [E, O, C / groups, ...], of a transposed convolution [E, C, O / groups, ...]. They are
+    buffers outside the state dict, so that a checkpoint of a routed network has only learned parameters.
+    Gradients reach only the router: autograd multiplies the gradient of the mixed weight with the experts,
+    one matrix-vector product in each direction.
     """
 
     experts: Tensor
     biases: Tensor | None
 
-    def __init__(
-        self, plain: nn.Conv2d | nn.ConvTranspose2d, experts: Tensor, biases: Tensor | None, router: nn.Module
-    ) -> None:
+    def __init__(self, plain: Convolution, experts: Tensor, biases: Tensor | None, router: nn.Module) -> None:
         super().__init__()
         if plain.padding_mode != "zeros":
             raise RoutingError(f"expected a convolution padded with zeros, found '{plain.padding_mode}'")
@@ -38,28 +49,32 @@ class _RoutedConvolution(nn.Module, ABC):
         # Whether batch norm follows, which cancels the scale of the coefficients
         self.normalised = False
         self.in_channels = plain.in_channels
-        self.stride = plain.stride
-        self.dilation = plain.dilation
-        self.groups = plain.groups
+        transposed = isinstance(plain, TransposedConvolution)
+        self._convolve: Callable[..., Tensor] = (_TRANSPOSED if transposed else _PLAIN)[
+            len(plain.kernel_size) - 1
+        ]
+        shared = {"stride": plain.stride, "padding": plain.padding, "dilation": plain.dilation}
+        own = {"output_padding": plain.output_padding} if transposed else {}
+        self._arguments = {**shared, **own, "groups": plain.groups}
 
-    def forward(self, features_BCHW: Tensor) -> Tensor:
+    def forward(self, features_BC: Tensor) -> Tensor:
         """Convolve with W = sum_k r_k W_k and b = sum_k r_k b_k, where r are the router's coefficients.
 
         Coefficients [E] give one weight for the whole batch, coefficients [B, E] one for each image.
         """
-        coefficients = self.router(features_BCHW)
+        coefficients = self.router(features_BC)
         if coefficients.shape[0] == 1:
             # One image, or one expert: one weight for the whole batch
             coefficients = coefficients.reshape(-1)
         if coefficients.ndim == 1:
-            return self._convolve(features_BCHW, *self.mixed(coefficients))
+            return self._convolve(features_BC, *self.mixed(coefficients), **self._arguments)
         # Image by image: on a CPU this is a fifth faster than mixing for the whole batch at once, and not
         # slower than a grouped convolution, which needs the channels outermost. split and unbind, because
         # their gradient is one concatenation; that of an index fills a tensor of the batch for every image.
         return torch.cat(
             [
-                self._convolve(image, *self.mixed(own))
-                for image, own in zip(torch.split(features_BCHW, 1), coefficients.unbind(), strict=True)
+                self._convolve(image, *self.mixed(own), **self._arguments)
+                for image, own in zip(torch.split(features_BC, 1), coefficients.unbind(), strict=True)
             ]
         )
 
@@ -69,74 +84,49 @@ class _RoutedConvolution(nn.Module, ABC):
         inner = self.experts.movedim(2, -1)
         weight = (coefficients_E @ inner.flatten(1)).reshape(inner.shape[1:])
         # Positive axes, because the onnx exporter writes negative ones into the graph unchanged
-        return weight.movedim(3, 1), None if self.biases is None else coefficients_E @ self.biases
-
-    @abstractmethod
-    def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Apply the plain operation with this weight and bias."""
+        return weight.movedim(
+            weight.ndim - 1, 1
+        ), None if self.biases is None else coefficients_E @ self.biases
 
 
-class RoutedConv2d(_RoutedConvolution):
-    """A Conv2d over experts [E, O, C / groups, h, w]."""
+class _AnyBatchNorm(BatchNorm):
+    """Batch norm of features with any number of spatial axes."""
 
-    def __init__(self, plain: nn.Conv2d, experts: Tensor, biases: Tensor | None, router: nn.Module) -> None:
-        super().__init__(plain, experts, biases, router)
-        self.padding = plain.padding
-
-    def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.conv2d(
-            features, weight, bias, self.stride, self.padding, self.dilation, self.groups
-        )
+    def _check_input_dim(self, features_BC: Tensor) -> None:
+        """Take them all: the plain layer that it stands for knows its own."""
 
 
-class RoutedConvTranspose2d(_RoutedConvolution):
-    """A ConvTranspose2d over experts [E, C, O / groups, h, w]."""
-
-    def __init__(
-        self, plain: nn.ConvTranspose2d, experts: Tensor, biases: Tensor | None, router: nn.Module
-    ) -> None:
-        super().__init__(plain, experts, biases, router)
-        # Padding by name ("same") exists for convolutions only
-        self.padding: tuple[int, ...] = plain.padding  # type: ignore[assignment]
-        self.output_padding = plain.output_padding
-
-    def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.conv_transpose2d(
-            features, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        )
-
-
-class BatchStatisticsNorm2d(nn.BatchNorm2d):
+class BatchStatisticsNorm(_AnyBatchNorm):
     """Batch norm by the statistics of the current batch, in train and in eval mode (1.4, item 5)."""
 
-    def __init__(self, plain: nn.BatchNorm2d) -> None:
+    def __init__(self, plain: BatchNorm) -> None:
         super().__init__(plain.num_features, plain.eps, affine=False, track_running_stats=False)
         self.affine = plain.affine
         if plain.affine:
             self.weight = nn.Parameter(plain.weight.detach().clone())
             self.bias = nn.Parameter(plain.bias.detach().clone())
 
-    def forward(self, features_BCHW: Tensor) -> Tensor:
+    def forward(self, features_BC: Tensor) -> Tensor:
         """Normalise. Raises RoutingError if the batch has one value per channel, which has no variance."""
-        if features_BCHW.numel() == self.num_features:
+        if features_BC.numel() == self.num_features:
             raise RoutingError(
                 f"batch norm over {self.num_features} channels: found one value per channel, which has no "
                 "statistics; expected larger images or several at once"
             )
-        return super().forward(features_BCHW)
+        return super().forward(features_BC)
 
 
 def use_batch_statistics(network: nn.Module) -> None:
     """Make every batch norm of a network use the statistics of the current batch, in place."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, nn.BatchNorm2d) and not isinstance(module, BatchStatisticsNorm2d):
-            network.set_submodule(name, BatchStatisticsNorm2d(module))
+    for name, norm in batch_norms(network).items():
+        if not isinstance(norm, BatchStatisticsNorm):
+            network.set_submodule(name, BatchStatisticsNorm(norm))
 
 
-class FixedStatisticsNorm2d(nn.BatchNorm2d):
+class FixedStatisticsNorm(_AnyBatchNorm):
     """Batch norm by its running statistics, in train and in eval mode, which never change."""
 
-    def __init__(self, plain: nn.BatchNorm2d) -> None:
+    def __init__(self, plain: BatchNorm) -> None:
         super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine)
         self.load_state_dict(plain.state_dict())
 
@@ -147,7 +137,13 @@ class FixedStatisticsNorm2d(nn.BatchNorm2d):
 
 def fix_statistics(network: nn.Module) -> None:
     """Make every batch norm of a network keep its running statistics in train mode too, in place."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            fixed = FixedStatisticsNorm2d(module).to(module.weight).eval()
-            network.set_submodule(name, fixed)
+    for name, norm in moving_norms(network).items():
+        network.set_submodule(name, FixedStatisticsNorm(norm).to(running(norm)[0]).eval())
+
+
+def keep_statistics(network: nn.Module, like: Tensor) -> None:
+    """Give every batch norm of a routed network running statistics, of `like`'s type, in place."""
+    for name, norm in batch_norms(network).items():
+        kept = _AnyBatchNorm(norm.num_features, norm.eps, affine=norm.affine).to(like)
+        kept.load_state_dict(norm.state_dict(), strict=False)
+        network.set_submodule(name, kept)

@@ -12,6 +12,7 @@ from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.iop_fl.batch_norm import PRIOR_IMAGES, bake_statistics
 from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.networks.capabilities import batch_norms
 
 
 def merge(
@@ -58,10 +59,9 @@ def merged_weights(
             _set(plain, "weight", weight)
             if bias is not None:
                 _set(plain, "bias", bias)
-        for name, module in network.named_modules():
-            if isinstance(module, nn.BatchNorm2d):
-                for field, parameter in module.named_parameters():
-                    _set(merged.get_submodule(name), field, parameter)
+        for name, norm in batch_norms(network).items():
+            for field, parameter in norm.named_parameters():
+                _set(merged.get_submodule(name), field, parameter)
     return merged.eval()
 
 

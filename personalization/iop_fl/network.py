@@ -16,12 +16,17 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
-from personalization.iop_fl.layers import RoutedConv2d, RoutedConvTranspose2d, use_batch_statistics
+from personalization.iop_fl.layers import RoutedConvolution, use_batch_statistics
 from personalization.iop_fl.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter
 from personalization.iop_fl.space import RoutingSpace
+from personalization.networks.capabilities import (
+    MOST_DIMENSIONS,
+    BatchNorm,
+    batch_norms,
+    convolutions,
+    spatial_axes,
+)
 from personalization.options.presets import Router
-
-RoutedLayer = RoutedConv2d | RoutedConvTranspose2d
 
 
 def route(
@@ -53,43 +58,36 @@ def route(
     generator = generator or torch.Generator().manual_seed(0)
     network = space.plain().requires_grad_(False)
     followed = _followed_by_norm(network)
-    for name, module in list(network.named_modules()):
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-            experts = space.stacks[f"{name}.weight"]
-            coefficients: nn.Module
-            if router == "direct" or len(space.names) == 1:
-                coefficients = DirectCoefficients(len(space.names), experts.dtype)
-            else:
-                coefficients = PooledRouter(
-                    module.in_channels, len(space.names), init, dropout, generator, experts.dtype
-                )
-            kind = RoutedConv2d if isinstance(module, nn.Conv2d) else RoutedConvTranspose2d
-            layer = kind(module, experts, space.stacks.get(f"{name}.bias"), coefficients)  # type: ignore[arg-type]
-            layer.normalised = name in followed
-            network.set_submodule(name, layer)
+    for name, convolution in convolutions(network).items():
+        experts = space.stacks[f"{name}.weight"]
+        coefficients: nn.Module
+        if router == "direct" or len(space.names) == 1:
+            coefficients = DirectCoefficients(len(space.names), experts.dtype)
+        else:
+            coefficients = PooledRouter(
+                convolution.in_channels, len(space.names), init, dropout, generator, experts.dtype
+            )
+        layer = RoutedConvolution(convolution, experts, space.stacks.get(f"{name}.bias"), coefficients)
+        layer.normalised = name in followed
+        network.set_submodule(name, layer)
     use_batch_statistics(network)
     if not routed_layers(network):
         raise RoutingError(f"network '{space.network}' has no convolution to route")
     return network.train()
 
 
-def routed_layers(network: nn.Module) -> dict[str, RoutedLayer]:
+def routed_layers(network: nn.Module) -> dict[str, RoutedConvolution]:
     """Return the routed layers by name, in registration order (for a U-Net, execution order)."""
-    return {
-        name: module
-        for name, module in network.named_modules()
-        if isinstance(module, RoutedConv2d | RoutedConvTranspose2d)
-    }
+    return {name: module for name, module in network.named_modules() if isinstance(module, RoutedConvolution)}
 
 
 def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Return the learned parameters: those of the routers ("routing") and batch norm's affine ones ("bn")."""
-    norms = (module for module in network.modules() if isinstance(module, nn.BatchNorm2d))
     return {
         "routing": [
             parameter for layer in routed_layers(network).values() for parameter in layer.router.parameters()
         ],
-        "bn": [parameter for norm in norms for parameter in norm.parameters()],
+        "bn": [parameter for norm in batch_norms(network).values() for parameter in norm.parameters()],
     }
 
 
@@ -158,9 +156,9 @@ def share_copy(network: nn.Module) -> nn.Module:
 def batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
     """Split images into the fewest batches of at most `batch_size`, of even size: 17 by 16 gives 9 and 8.
 
-    Raises RoutingError if there are no images or their shape is not [N, C, H, W].
+    Raises RoutingError if there are no images or their shape is not [N, C, ...], with 1 to 3 spatial axes.
     """
-    if images_NCHW.ndim != 4 or not len(images_NCHW):
+    if not 1 <= len(spatial_axes(images_NCHW)) <= MOST_DIMENSIONS or not len(images_NCHW):
         raise RoutingError(f"expected at least one image [N, C, H, W], found {list(images_NCHW.shape)}")
     if batch_size < 1:
         raise RoutingError(f"batch size: expected at least 1, found {batch_size}")
@@ -183,7 +181,7 @@ def mixed_indices(count: int, batch_size: int) -> tuple[Tensor, ...]:
     return tuple(torch.arange(first, count, number) for first in range(number))
 
 
-def _layers_of(network: nn.Module) -> list[RoutedLayer]:
+def _layers_of(network: nn.Module) -> list[RoutedConvolution]:
     layers = list(routed_layers(network).values())
     if not layers:
         raise RoutingError(f"expected a routed network (see `route`), found a plain {type(network).__name__}")
@@ -197,7 +195,7 @@ def _followed_by_norm(network: nn.Module) -> set[str]:
         if isinstance(module, nn.Sequential):
             children = list(module.named_children())
             for (name, _), (_, following) in pairwise(children):
-                if isinstance(following, nn.BatchNorm2d):
+                if isinstance(following, BatchNorm):
                     found.add(f"{path}.{name}" if path else name)
     return found
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.networks import initialise
+from personalization.networks.capabilities import spatial_axes
 from personalization.options.presets import Router
 
 Init = Literal["uniform", "official"]
@@ -32,7 +33,7 @@ class DirectCoefficients(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(experts, dtype=dtype))
 
-    def forward(self, features_BCHW: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, features_BC: Tensor) -> Tensor:  # noqa: ARG002
         """Return the coefficients [E], which sum to 1 and do not depend on the features."""
         return torch.softmax(self.logits, dim=0)
 
@@ -46,7 +47,7 @@ class FixedCoefficients(nn.Module):
         super().__init__()
         self.register_buffer("coefficients", coefficients_E.detach().clone())
 
-    def forward(self, features_BCHW: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, features_BC: Tensor) -> Tensor:  # noqa: ARG002
         """Return the fixed coefficients [E], independent of the features."""
         return self.coefficients
 
@@ -81,9 +82,9 @@ class PooledRouter(nn.Module):
         self.dropout = dropout
         self.generator = generator
 
-    def forward(self, features_BCHW: Tensor) -> Tensor:
+    def forward(self, features_BC: Tensor) -> Tensor:
         """Compute the coefficients [B, E] of each image, in (0, 1)."""
-        hidden = self.first(features_BCHW.mean(dim=(2, 3)))
+        hidden = self.first(features_BC.mean(dim=spatial_axes(features_BC)))
         if self.training and self.dropout:
             # functional.dropout draws from the global generator only
             drawn = torch.rand(hidden.shape, generator=self.generator, dtype=hidden.dtype)

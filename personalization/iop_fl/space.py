@@ -89,9 +89,13 @@ class RoutingSpace:
             self, names=(GLOBAL,), stacks={name: stack[-1:] for name, stack in self.stacks.items()}
         )
 
+    def outline(self) -> nn.Module:
+        """The network's layers, without weights."""
+        return outline(self.network, **self.arguments)
+
     def plain(self) -> nn.Module:
         """Build the global model as a plain network."""
-        network = outline(self.network, **self.arguments)
+        network = self.outline()
         network.load_state_dict(
             {name: tensor.clone() for name, tensor in self.experts[GLOBAL].items()}, assign=True
         )

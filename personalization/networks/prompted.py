@@ -67,7 +67,8 @@ class Prompted(nn.Module):
 
 def sizes(sides: Sequence[int]) -> dict[str, int]:
     """The arguments of `Prompted` for images with these sides, 1 to 3."""
-    return dict(zip(("width", "height", "depth"), reversed(sides), strict=False))
+    named = dict(zip(("width", "height", "depth"), reversed(sides), strict=False))
+    return {name: named[name] for name in ("depth", "height", "width") if name in named}
 
 
 def _waves(sides: Sequence[int]) -> Tensor:

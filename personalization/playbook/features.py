@@ -21,6 +21,7 @@ from personalization.gate.routing import Targets
 from personalization.gate.statistics import squared_hellinger
 from personalization.iop_fl.batch_norm import image_moments
 from personalization.iop_fl.network import mixed_batches
+from personalization.networks.capabilities import BatchNorm, moving_norms, running
 
 BATCH = 16
 # Share of all pixels, added to a target's size before its logarithm.
@@ -55,12 +56,9 @@ def view(
     *,
     shift: bool = False,
 ) -> View:
-    """One forward pass, with running statistics; measuring the `shift` takes as long again.
-
-    The network's batch norms are those of `nn.BatchNorm2d`.
-    """
+    """One forward pass, with running statistics; measuring the `shift` takes as long again."""
     network.eval()
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d) and shift]
+    norms = list(moving_norms(network).values()) if shift else []
     sums: list[list[Tensor]] = [[] for _ in norms]
 
     def note(index: int, features_BCHW: Tensor) -> None:
@@ -98,14 +96,12 @@ def view(
     )
 
 
-def _distance(norm: nn.BatchNorm2d, parts: list[Tensor], count: int) -> float:
+def _distance(norm: BatchNorm, parts: list[Tensor], count: int) -> float:
     """Mean squared Hellinger distance over a layer's channels."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
     mean, square = torch.stack(parts).sum(dim=0) / count
     variance = (square - mean.square()).clamp(min=0)
-    running = norm.running_mean.double(), norm.running_var.double()
-    return float(squared_hellinger(*running, mean, variance).mean())
+    usual_mean, usual_variance = (statistic.double() for statistic in running(norm))
+    return float(squared_hellinger(usual_mean, usual_variance, mean, variance).mean())
 
 
 def _thirds(distances: list[float]) -> tuple[float, float, float]:
@@ -182,7 +178,7 @@ def targets_of(targets_NHW: Tensor, patients: Sequence[str], classes: int) -> Ta
     `largest` is the 95th percentile over patients, so that one unusual patient neither counts nor shows.
     """
     maps = targets_NHW.numpy()
-    shares = (maps > 0).mean(axis=(1, 2))
+    shares = (maps > 0).mean(axis=tuple(range(1, maps.ndim)))
     _, index = np.unique(np.asarray(patients), return_inverse=True)
     by_patient = np.bincount(index, weights=shares) / np.bincount(index)
     return Targets(float(shares.mean()), float(np.quantile(by_patient, LARGE)), mean_fragments(maps, classes))

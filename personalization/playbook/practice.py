@@ -136,7 +136,7 @@ def _through(images_NCHW: Tensor, severity: float, generator: torch.Generator) -
     """All images through one drawn scanner."""
     if not severity:
         return images_NCHW
-    scanner = Scanners.draw(torch.tensor([severity]), generator).repeated(BATCH)
+    scanner = Scanners.draw(torch.tensor([severity]), generator, images_NCHW.ndim - 2).repeated(BATCH)
     parts = []
     for batch in torch.split(images_NCHW, BATCH):
         parts.append(scanner.first(len(batch)).apply(batch, generator))

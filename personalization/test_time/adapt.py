@@ -24,6 +24,7 @@ from personalization.checkpoint import digest
 from personalization.errors import AdaptationError
 from personalization.iop_fl.network import parameter_groups, routed_layers
 from personalization.iop_fl.routers import PooledRouter
+from personalization.networks.capabilities import MOST_DIMENSIONS, spatial_axes
 from personalization.state import State, clone
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord, Fingerprint
 from personalization.test_time.config import AdaptationConfig
@@ -271,7 +272,8 @@ class _Run:
 
 
 def _check(images: Tensor) -> None:
-    if images.ndim != 4 or not len(images) or not images.is_floating_point():
+    dimensions = len(spatial_axes(images))
+    if not 1 <= dimensions <= MOST_DIMENSIONS or not len(images) or not images.is_floating_point():
         raise AdaptationError(
             "images: expected at least one, floating, [N, C, H, W], "
             f"found {list(images.shape)} {images.dtype}"

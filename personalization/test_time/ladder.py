@@ -4,7 +4,9 @@ The further a hospital's scanner is from the federation's, the larger the dose t
 nearly always too much. Early layers see the scanner, late ones the anatomy, and few images give poor
 statistics (Schneider et al., NeurIPS 2020; alpha-BN, arXiv 2110.04065; Vianna et al., arXiv 2402.04958).
 
-Legend: N images, C channels, K classes, H and W height and width, R rungs.
+A network without batch norm to move is refused (NetworkError): the ladder would answer as it is.
+
+Legend: N images, C channels, K classes, H and W height and width, R rungs, ... one to three spatial axes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,14 @@ from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.iop_fl.batch_norm import blend_statistics, doses_by_depth
 from personalization.iop_fl.network import batches
 from personalization.iop_fl.space import RoutingSpace
+from personalization.networks.capabilities import (
+    BatchNorm,
+    moving_norms,
+    per_channel,
+    required_norms,
+    running,
+    spatial_axes,
+)
 
 # Of the first, the middle and the last third of the batch norms; chosen on phantoms.
 DOSES = (0.5, 0.5, 0.5)
@@ -75,13 +85,15 @@ def ensemble(
 ) -> Tensor:
     """Mean probabilities [N, K, H, W] of all models of the space, each with its own statistics and blended.
 
-    Where no dose is above 0 both are the same. Costs three forward passes of every model.
+    Where no dose is above 0, or no batch norm can be moved, both are the same. Costs three forward passes of
+    every model.
     """
     total: Tensor | None = None
     plain = space.plain().to(images_NCHW.device).eval()
     answers = 0
+    variants = (False, True) if any(doses) and moving_norms(plain) else (False,)
     for state in space.experts.values():
-        for moved in (False, True) if any(doses) else (False,):
+        for moved in variants:
             network = copy.deepcopy(plain)
             network.load_state_dict(state)
             if moved:
@@ -120,10 +132,11 @@ class ScanLadder(nn.Module):
     def __init__(self, network: nn.Module, rungs: Sequence[float]) -> None:
         super().__init__()
         self.network = copy.deepcopy(network).eval()
-        for name, module in list(self.network.named_modules()):
-            if isinstance(module, nn.BatchNorm2d):
-                self.network.set_submodule(name, _MovedNorm(module))
-        self._norms = [module for module in self.network.modules() if isinstance(module, _MovedNorm)]
+        self._norms = []
+        for name in required_norms(network, "a ladder moves statistics"):
+            moved = _MovedNorm(self.network.get_submodule(name))
+            self.network.set_submodule(name, moved)
+            self._norms.append(moved)
         self._rungs = tuple(rungs)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
@@ -139,48 +152,51 @@ class ScanLadder(nn.Module):
 class _MovedNorm(nn.Module):
     """Batch norm with statistics between its running ones and those of its input."""
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
+        assert isinstance(norm, BatchNorm)
         self.norm, self.dose = norm, 0.0
 
-    def forward(self, features_BCHW: Tensor) -> Tensor:
-        norm, shape = self.norm, (1, -1, 1, 1)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        mean, variance = norm.running_mean.view(shape), norm.running_var.view(shape)
+    def forward(self, features_BC: Tensor) -> Tensor:
+        norm, axes = self.norm, (0, *spatial_axes(features_BC))
+        mean, variance = (per_channel(statistic, features_BC) for statistic in running(norm))
         if self.dose:
-            seen = features_BCHW.mean(dim=(0, 2, 3), keepdim=True)
-            spread = (features_BCHW - seen).square().mean(dim=(0, 2, 3), keepdim=True)
+            seen = features_BC.mean(dim=axes, keepdim=True)
+            spread = (features_BC - seen).square().mean(dim=axes, keepdim=True)
             apart = self.dose * (1 - self.dose) * (mean - seen).square()
             variance = (1 - self.dose) * variance + self.dose * spread + apart
             mean = (1 - self.dose) * mean + self.dose * seen
-        normal = (features_BCHW - mean) / torch.sqrt(variance + norm.eps)
-        return normal * norm.weight.view(shape) + norm.bias.view(shape)
+        normal = (features_BC - mean) / torch.sqrt(variance + norm.eps)
+        if not norm.affine:
+            return normal
+        return normal * per_channel(norm.weight, features_BC) + per_channel(norm.bias, features_BC)
 
 
 def mixed(probabilities: Sequence[Tensor]) -> Tensor:
     """Logarithms of the weighted mean of the rungs' probabilities [B, K, H, W]."""
-    found_RBKHW = torch.stack(list(probabilities))
-    weights_R = balanced_weights(found_RBKHW)
-    mean = (weights_R[:, None, None, None, None] * found_RBKHW).sum(dim=0)
+    found_RBK = torch.stack(list(probabilities))
+    weights_R = balanced_weights(found_RBK)
+    mean = (weights_R[(slice(None), *(None,) * (found_RBK.ndim - 1))] * found_RBK).sum(dim=0)
     return torch.log(mean.clamp(min=1e-7))
 
 
-def balanced_weights(probabilities_RBKHW: Tensor) -> Tensor:
-    """Weights [R], summing to 1: softmax of minus the balanced entropy, normalised to 0..1 over the rungs.
+def balanced_weights(probabilities_RBK: Tensor) -> Tensor:
+    """Weights [R] of rungs [R, B, K, ...], summing to 1: softmax of minus the balanced entropy, normalised to
+    0..1 over the rungs.
 
     The balanced entropy is the mean of that of the pixels found to be background and of the others; where
     there are none of one kind, that of all pixels.
     """
-    classes = probabilities_RBKHW.shape[2]
-    safe = probabilities_RBKHW.clamp(min=1e-12)
-    entropy_RBHW = -(probabilities_RBKHW * safe.log()).sum(dim=2) / math.log(classes)
-    target_RBHW = (probabilities_RBKHW.argmax(dim=2) > 0).to(entropy_RBHW.dtype)
+    classes = probabilities_RBK.shape[2]
+    safe = probabilities_RBK.clamp(min=1e-12)
+    entropy_RB = -(probabilities_RBK * safe.log()).sum(dim=2) / math.log(classes)
+    target_RB = (probabilities_RBK.argmax(dim=2) > 0).to(entropy_RB.dtype)
+    pixels = tuple(range(1, entropy_RB.ndim))
     # A sum, since a graph that is exported keeps no number of pixels.
-    found, all_ = target_RBHW.sum(dim=(1, 2, 3)), torch.ones_like(target_RBHW[0]).sum()
-    inside = (entropy_RBHW * target_RBHW).sum(dim=(1, 2, 3)) / found.clamp(min=1)
-    outside = (entropy_RBHW * (1 - target_RBHW)).sum(dim=(1, 2, 3)) / (all_ - found).clamp(min=1)
+    found, all_ = target_RB.sum(dim=pixels), torch.ones_like(target_RB[0]).sum()
+    inside = (entropy_RB * target_RB).sum(dim=pixels) / found.clamp(min=1)
+    outside = (entropy_RB * (1 - target_RB)).sum(dim=pixels) / (all_ - found).clamp(min=1)
     both = (found > 0) & (found < all_)
-    cost = torch.where(both, (inside + outside) / 2, entropy_RBHW.mean(dim=(1, 2, 3)))
+    cost = torch.where(both, (inside + outside) / 2, entropy_RB.mean(dim=pixels))
     span = (cost.max() - cost.min()).clamp(min=1e-12)
     return torch.softmax((cost.max() - cost) / span, dim=0)

@@ -3,17 +3,26 @@
 Each is mean-reduced, so that its size depends on neither batch nor image; the two `official_` ones are the
 authors' public code instead, for parity. Probabilities are to be float32 or wider: float16 has no 1e-6.
 
-Legend: B batch, K classes, H and W height and width.
+Legend: B batch, K classes, H and W height and width. All take images, volumes and signals: one to three
+spatial axes in the place of H and W.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from personalization.networks.capabilities import spatial_axes
+
+_POOLS: tuple[Callable[..., Tensor], ...] = (
+    functional.max_pool1d,
+    functional.max_pool2d,
+    functional.max_pool3d,
+)
 # Keeps log finite where a class has probability 0
 EPSILON = 1e-6
 # Half the side of a shape loss's window, in pixels of an image of 384 (official code)
@@ -64,7 +73,7 @@ def soft_dice_distance(found_BKHW: Tensor, wanted_BKHW: Tensor) -> Tensor:
 
     0 where the probabilities are equal, also where they are soft, unlike the Dice of `soft_dice_loss`.
     """
-    axes = (0, 2, 3)
+    axes = (0, *spatial_axes(found_BKHW))
     overlap = 2 * (found_BKHW * wanted_BKHW).sum(axes)
     total = found_BKHW.square().sum(axes) + wanted_BKHW.square().sum(axes)
     return 1 - ((overlap + EPSILON) / (total + EPSILON)).mean()
@@ -93,13 +102,13 @@ def ratio_divergence(probabilities_BKHW: Tensor, ratio_K: Tensor) -> Tensor:
 
     Bateson et al., Medical Image Analysis 2022.
     """
-    share_K = probabilities_BKHW.mean(dim=(0, 2, 3))
+    share_K = probabilities_BKHW.mean(dim=(0, *spatial_axes(probabilities_BKHW)))
     return (share_K * torch.log((share_K + EPSILON) / (ratio_K + EPSILON))).sum()
 
 
-def shape_range(height: int, width: int) -> int:
-    """The d of `shape_distance` for images of this size: 10 pixels at 384, at least 1."""
-    return max(1, round(RANGE_AT_384 * min(height, width) / 384))
+def shape_range(*sides: int) -> int:
+    """The d of `shape_distance` for images with these sides: 10 pixels at 384, at least 1."""
+    return max(1, round(RANGE_AT_384 * min(sides) / 384))
 
 
 def _information(probabilities: Tensor) -> Tensor:
@@ -107,12 +116,15 @@ def _information(probabilities: Tensor) -> Tensor:
 
 
 def _spread(values: Tensor, d: int) -> Tensor:
-    """max - min over the (2d+1)^2 around each pixel, the part inside the image."""
+    """max - min over the 2d+1 along each axis around each pixel, the part inside the image."""
     return _highest(values, d) + _highest(-values, d)
 
 
 def _highest(values: Tensor, d: int) -> Tensor:
-    # Rows, then columns: the same maximum from 2 (2d+1) comparisons a pixel instead of (2d+1)^2
-    side = 2 * d + 1
-    rows = functional.max_pool2d(values, (side, 1), stride=1, padding=(d, 0))
-    return functional.max_pool2d(rows, (1, side), stride=1, padding=(0, d))
+    # Axis by axis: the same maximum from 2 (2d+1) comparisons a pixel of an image instead of (2d+1)^2
+    axes = len(spatial_axes(values))
+    pool = _POOLS[axes - 1]
+    for axis in range(axes):
+        window = tuple(2 * d + 1 if axis == other else 1 for other in range(axes))
+        values = pool(values, window, stride=1, padding=tuple(side // 2 for side in window))
+    return values

@@ -22,6 +22,7 @@ from personalization.errors import AdaptationError
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import RoutingSpace
+from personalization.networks.capabilities import required_norms
 from personalization.test_time.adapt import Adaptation, Learning, learn, routing
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord
 from personalization.test_time.config import AdaptationConfig
@@ -139,8 +140,13 @@ class Routing(Recipe):
         config: AdaptationConfig,
         check_cancelled: CancelCheck,  # noqa: ARG002
     ) -> Learning:
-        """The models in equal parts."""
+        """The models in equal parts.
+
+        Raises NetworkError where all that the preset moves is batch norm, and the network has none.
+        """
         network = route(space, config.router).to(images_NCHW.device)
+        if "routing" not in config.of_preset.learns:
+            required_norms(space.outline(), f"preset '{config.preset}' moves statistics, scale and shift")
         return routing(network, config, self.objective)
 
     def merged(

@@ -29,6 +29,7 @@ from personalization.iop_fl.merge import merged_weights
 from personalization.iop_fl.network import route, routed_layers
 from personalization.iop_fl.routers import DirectCoefficients
 from personalization.iop_fl.space import RoutingSpace
+from personalization.networks.capabilities import batch_norms, moving_norms, spatial_axes
 from personalization.test_time import losses
 from personalization.test_time.adapt import Learning
 from personalization.test_time.config import AdaptationConfig
@@ -56,7 +57,9 @@ class Anchored(Objective):
 
     def __init__(self, teacher_NKHW: Tensor, start: tuple[Tensor, ...], share: float | None = None) -> None:
         self._teacher = teacher_NKHW
-        self._ratio = anchor(teacher_NKHW.mean(dim=(0, 2, 3)), len(teacher_NKHW), share)
+        self._ratio = anchor(
+            teacher_NKHW.mean(dim=(0, *spatial_axes(teacher_NKHW))), len(teacher_NKHW), share
+        )
         self._start = start
 
     def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
@@ -166,10 +169,9 @@ class AnchoredRouting(Recipe):
         teacher = ensemble(space, images_NCHW, config.ladder, check_cancelled)
         network = _by_stages(space).to(images_NCHW.device)
         mixture = merged_weights(space, network, images_NCHW)
-        blended(mixture, images_NCHW, config.ladder, check_cancelled)
-        for name, module in list(network.named_modules()):
-            if isinstance(module, nn.BatchNorm2d):
-                network.set_submodule(name, mixture.get_submodule(name))
+        _at_the_ladder(mixture, images_NCHW, config, check_cancelled)
+        for name in batch_norms(network):
+            network.set_submodule(name, mixture.get_submodule(name))
         fix_statistics(network)
         logits = _logits(network)
         start = tuple(value.detach().clone() for value in logits)
@@ -188,7 +190,16 @@ class AnchoredRouting(Recipe):
         """Merged, with the ladder's statistics."""
         assert learned is not None
         network = merged_weights(space, learned, images_NCHW)
-        return blended(network, images_NCHW, config.ladder, check_cancelled)
+        return _at_the_ladder(network, images_NCHW, config, check_cancelled)
+
+
+def _at_the_ladder(
+    network: nn.Module, images_NCHW: Tensor, config: AdaptationConfig, check_cancelled: CancelCheck
+) -> nn.Module:
+    """The network, in place, at the ladder's statistics; as it is where it has none to move."""
+    if not moving_norms(network):
+        return network
+    return blended(network, images_NCHW, config.ladder, check_cancelled)
 
 
 RECIPE = AnchoredRouting()

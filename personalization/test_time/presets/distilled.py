@@ -20,6 +20,7 @@ from personalization.augmentation import Augmentation, transform_images
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.layers import fix_statistics
 from personalization.iop_fl.space import RoutingSpace
+from personalization.networks.capabilities import moving_norms
 from personalization.scanner import augment_intensities
 from personalization.test_time.adapt import Learning
 from personalization.test_time.config import AdaptationConfig
@@ -75,7 +76,8 @@ class Distilled(Recipe):
         """The ladder's global model, all weights of which are learned."""
         teacher = ensemble(space, images_NCHW, config.ladder, check_cancelled)
         network = space.plain().to(images_NCHW.device)
-        blended(network, images_NCHW, config.ladder, check_cancelled)
+        if moving_norms(network):
+            blended(network, images_NCHW, config.ladder, check_cancelled)
         fix_statistics(network)
         groups = ((list(network.parameters()), RATE),)
         return Learning(network, groups, Distillation(teacher), {"teacher": teacher})

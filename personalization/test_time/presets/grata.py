@@ -3,7 +3,8 @@
 From scale and shift of batch norm w: the gradient g of the entropy at w; the gradient h of the consistency
 at w - g; then one step of Adam along h from w, at the rate times (1 + cos(g, h))^2 / 4. Consistency is the
 binary cross-entropy between the answer to a strong view, here through drawn scanners, and the mean answer to
-the image, its two flips and its turns by 90, 180 and 270 degrees; of an oblong image, by 180 alone.
+the image, its two flips and its turns by 90, 180 and 270 degrees; of an oblong image, by 180 alone. A volume
+is flipped and turned in the plane of its last two axes, a signal flipped along its only one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from personalization.networks.capabilities import spatial_axes
 from personalization.scanner import augment_intensities
 from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig
@@ -74,12 +76,13 @@ class GraTa(Objective):
         """Binary cross-entropy of the strong view's answer with the weak views' mean, which is fixed."""
         with torch.no_grad():
             answers = [torch.softmax(network(images_BCHW), dim=1)]
-            for axes in ((2,), (3,), (2, 3)):
+            plane = spatial_axes(images_BCHW)[-2:]
+            for axes in dict.fromkeys((plane[:1], plane[-1:], plane)):
                 answers.append(torch.softmax(network(images_BCHW.flip(axes)), dim=1).flip(axes))
-            if images_BCHW.shape[2] == images_BCHW.shape[3]:
+            if len(plane) > 1 and images_BCHW.shape[-2] == images_BCHW.shape[-1]:
                 for turns in (1, -1):
-                    turned = torch.softmax(network(images_BCHW.rot90(turns, (2, 3))), dim=1)
-                    answers.append(turned.rot90(-turns, (2, 3)))
+                    turned = torch.softmax(network(images_BCHW.rot90(turns, plane)), dim=1)
+                    answers.append(turned.rot90(-turns, plane))
             wanted = torch.stack(answers).mean(dim=0)
         generator = torch.Generator().manual_seed(seed)
         strong = augment_intensities(images_BCHW.cpu(), SEVERITY, generator).to(images_BCHW)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck
@@ -16,7 +18,7 @@ from personalization.test_time.recipe import Recipe
 RUNGS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
-def scan_graph(network: nn.Module, in_channels: int, size: tuple[int, int]) -> bytes:
+def scan_graph(network: nn.Module, in_channels: int, size: Sequence[int]) -> bytes:
     """The recipe as an onnx graph, which takes all slices of a scan as one batch and needs no torch."""
     return to_onnx(ScanLadder(network, RUNGS), in_channels, size)
 

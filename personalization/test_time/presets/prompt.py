@@ -21,6 +21,8 @@ from personalization.cancellation import CancelCheck
 from personalization.iop_fl.layers import fix_statistics
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import Prompted
+from personalization.networks.capabilities import BatchNorm, required_norms, running, spatial_axes
+from personalization.networks.prompted import sizes
 from personalization.test_time.adapt import Learning
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, Objective, Terms
@@ -41,8 +43,7 @@ class Matching(Objective):
         losses: list[Tensor] = []
         handles = [
             norm.register_forward_pre_hook(lambda norm, inputs: losses.append(mismatch(norm, inputs[0])))
-            for norm in network.modules()
-            if isinstance(norm, nn.BatchNorm2d)
+            for norm in required_norms(network, "preset prompt learns from statistics").values()
         ]
         try:
             logits = network(batch.images)
@@ -61,14 +62,14 @@ class Matching(Objective):
         return [*batches] * math.ceil(STEPS / len(batches))
 
 
-def mismatch(norm: nn.Module, features_BCHW: Tensor) -> Tensor:
+def mismatch(norm: nn.Module, features_BC: Tensor) -> Tensor:
     """mean_c |mean - running mean| + mean_c |sd - running sd|, over the batch."""
-    assert isinstance(norm, nn.BatchNorm2d)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
+    assert isinstance(norm, BatchNorm)
+    usual_mean, usual_variance = running(norm)
+    axes = (0, *spatial_axes(features_BC))
     # Not the root of the variance: in a constant channel, that has no gradient
-    deviation, mean = torch.std_mean(features_BCHW, dim=(0, 2, 3), correction=correction(features_BCHW[:, 0]))
-    return (mean - norm.running_mean).abs().mean() + (deviation - norm.running_var.sqrt()).abs().mean()
+    deviation, mean = torch.std_mean(features_BC, dim=axes, correction=correction(features_BC[:, 0]))
+    return (mean - usual_mean).abs().mean() + (deviation - usual_variance.sqrt()).abs().mean()
 
 
 def correction(values: Tensor) -> int:
@@ -77,10 +78,13 @@ def correction(values: Tensor) -> int:
 
 
 def prompted(space: RoutingSpace, images_NCHW: Tensor) -> Prompted:
-    """The global model with a prompt that changes nothing yet."""
-    _, _, height, width = images_NCHW.shape
-    network = Prompted(space.network, dict(space.arguments), height, width)
+    """The global model with a prompt that changes nothing yet.
+
+    Raises NetworkError for a network without statistics that a prompt could learn from.
+    """
+    network = Prompted(space.network, dict(space.arguments), **sizes(images_NCHW.shape[2:]))
     network.network = space.plain()
+    required_norms(network, "a prompt is learned from statistics")
     return network.to(images_NCHW.device).eval()
 
 
@@ -89,9 +93,8 @@ class Prompt(Recipe):
 
     def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:
         """The global model's network behind its filter."""
-        height, width = images_NCHW.shape[2:]
         own = {"backbone": space.network, "arguments": dict(space.arguments)}
-        return "prompted", own | {"height": height, "width": width}
+        return "prompted", own | sizes(images_NCHW.shape[2:])
 
     def learning(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.space import RoutingSpace
+from personalization.networks.capabilities import BatchNorm, moving_norms, running, spatial_axes
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import thinned
 from personalization.test_time.presets.prompt import RECIPE as PROMPT
@@ -48,16 +49,14 @@ class Vptta(Recipe):
         network.prompt.requires_grad_(True)
         optimiser = torch.optim.Adam([network.prompt], lr=RATE, betas=BETAS)
         sources = {
-            norm: (norm.running_mean.clone(), norm.running_var.clone())
-            for norm in network.modules()
-            if isinstance(norm, nn.BatchNorm2d)
-            and norm.running_mean is not None
-            and norm.running_var is not None
+            norm: (mean.clone(), variance.clone())
+            for norm in moving_norms(network).values()
+            for mean, variance in [running(norm)]
         }
         losses: list[Tensor] = []
 
         def move(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            assert isinstance(norm, nn.BatchNorm2d)
+            assert isinstance(norm, BatchNorm)
             losses.append(_moved(norm, *sources[norm], inputs[0]))
 
         handles = [norm.register_forward_pre_hook(move) for norm in sources]
@@ -74,14 +73,14 @@ class Vptta(Recipe):
         return network.requires_grad_(False)
 
 
-def _moved(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, features_BCHW: Tensor) -> Tensor:
+def _moved(norm: BatchNorm, mean: Tensor, variance: Tensor, features_BC: Tensor) -> Tensor:
     """Set the norm's statistics between training's and the features', and return how far the slices are."""
-    seen = features_BCHW.detach()
-    seen_variance, seen_mean = torch.var_mean(seen, dim=(0, 2, 3), correction=correction(seen[:, 0]))
+    seen, axes = features_BC.detach(), spatial_axes(features_BC)
+    seen_variance, seen_mean = torch.var_mean(seen, dim=(0, *axes), correction=correction(seen[:, 0]))
     norm.running_mean = SHARE * seen_mean + (1 - SHARE) * mean
     norm.running_var = SHARE * seen_variance + (1 - SHARE) * variance
     # Not the root of the variance: in a constant slice, that has no gradient
-    own_deviation, own_mean = torch.std_mean(features_BCHW, dim=(2, 3), correction=correction(seen[0, 0]))
+    own_deviation, own_mean = torch.std_mean(features_BC, dim=axes, correction=correction(seen[0, 0]))
     away = (norm.running_mean - own_mean).abs().mean()
     return away + (norm.running_var.sqrt() - own_deviation).abs().mean()
 

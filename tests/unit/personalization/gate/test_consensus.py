@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from personalization.errors import RoutingError
 from personalization.gate import ROUTING, Observed, consensus, judge
 from personalization.gate.routing import consensus_gain
-from personalization.iop_fl.layers import BatchStatisticsNorm2d
+from personalization.iop_fl.layers import BatchStatisticsNorm
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build
 from tests.helpers.personalization.discs import discs, space
@@ -33,7 +33,7 @@ def with_batch_statistics(network: nn.Module) -> nn.Module:
     changed = copy.deepcopy(network)
     for name, module in list(changed.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
-            changed.set_submodule(name, BatchStatisticsNorm2d(module))
+            changed.set_submodule(name, BatchStatisticsNorm(module))
     return changed
 
 
