@@ -22,7 +22,7 @@ def _inputs_of_norms(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
             lambda _module, inputs, name=name: seen.update({name: inputs[0].detach()})
         )
         for name, module in network.named_modules()
-        if isinstance(module, nn.BatchNorm2d)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
     ]
     network(batch)
     for handle in handles:
@@ -176,7 +176,7 @@ def test_merge_calls_check_cancelled_before_every_batch(router: Router) -> None:
 
     allowed = 0
     merge(space, network, batch, batch_size=2, check_cancelled=check_cancelled)
-    norms = sum(isinstance(module, nn.BatchNorm2d) for module in space.plain().modules())
+    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in space.plain().modules())
     assert asked == 3 * norms + (3 if router == "pooled" else 0)
     recalibrate_statistics(
         space, network, batch, batch_size=6, check_cancelled=check_cancelled

@@ -232,7 +232,7 @@ def test_router_dropout_keeps_the_mean_logit() -> None:
         (lambda space: route(space, init="official"), "need the pooled router"),
         (lambda space: coefficients(space.plain(), images(1)), "expected a routed network"),
         (lambda space: coefficients(route(space, "pooled"), images(0)), "at least one image"),
-        (lambda space: batches(images(1)[0], 4), r"\[N, C, H, W\]"),
+        (lambda space: batches(images(1)[0, 0], 4), r"\[N, C, H, W\]"),
         (lambda space: batches(images(1), 0), "batch size"),
     ],
 )

@@ -72,9 +72,16 @@ def test_exported_resnet18_equals_torch_at_another_batch_size() -> None:
     torch.testing.assert_close(torch.tensor(found), model(images).softmax(1), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 7, 28), (3, 28, 28)])
-def test_resnet18_rejects_wrong_shape_and_zero_width(shape: tuple[int, ...]) -> None:
-    with pytest.raises(NetworkError, match="at least 8 pixels"):
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 1, 28, 28), r"images \[B, 3, H, W\], found \[2, 1, 28, 28\]"),
+        ((2, 3, 7, 28), "at least 8 pixels per side, found 7x28"),
+        ((3, 28, 28), r"images \[B, 3, H, W\], found \[3, 28, 28\]"),
+    ],
+)
+def test_resnet18_rejects_wrong_shape_and_zero_width(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(NetworkError, match=message):
         network()(torch.zeros(shape))
     with pytest.raises(NetworkError, match="width"):
         network(width=0)
