@@ -26,7 +26,7 @@ class Backend(Protocol):
         """Raise OSError or StoreError if a version could not be published."""
 
     def names(self) -> list[str]:
-        """List the names that have a version, sorted."""
+        """List the names that have a version, sorted. Raises StoreUnavailable."""
 
     def numbers(self, name: str) -> list[int]:
         """List the version numbers of a name, also damaged and withdrawn ones; empty for an unknown name."""

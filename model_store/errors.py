@@ -11,7 +11,7 @@
     │   ├── UnknownKind           this version of Locum does not know the manifest's kind or schema
     │   ├── KindMismatch          the artefact is of another kind than expected
     │   ├── PublishRefused        the draft cannot be published
-    │   └── StoreUnavailable      the S3 service does not answer, or refuses
+    │   └── StoreUnavailable      the S3 service does not answer, or refuses; the folder lost its models
     ├── TaskError                 a task.yaml, or a value outside the task
     └── ScanError
         ├── UnsupportedScan       a format, or a variant of one, that Locum does not read
@@ -71,7 +71,7 @@ class PublishRefused(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The S3 service that keeps the store does not answer, or refuses."""
+    """The S3 service does not answer, or refuses; the folder of the store had models and has none."""
 
 
 class TaskError(LocumStoreError):

@@ -18,6 +18,7 @@ from model_store.artefact import Artefact
 from model_store.backend import Earlier
 from model_store.digest import sha256_of_file
 from model_store.durable import sync_folder, write_durably
+from model_store.errors import StoreUnavailable
 from model_store.reference import NAME
 from model_store.staging import staging, sweep
 
@@ -29,6 +30,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._had_names = False
 
     def check(self) -> None:
         """List the folder: where it cannot be read, `names` would take it for an empty one."""
@@ -40,10 +42,18 @@ class Folder:
         self.root.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
-        """List the names that have a version, sorted."""
-        if not self.root.is_dir():
-            return []
-        return sorted(p.name for p in self.root.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name))
+        """List the names that have a version, sorted.
+
+        Raises StoreUnavailable where there were names: a folder that is no longer mounted looks empty.
+        """
+        inside = self.root.iterdir() if self.root.is_dir() else ()
+        found = sorted(p.name for p in inside if NAME.fullmatch(p.name) and self.numbers(p.name))
+        if self._had_names and not found:
+            raise StoreUnavailable(
+                f"{self.root} had models and has none: mount it again, or restart the service"
+            )
+        self._had_names = bool(found)
+        return found
 
     def numbers(self, name: str) -> list[int]:
         """List the version numbers of a name."""

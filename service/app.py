@@ -25,7 +25,7 @@ from service.errors import BrokerError, PartNotReady
 from service.expiry import expire
 from service.http import problems
 from service.http.authentication import AuthenticationMiddleware
-from service.http.dependencies import known_parameters
+from service.http.dependencies import known_parameters, room_on_disk
 from service.http.origins import OriginMiddleware
 from service.http.uploads.body_limit import BodyLimitMiddleware
 from service.identity import keys
@@ -61,6 +61,7 @@ from service.runtime.broker import Broker
 from service.runtime.metrics import Metrics
 from service.runtime.queue import Queue
 from service.runtime.readiness import Readiness
+from service.runtime.reserve import keep_reserve
 from service.runtime.spool import prepare_spool
 from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
@@ -132,13 +133,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         pacs,
         session,
     ):
-        app.include_router(routes.router, dependencies=[Depends(known_parameters)])
+        app.include_router(routes.router, dependencies=[Depends(known_parameters), Depends(room_on_disk)])
     app.include_router(health.router)
     if chosen.page:
         app.include_router(page.router)
     if chosen.monailabel != "off":
         # Plugins add parameters of their own.
-        app.include_router(monailabel.router)
+        app.include_router(monailabel.router, dependencies=[Depends(room_on_disk)])
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     if chosen.allowed_origins:
@@ -182,18 +183,9 @@ async def _open(
     stack.callback(queue.close)
     verifier = Verifier(settings, database, queue, measured)
 
-    # A folder that is no longer mounted looks like an empty store.
-    had_models = bool(names)
-
     def store_check() -> str:
-        nonlocal had_models
         store.check()
         names = store.names()
-        if had_models and not names:
-            raise PartNotReady(
-                f"{store.root} had models and has none: mount it again, or restart the service"
-            )
-        had_models = bool(names)
         return f"{len(names)} names in the store" if names else "the store is empty: publish a model"
 
     def database_check() -> str:
@@ -201,9 +193,12 @@ async def _open(
         return "migrated and readable"
 
     def disk_check() -> str:
+        reserved = keep_reserve(settings)
         free = shutil.disk_usage(settings.state_dir).free
         if free < _LEAST_FREE_BYTES:
             raise PartNotReady(f"{free} bytes are free in {settings.state_dir}: free some space")
+        if not reserved:
+            raise PartNotReady(f"{settings.state_dir} has no room for the reserve: free some space")
         return "there is space in the state folder"
 
     def queue_check() -> str:

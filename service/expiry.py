@@ -21,6 +21,7 @@ from service.database.job_states import TERMINAL
 from service.errors import CohortInUse
 from service.files import Files, log_and_continue
 from service.jobs.files import JOBS, JobFolder
+from service.runtime.reserve import make_room
 from service.settings import Settings
 from service.validation import JOB_ID
 from service.viewers.scans import sweep
@@ -53,6 +54,8 @@ def _expire_cohorts(database: Database, settings: Settings) -> None:
     )
     with database.read() as session:
         found = [(row.hospital, row.id) for row in session.execute(due)]
+    if found:
+        make_room(settings)
     for hospital, cohort_id in found:
         # A job still needs the scans; they are deleted after it.
         with suppress(CohortInUse), log_and_continue(f"the scans of cohort {cohort_id}"):

@@ -256,6 +256,11 @@ class Settings(BaseSettings):
         description="bytes of all cohorts' scans together, and of all scan jobs; half of them for one "
         "hospital where several are registered",
     )
+    reserve_bytes: int = Field(
+        16 * MEBIBYTE,
+        ge=0,
+        description="bytes that are kept in state_dir, so that scans can be deleted on a full disk",
+    )
     max_cohort_scans: int = Field(2000, gt=0, description="scans in one cohort")
 
     # the page for people

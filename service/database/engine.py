@@ -128,8 +128,8 @@ def failure_of(error: BaseException | None) -> ServiceError | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return DatabaseFull(
-            "No space is left for the database: nothing of this request was stored. Free space in the state "
-            "folder, then send it again."
+            "No space is left for the database: nothing of this request was stored. Delete cohorts that are "
+            "not needed, or free space in the state folder, then send it again."
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return DatabaseDamaged(DAMAGED)

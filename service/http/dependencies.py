@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import Depends, Request, Security
 from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPBearer, SecurityScopes
@@ -19,6 +20,11 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from service.context import ServiceContext
 from service.database import Caller, Role
 from service.errors import RequestInvalid, RoleMissing
+from service.http.problems import Problem
+from service.http.uploads.body_limit import MAX_BODY_BYTES
+from service.http.uploads.receive import declared_length
+from service.runtime.reserve import keep_reserve, make_room
+from service.settings import Settings
 from service.validation import MOST_ENTRIES, place
 
 # Coroutines without an await: FastAPI runs a plain function in a thread, and health must not need one.
@@ -96,6 +102,29 @@ async def known_parameters(request: Request) -> None:
             for name in unknown[:MOST_ENTRIES]
         ]
     )
+
+
+async def room_on_disk(request: Request) -> None:
+    """Make room for a deletion on a full disk, and receive no file while the reserve for it is missing.
+
+    Raises:
+        Problem: 507 for a body that may be a file, while there is no room for the reserve.
+    """
+    settings: Settings = request.app.state.locum.settings
+    if request.method == "DELETE":
+        await to_thread.run_sync(make_room, settings)
+    elif request.method not in ("GET", "HEAD", "OPTIONS"):
+        chunked = "transfer-encoding" in request.headers
+        if (chunked or (declared_length(request) or 0) > MAX_BODY_BYTES) and not await to_thread.run_sync(
+            keep_reserve, settings
+        ):
+            raise Problem(
+                507,
+                "disk-full",
+                "The disk is full",
+                "The reserve for deletions is in use: delete cohorts that are not needed, or free space in "
+                "the state folder, then send the scan again.",
+            )
 
 
 def _taken(dependant: Dependant) -> set[str]:

@@ -287,7 +287,10 @@ async def _write(pending: list[tuple[Sink, bytes]]) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise Problem(
-            507, "spool-full", "No room for the upload", "The service's disk is full; send the scan later."
+            507,
+            "spool-full",
+            "No room for the upload",
+            "The service's disk is full: delete cohorts that are not needed, then send the scan again.",
         ) from error
 
 

@@ -102,6 +102,32 @@ def test_ready_with_a_store_that_lost_its_models_is_not_ok(
     assert "mount it again" in part["detail"]
 
 
+@pytest.mark.parametrize("leave", [True, False], ids=["empty folder", "no folder"])
+def test_store_that_lost_its_models_is_503_until_it_is_back(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Any, leave: bool
+) -> None:
+    """A client that gets 404 takes the model for one that was never there."""
+    store, away = tmp_path / "store", tmp_path / "away"
+    publish_bright(store)
+    api = start(store)
+    store.rename(away)
+    if leave:
+        store.mkdir()
+    scan = b"not looked at"
+    for answer in (
+        api.segment(scan, model="bright"),
+        api.segment(scan),
+        api.client.get("/models"),
+        api.client.get("/models/bright"),
+    ):
+        assert problem(answer) == (503, "store-unavailable")
+        assert "mount it again" in answer.json()["detail"]
+    shutil.rmtree(store, ignore_errors=True)
+    away.rename(store)
+    assert api.client.get("/models/bright").status_code == 200
+    assert problem(api.segment(scan, model="dark")) == (404, "artefact-not-found")
+
+
 def test_other_users_can_read_neither_the_state_folder_nor_the_database(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
