@@ -50,7 +50,9 @@ class Scans:
             scan = read_scan(case.image)
             scan = change(scan) if change else scan
             prepared = prepare(scan, task)
-            truth = _tensor(class_map(align(read_mask(case.mask), scan.grid, scan.affine), task))
+            truth = _tensor(
+                class_map(align(read_mask(case.mask), scan.grid, scan.affine, scan.other_affine), task)
+            )
             images.append(torch.tensor(prepared.slices))
             count = len(prepared.slices)
             scans.append(ReadScan(case.patient, count, prepared.geometry, truth, summarise(scan, prepared)))

@@ -63,6 +63,7 @@ class Geometry:
         spacing: (s, r, c) in mm, None for an image.
         tilt_degrees: largest angle between a stored axis and the patient's axis nearest to it.
         affine: the scan's own, None for an image.
+        other_affine: that of the other form of a NIfTI that has two.
     """
 
     grid: tuple[int, ...]
@@ -73,6 +74,7 @@ class Geometry:
     spacing: tuple[float, float, float] | None = None
     tilt_degrees: float = 0.0
     affine: Matrix | None = None
+    other_affine: Matrix | None = None
 
     @property
     def order(self) -> tuple[tuple[int, bool], ...]:
@@ -113,6 +115,7 @@ def geometry_of(scan: Scan, task: Task) -> Geometry:
         spacing=(float(spacing[0]), float(spacing[1]), float(spacing[2])),
         tilt_degrees=tilt,
         affine=_frozen(affine),
+        other_affine=None if scan.other_affine is None else _frozen(scan.other_affine),
     )
     _check(geometry, task)
     return geometry

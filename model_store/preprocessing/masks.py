@@ -16,7 +16,7 @@ from model_store.preprocessing.geometry import Geometry
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.resample import sample
 from model_store.preprocessing.slices import network_to_slices, stacked
-from model_store.scans.types import Scan
+from model_store.scans.types import Scan, largest_shift
 from model_store.task import Task
 
 _WHOLE = 1e-3
@@ -71,7 +71,7 @@ def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8
     `geometry` is the scan's. Raises MaskMismatch if the mask is not on the scan's grid, and TaskError as
     `class_map` does.
     """
-    classes = class_map(align(mask, geometry.grid, geometry.affine), task)
+    classes = class_map(align(mask, geometry.grid, geometry.affine, geometry.other_affine), task)
     if classes.ndim == 2:
         return _resized(classes[None], geometry.size)
     if not geometry.resampled:
@@ -99,11 +99,13 @@ def _resized(stack: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
     return resized
 
 
-def align(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> Scan:
+def align(
+    mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None, other: ArrayLike | None = None
+) -> Scan:
     """Bring a mask onto the grid of its scan, by turning axes over alone.
 
     Converters of DICOM differ in the order and direction of axes. A DICOM SEG may also leave out empty
-    planes. Raises MaskMismatch for a mask on another grid.
+    planes. `other` is the scan's `other_affine`. Raises MaskMismatch for a mask on another grid.
     """
     if mask.affine is not None and affine is not None and mask.voxels.ndim == 4:
         between = np.linalg.inv(np.array(affine)) @ mask.affine
@@ -111,10 +113,10 @@ def align(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> Scan:
         if not np.isnan(turn).any() and not np.array_equal(turn, [[0, 1], [1, 1], [2, 1]]):
             moved = nib.orientations.apply_orientation(mask.voxels, turn)
             back = nib.orientations.inv_ornt_aff(turn, mask.grid)
-            mask = replace(mask, voxels=moved, affine=mask.affine @ back)
+            mask = replace(mask, voxels=moved, affine=mask.affine @ back, forms=None)
         if mask.format == "dicom-seg" and mask.grid != grid:
             mask = _filled(mask, grid, np.array(affine))
-    check_grid(mask, grid, affine)
+    check_grid(mask, grid, affine, other)
     return mask
 
 
@@ -145,8 +147,14 @@ def _filled(mask: Scan, grid: tuple[int, ...], affine: NDArray[np.float64]) -> S
     return replace(mask, voxels=whole, affine=own)
 
 
-def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> None:
-    """Raise MaskMismatch unless the mask is on this grid, that of its scan."""
+def check_grid(
+    mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None, other: ArrayLike | None = None
+) -> None:
+    """Raise MaskMismatch unless the mask is on this grid, that of its scan.
+
+    Of a NIfTI with two forms, `other` is the one by which the scan is not read: a mask that is on it has the
+    right voxels and a header that says otherwise.
+    """
     if mask.grid != grid:
         raise MaskMismatch(
             f"the mask has {' x '.join(map(str, mask.grid))} voxels, its scan "
@@ -155,10 +163,19 @@ def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> N
     if mask.affine is None or affine is None:
         return
     own = np.array(affine)
-    corners = np.array(np.meshgrid(*[(0.0, side - 1.0) for side in mask.grid], [1.0])).reshape(4, -1)
-    shift = float(np.linalg.norm(((mask.affine - own) @ corners)[:3], axis=0).max())
+    shift = largest_shift(mask.affine, own, mask.grid)
     # Programs round affines when they save; from half a voxel on, a label would belong to the neighbour.
-    if shift > 0.5 * float(np.linalg.norm(own[:3, :3], axis=0).min()):
+    near = 0.5 * float(np.linalg.norm(own[:3, :3], axis=0).min())
+    if shift > near:
+        pairs = ((mask.affine, other, "the scan's qform"), (mask.other_affine, own, "its own qform"))
+        for found, place, form in pairs:
+            if found is None or place is None or largest_shift(found, np.array(place), mask.grid) > near:
+                continue
+            raise MaskMismatch(
+                f"the mask lies on its scan by {form}, and Locum reads both by their sforms, which are "
+                f"{shift * mask.mm_per_unit:.3g} mm apart: its labels are in the right voxels, so do not "
+                "resample it; save it with the scan's own header (both forms and their codes)"
+            )
         raise MaskMismatch(
             f"the mask is up to {shift:.3g} mm away from its scan (their affines differ); "
             "resample the mask onto the scan's grid"

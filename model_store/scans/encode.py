@@ -11,25 +11,36 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from model_store.scans.nifti_forms import NiftiForms
+
 # The lowest level already shrinks a mask about a hundredfold; higher levels take longer than the network.
 _COMPRESSION = 1
 _NIFTI1_LONGEST = 32767
 _UNIT_CODES = {1000.0: 1, 1.0: 2, 0.001: 3}
 
 
-def encode_nifti(voxels: NDArray[Any], affine: NDArray[np.float64], mm_per_unit: float = 1.0) -> bytes:
+def encode_nifti(
+    voxels: NDArray[Any],
+    affine: NDArray[np.float64],
+    mm_per_unit: float = 1.0,
+    forms: NiftiForms | None = None,
+) -> bytes:
     """Encode a label map or a grey volume [I, J, K], or a colour one uint8 [I, J, K, 3], as .nii.gz.
 
-    The affine is in sform and, as far as possible, in qform. No time and no name are written, so equal voxels
+    Both forms are `forms`, those of the scan, so that every reader puts both in one place. Without them the
+    affine is in sform and, as far as possible, in qform. No time and no name are written, so equal voxels
     give equal bytes (with one version of zlib).
     """
     kind: Any = nib.Nifti1Header if max(voxels.shape) <= _NIFTI1_LONGEST else nib.Nifti2Header
     header = kind()
     header.set_data_dtype("RGB" if voxels.ndim == 4 else voxels.dtype)
     header.set_data_shape(voxels.shape[:3])
-    # strip_shears: a qform cannot hold shears. The sform has the exact affine and takes precedence.
-    header.set_qform(affine, code=1, strip_shears=True)
-    header.set_sform(affine, code=1)
+    if forms is None:
+        # strip_shears: a qform cannot hold shears. The sform has the exact affine and takes precedence.
+        header.set_qform(affine, code=1, strip_shears=True)
+        header.set_sform(affine, code=1)
+    else:
+        forms.write(header)
     header["xyzt_units"] = _UNIT_CODES[mm_per_unit]
     header["cal_max"] = 0
     header["vox_offset"] = header.sizeof_hdr + 4

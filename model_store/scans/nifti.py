@@ -143,4 +143,4 @@ def _scan(header: NiftiHeader, content: memoryview) -> Scan:
     elif not voxels.dtype.isnative:
         voxels = voxels.astype(voxels.dtype.newbyteorder("="), order="K")
     voxels.flags.writeable = False
-    return Scan(voxels, header.affine, "nifti", header.mm_per_unit, tuple(notes))
+    return Scan(voxels, header.affine, "nifti", header.mm_per_unit, tuple(notes), header.forms)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
-from model_store.scans.types import MIN_SIDE, Limits, Note
+from model_store.scans.nifti_forms import NiftiForms
+from model_store.scans.types import MIN_SIDE, Limits, Note, largest_shift
 
 HEADER_SIZES = {348: 1, 540: 2}
 
@@ -33,6 +34,8 @@ _TYPES: dict[int, tuple[str, int]] = {
 }
 # Of 32-bit floats, the last before whole numbers are left out.
 _LARGEST_OFFSET = 2**24
+# Of a voxel; what programs round is less.
+_MOST_SHIFT = 0.1
 _UNITS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
 
 
@@ -47,6 +50,7 @@ class NiftiHeader:
     slope: float
     intercept: float
     affine: NDArray[np.float64]
+    forms: NiftiForms
     mm_per_unit: float
     notes: tuple[Note, ...]
 
@@ -89,7 +93,8 @@ def parse_header(block: bytes, limits: Limits) -> NiftiHeader:
     sample, samples = _TYPES[code]
     dtype = np.dtype(order + sample)
     slope, intercept = _scaling(header)
-    affine, notes = _affine(header, shape)
+    mm_per_unit = _UNITS.get(int(header["xyzt_units"]) & 7, 1.0)
+    affine, forms, notes = _affine(header, shape, mm_per_unit)
     parsed = NiftiHeader(
         shape=shape,
         dtype=dtype,
@@ -98,7 +103,8 @@ def parse_header(block: bytes, limits: Limits) -> NiftiHeader:
         slope=slope,
         intercept=intercept,
         affine=affine,
-        mm_per_unit=_UNITS.get(int(header["xyzt_units"]) & 7, 1.0),
+        forms=forms,
+        mm_per_unit=mm_per_unit,
         notes=notes,
     )
     if parsed.data_offset + parsed.data_bytes > limits.max_decompressed:
@@ -171,8 +177,10 @@ def _scaling(header: Any) -> tuple[float, float]:
 
 # Damaged numbers may overflow before they reach the checks, which reject the result.
 @np.errstate(all="ignore")
-def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float64], tuple[Note, ...]]:
-    """The affine from sform, otherwise qform, otherwise the voxel sizes alone; and notes."""
+def _affine(
+    header: Any, shape: tuple[int, int, int], mm_per_unit: float
+) -> tuple[NDArray[np.float64], NiftiForms, tuple[Note, ...]]:
+    """The affine from sform, otherwise qform, otherwise the voxel sizes alone; both forms; and notes."""
     notes: list[Note] = []
     has_sform, has_qform = int(header["sform_code"]) > 0, int(header["qform_code"]) > 0
     if not has_sform:
@@ -196,10 +204,14 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
                 "rows and slices are taken as stored, x from the patient's right to left, as in ANALYZE",
             )
         )
-    try:
-        affine = np.array(header.get_best_affine(), np.float64)
-    except (ValueError, ArithmeticError, nib.spatialimages.HeaderDataError, np.linalg.LinAlgError) as error:
-        raise DamagedScan(f"NIfTI: the header's orientation cannot be read: {error}") from error
+    forms = NiftiForms.of(header)
+    if forms.sform is None and forms.qform is not None and not forms.is_rotation:
+        raise DamagedScan(
+            "NIfTI: the header's orientation cannot be read: expected a quaternion of at most length 1, "
+            f"found b, c, d = {forms.quaternion}; correct the qform"
+        )
+    given = forms.qform if forms.sform is None else forms.sform
+    affine = np.array(header.get_base_affine(), np.float64) if given is None else given
     if not np.isfinite(affine).all():
         raise DamagedScan("NIfTI: expected a finite affine, found NaN or infinity; correct sform or qform")
     sizes = np.linalg.norm(affine[:3, :3], axis=0)
@@ -220,7 +232,17 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
                 "used",
             )
         )
-    return affine, tuple(notes)
+    if forms.sform is not None and forms.qform is not None and np.isfinite(forms.qform).all():
+        shift = largest_shift(forms.sform, forms.qform, shape)
+        if shift > _MOST_SHIFT * sizes.min():
+            notes.append(
+                Note(
+                    "two-positions",
+                    f"qform and sform put the scan up to {shift * mm_per_unit:.3g} mm from each other; the "
+                    "sform is used, and the mask has both as the scan has them",
+                )
+            )
+    return affine, forms, tuple(notes)
 
 
 def _by(sizes: NDArray[np.float64]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import DamagedScan, ScanTooLarge
+from model_store.scans.nifti_forms import NiftiForms
 
 # A smaller side means a damaged header, an icon or an attack, not a picture of an organ.
 MIN_SIDE = 8
@@ -65,6 +66,7 @@ class Scan:
         format: name of the format that the scan was read from, as in `model_store.scans.formats`.
         mm_per_unit: millimetres per unit of the affine, by the header's xyzt_units.
         notes: remarks on how the file was read.
+        forms: both forms of a NIfTI header, of which `affine` is the sform if it is set.
     """
 
     voxels: NDArray[Any]
@@ -72,6 +74,18 @@ class Scan:
     format: str
     mm_per_unit: float = 1.0
     notes: tuple[Note, ...] = ()
+    forms: NiftiForms | None = None
+
+    @property
+    def other_affine(self) -> NDArray[np.float64] | None:
+        """The qform of a NIfTI that has both forms; None otherwise."""
+        return None if self.forms is None or self.forms.sform is None else self.forms.qform
+
+    @property
+    def affine_by_itk(self) -> NDArray[np.float64] | None:
+        """The affine by which ITK reads the file; `affine` of other formats, and where ITK refuses."""
+        by_itk = None if self.forms is None else self.forms.by_itk
+        return by_itk if by_itk is not None and np.isfinite(by_itk).all() else self.affine
 
     @property
     def is_volume(self) -> bool:
@@ -94,6 +108,12 @@ class Scan:
         if self.affine is None:
             return None
         return float(abs(np.linalg.det(self.affine[:3, :3]))) * self.mm_per_unit**3 / 1000
+
+
+def largest_shift(one: NDArray[np.float64], other: NDArray[np.float64], grid: tuple[int, ...]) -> float:
+    """Return how far two affines put a voxel of a volume from each other at most, in their unit."""
+    corners = np.array(np.meshgrid(*[(0.0, side - 1.0) for side in grid], [1.0])).reshape(4, -1)
+    return float(np.linalg.norm(((one - other) @ corners)[:3], axis=0).max())
 
 
 def check_sides(width: int, height: int, limits: Limits, name: str) -> None:

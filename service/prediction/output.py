@@ -261,8 +261,12 @@ def encode(
         return report().model_dump_json().encode(), media_type
     assert scan.affine is not None
     if output == "nifti":
-        return encode_nifti(classes, scan.affine, scan.mm_per_unit), media_type
-    mask = encode_nrrd(classes, scan.affine, scan.mm_per_unit, compress=compress)
+        return encode_nifti(classes, scan.affine, scan.mm_per_unit, scan.forms), media_type
+    # NRRD has one position. By itself it is ITK's, and lies where ITK reads the scan; beside a report it lies
+    # where /display shows the scan.
+    affine = scan.affine_by_itk if output == "nrrd" else scan.affine
+    assert affine is not None
+    mask = encode_nrrd(classes, affine, scan.mm_per_unit, compress=compress)
     if output == "nrrd":
         return mask, media_type
     return encode_multipart(report().model_dump_json().encode(), mask)

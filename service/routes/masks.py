@@ -201,7 +201,9 @@ async def get_mask(
             limits = scan_limits(context.settings)
             below = decode(cohorts.file_of(context.settings, scan, name).read(), limits)
             drawn = _in_units_of(below, decode_mask(content, limits))
-            content, media_type = encode_mask(align(drawn, below.grid, below.affine), below)
+            content, media_type = encode_mask(
+                align(drawn, below.grid, below.affine, below.other_affine), below
+            )
         headers = {"ETag": f'"sha256:{mask.sha256}"'}
         return Response(content, headers=headers, media_type=media_type)
 
@@ -232,11 +234,11 @@ def _decoded(
     drawn = decode_mask(upload.read(), limits)
     values = label_values(drawn)
     below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), limits)
-    aligned = align(_in_units_of(below, drawn), below.grid, below.affine)
+    aligned = align(_in_units_of(below, drawn), below.grid, below.affine, below.other_affine)
     if task is not None:
         check_values(values, task)
     if aligned is not drawn or drawn.format.startswith("dicom"):
-        return masks.DecodedMask(_rewritten(aligned, values, upload), values)
+        return masks.DecodedMask(_rewritten(aligned, below, values, upload), values)
     deidentify_upload(upload, context.settings)
     return masks.DecodedMask(drawn.format, values)
 
@@ -245,16 +247,18 @@ def _in_units_of(scan: Scan, mask: Scan) -> Scan:
     """The mask with its affine in the units of the scan's file: a viewer writes millimetres."""
     if mask.affine is None or scan.mm_per_unit == mask.mm_per_unit:
         return mask
-    scale = np.diag([mask.mm_per_unit / scan.mm_per_unit] * 3 + [1.0])
-    return replace(mask, affine=scale @ mask.affine, mm_per_unit=scan.mm_per_unit)
+    ratio = mask.mm_per_unit / scan.mm_per_unit
+    affine = np.diag([ratio] * 3 + [1.0]) @ mask.affine
+    forms = None if mask.forms is None else mask.forms.scaled(ratio)
+    return replace(mask, affine=affine, mm_per_unit=scan.mm_per_unit, forms=forms)
 
 
-def _rewritten(mask: Scan, values: list[int], upload: Upload) -> str:
+def _rewritten(mask: Scan, scan: Scan, values: list[int], upload: Upload) -> str:
     if values[-1] > 255 or values[0] < 0:
         raise MaskMismatch(f"expected mask values 0 to 255, found {values[0]} to {values[-1]}")
     labels = mask.voxels[..., 0].astype(np.uint8)
     if mask.affine is None:
         upload.replace(encode_png(labels))
         return "png"
-    upload.replace(encode_nifti(labels, mask.affine, mask.mm_per_unit))
+    upload.replace(encode_nifti(labels, mask.affine, mask.mm_per_unit, scan.forms))
     return "nifti"

@@ -136,6 +136,8 @@ export class Viewer {
     if (this.isClosed) return;
     // Below its least value the map is transparent.
     if (name === "uncertainty") {
+      // Readers of NIfTI differ where a header has two positions; the map is on the scan's own grid.
+      if (this.scan !== null) image.setAffine(this.scan.getAffine());
       image.colormap = "plasma";
       image.cal_min = 5;
       image.cal_max = 100;

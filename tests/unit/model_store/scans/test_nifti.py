@@ -158,7 +158,6 @@ LIES: dict[str, tuple[dict[str, Any], type[ScanError], str]] = {
     "affine-huge": ({"srow": [[2e9, 0, 0, 0], [0, 3, 0, 0], [0, 0, 4, 0]]}, DamagedScan, "voxel sizes"),
     "pixdim-zero": ({**QFORM, "pixdim": [1.0, 2, 0, 4, 0, 0, 0, 0]}, DamagedScan, "pixdim"),
     "pixdim-nan": ({"sform_code": 0, "pixdim": [1.0, 2, NAN, 4, 0, 0, 0, 0]}, DamagedScan, "pixdim"),
-    "qfac": ({**QFORM, "pixdim": [5.0, 2, 3, 4, 0, 0, 0, 0]}, DamagedScan, "orientation"),
     "quaternion": ({**QFORM, "quatern": (9.0, 9.0, 9.0)}, DamagedScan, "orientation"),
     "pair": ({"magic": b"ni1\0"}, UnsupportedScan, "pair"),
     "analyze": ({"magic": b"\0\0\0\0"}, UnsupportedScan, "ANALYZE"),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import email
 import email.policy
 import json
+from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK as sitk
 from numpy.typing import NDArray
 
 from model_store.preprocessing import geometry_of
-from model_store.scan import Scan
+from model_store.scan import Scan, decode
 from model_store.task import Task
 from service.errors import OutputMismatch, ParametersContradict
 from service.inference.pipeline import Segmentation
@@ -64,6 +67,25 @@ def test_measured_volume_follows_the_affine_and_its_unit(unit: float, factor: fl
     affine = np.array([[0, 0, 5.0, 0], [0.5, 0, 0, 0], [0, -2.0, 0, 0], [0, 0, 0, 1]])
     found = measure(segmentation(classes, affine, unit), FUNDUS)
     assert found["disc"].volume_ml == pytest.approx(2560 * 5.0 * 0.5 * 2.0 / 1000 * factor)
+
+
+def test_nifti_and_nrrd_lie_on_a_scan_with_two_forms(tmp_path: Path) -> None:
+    """By the sform in nibabel, and in ITK by the qform."""
+    scanner, atlas = np.diag([-2.0, -2.0, 6.0, 1.0]), np.diag([-2.0, -2.0, 6.0, 1.0])
+    atlas[:3, 3] = (90, 30, -40)
+    image = nib.Nifti1Image(np.zeros((16, 18, 6), np.int16), atlas)
+    image.set_qform(scanner, 1)
+    image.set_sform(atlas, 4)
+    (tmp_path / "scan.nii").write_bytes(image.to_bytes())
+    scan = decode(image.to_bytes())
+    found = Segmentation(scan, geometry_of(scan, FUNDUS), np.ones(scan.grid, np.uint8), 0.0, ())
+    for kind, suffix in (("nifti", "nii.gz"), ("nrrd", "nrrd")):
+        content, _ = encode(kind, found, FUNDUS, "", (), pytest.fail)  # type: ignore[arg-type]
+        (tmp_path / f"mask.{suffix}").write_bytes(content)
+        ours, mask = (sitk.ReadImage(str(tmp_path / name)) for name in ("scan.nii", f"mask.{suffix}"))
+        assert mask.GetOrigin() == pytest.approx(ours.GetOrigin())
+        assert mask.GetDirection() == pytest.approx(ours.GetDirection())
+    np.testing.assert_array_equal(nib.load(tmp_path / "mask.nii.gz").affine, atlas)  # type: ignore[attr-defined]
 
 
 def test_label_header_maps_values_to_labels_in_ascii() -> None:
