@@ -6,7 +6,6 @@ A task is read from `task.yaml` at the root of a federation folder and stored in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -30,6 +28,7 @@ from pydantic import (
 )
 
 from model_store.errors import TaskError
+from model_store.patient_pattern import PatientPattern, patient_in
 
 TaskKind = Literal["segmentation", "classification"]
 Plane = Literal["axial", "coronal", "sagittal"]
@@ -44,20 +43,6 @@ LEAST_SIDE: Final = 8
 _LARGEST_SIDE: Final = 1024
 # Masks hold class indices in 8 bits.
 _MOST_CLASSES: Final = 256
-
-
-def _with_patient_group(pattern: str) -> str:
-    try:
-        groups = re.compile(pattern).groupindex
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
-    if "patient" not in groups:
-        raise ValueError("the expression needs a group named 'patient': (?P<patient>…)")
-    return pattern
-
-
-# Finds the patient in a file's name.
-PatientPattern = Annotated[str, AfterValidator(_with_patient_group)]
 
 
 @dataclass(frozen=True)
@@ -238,13 +223,13 @@ class Task(BaseModel):
         """Find the patient in a file's name without suffix; without a pattern, return the name itself."""
         if self.patient is None:
             return stem
-        found = re.search(self.patient, stem)
-        if found is None or not found["patient"]:
+        found = patient_in(self.patient, stem)
+        if found is None:
             raise TaskError(
                 f"'{stem}': no patient in the name; task '{self.name}' expects {self.patient!r}. "
                 "Rename the file, or correct `patient` in task.yaml or in the policy of the hospital"
             )
-        return found["patient"]
+        return found
 
     @classmethod
     def load(cls, path: Path) -> Task:

@@ -24,7 +24,7 @@ from pathlib import Path
 import yaml
 from pydantic import Field
 
-from model_store.task import PatientPattern
+from model_store.patient_pattern import PatientPattern
 from training.algorithm import GroupKind
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.config import SecureAggregation, StrictConfig, parse
