@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from model_store.errors import ArtefactWithdrawn, LocumStoreError, StoreError
+from model_store.graphs import operators_of
 from model_store.signing import Signer, TrustedKeys, make_key
 from model_store.store import Store
 
@@ -20,6 +21,24 @@ console = Console()
 
 StoreOption = Annotated[
     str, typer.Option("--store", envvar="LOCUM_STORE", help="The store: a folder, or s3://BUCKET/PREFIX.")
+]
+
+
+def _checked_operators(text: str) -> str:
+    try:
+        operators_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+OperatorsOption = Annotated[
+    str,
+    typer.Option(
+        envvar="LOCUM_GRAPH_OPERATORS",
+        help="Operators that graphs may have beyond the built-in list, by commas.",
+        callback=_checked_operators,
+    ),
 ]
 Reference = Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")]
 DEFAULT_STORE = ".locum/store"
@@ -82,9 +101,10 @@ def sign(
     reference: Reference,
     key: Annotated[Path, typer.Option(help="The private key.")],
     store: StoreOption = DEFAULT_STORE,
+    graph_operators: OperatorsOption = "",
 ) -> None:
     """Sign a published version, once its files were verified."""
-    signed = Store(store, signer=Signer.load(key)).sign(reference)
+    signed = Store(store, signer=Signer.load(key), operators=operators_of(graph_operators)).sign(reference)
     console.print(f"signed {signed}  {signed.digest}", **_AS_IT_IS)
 
 
@@ -96,9 +116,14 @@ def verify(
         Path | None,
         typer.Option(envvar="LOCUM_TRUSTED_KEYS", help="Public keys: check signatures, too."),
     ] = None,
+    graph_operators: OperatorsOption = "",
 ) -> None:
-    """Hash every file again. Exit code 1 if a file is not as published or signed, 2 without a store."""
-    opened = Store(store, trusted=None if trusted_keys is None else TrustedKeys.load(trusted_keys))
+    """Hash every file again and check every graph.
+
+    Exit code 1 if a file is not as published or signed or a graph is refused, 2 without a store.
+    """
+    trusted = None if trusted_keys is None else TrustedKeys.load(trusted_keys)
+    opened = Store(store, trusted=trusted, operators=operators_of(graph_operators))
     if isinstance(opened.root, Path) and not opened.root.is_dir():
         raise StoreError(f"{store}: expected a store's folder, found none; name it with --store")
     references = (

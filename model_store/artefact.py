@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typing_extensions import TypeVar
 
 from model_store.digest import sha256, sha256_of_file
 from model_store.errors import ArtefactDamaged, KindMismatch
+from model_store.graphs import SUFFIX, check_graph
 from model_store.manifest import AnyManifest, BaseManifest, parse_manifest
 
 MANIFEST = "manifest.json"
@@ -29,8 +31,8 @@ class Remote(Protocol):
     def fetch(self, artefact: Artefact[BaseManifest], file: str) -> None:
         """Bring a file into the folder. Raises StoreError."""
 
-    def digest_of(self, artefact: Artefact[BaseManifest], file: str) -> str:
-        """Hash a file without keeping it. Raises StoreError."""
+    def digest_of(self, artefact: Artefact[BaseManifest], file: str, write: Callable[[bytes], object]) -> str:
+        """Hash a file without keeping it; `write` receives its bytes, part by part. Raises StoreError."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +119,35 @@ class Artefact(Generic[Manifest]):
         self._check(file, sha256(content))
         return content
 
-    def verify(self) -> None:
-        """Hash every file, in a bucket the bucket's. Raises ArtefactDamaged for the first not as published.
+    def verify(self, operators: Iterable[str] = ()) -> None:
+        """Hash every file, in a bucket the bucket's, and check every graph.
 
-        A damaged copy in the cache of a bucket is deleted, so that the next reader fetches the file again.
+        `operators` are what graphs may have beyond the built-in list. A damaged copy in the cache of a bucket
+        is deleted, so that the next reader fetches the file again.
+
+        Raises:
+            ArtefactDamaged: a file is not as published.
+            GraphRefused: a graph needs other files, or has an operator that is not allowed.
         """
         for file in self.manifest.files:
-            if self.remote is None:
-                found = self._read(file, sha256_of_file)
-            else:
-                found = self.remote.digest_of(self, file)
-                with suppress(FileNotFoundError):
-                    self._drop_damaged_copy(file, sha256_of_file(self.path / file))
-            self._check(file, found)
+            is_graph = file.endswith(SUFFIX)
+            content = self._verified(file, keep=is_graph)
+            if is_graph:
+                check_graph(content, f"{self}: {file}", operators)
+
+    def _verified(self, file: str, *, keep: bool) -> bytes:
+        """Hash a file where it is stored, and return its bytes if they are kept."""
+        if self.remote is None:
+            if keep:
+                return self.read(file)
+            self._check(file, self._read(file, sha256_of_file))
+            return b""
+        parts = io.BytesIO()
+        found = self.remote.digest_of(self, file, parts.write if keep else _drop)
+        with suppress(FileNotFoundError):
+            self._drop_damaged_copy(file, sha256_of_file(self.path / file))
+        self._check(file, found)
+        return parts.getvalue()
 
     def _read(self, file: str, read: Callable[[Path], Content]) -> Content:
         path = self.path_of(file)
@@ -160,3 +178,7 @@ class Artefact(Generic[Manifest]):
             raise ArtefactDamaged(
                 f"{self}: {file}: expected {expected}, found {found}; publish the artefact again"
             )
+
+
+def _drop(_part: bytes) -> None:
+    """Take a part of a file that is only hashed."""

@@ -223,9 +223,9 @@ class Bucket:
             aside.unlink(missing_ok=True)
         self._evict()
 
-    def digest_of(self, artefact: Artefact[BaseManifest], file: str) -> str:
-        """Hash a file in the bucket, without keeping it. Raises as `fetch`."""
-        return self._copy(artefact, file, lambda _: None)
+    def digest_of(self, artefact: Artefact[BaseManifest], file: str, write: Callable[[bytes], object]) -> str:
+        """Hash a file in the bucket, without keeping it; `write` receives its bytes. Raises as `fetch`."""
+        return self._copy(artefact, file, write)
 
     def _copy(self, artefact: Artefact[BaseManifest], file: str, write: Callable[[bytes], object]) -> str:
         digest = hashlib.sha256()

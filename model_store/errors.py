@@ -7,6 +7,7 @@
     │   ├── ArtefactDamaged       a file is missing, truncated or has another digest
     │   ├── ArtefactWithdrawn     the version was withdrawn, with a reason
     │   ├── ArtefactUntrusted     no trusted key signed the version
+    │   ├── GraphRefused          a graph names other files, or has operators that are not allowed
     │   ├── KeyUnusable           a file is not the key that it should be
     │   ├── UnknownKind           this version of Locum does not know the manifest's kind or schema
     │   ├── KindMismatch          the artefact is of another kind than expected
@@ -52,6 +53,10 @@ class ArtefactWithdrawn(StoreError):
 
 class ArtefactUntrusted(StoreError):
     """No trusted key signed the version."""
+
+
+class GraphRefused(StoreError):
+    """A graph has data in other files, or operators and parts that are not allowed."""
 
 
 class KeyUnusable(StoreError):

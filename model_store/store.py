@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,6 +65,7 @@ class Store:
         *,
         signer: Signer | None = None,
         trusted: TrustedKeys | None = None,
+        operators: Iterable[str] = (),
     ) -> None:
         """Open the store.
 
@@ -73,9 +74,11 @@ class Store:
             cache: folder for what is read of a bucket.
             signer: signs what is published.
             trusted: keys of which one must have signed a version that is opened; None opens every version.
+            operators: what graphs may have beyond the built-in list, see `model_store.graphs`.
         """
         self._backend = _backend(located(root), cache)
         self._signer, self._trusted = signer, trusted
+        self._operators = frozenset(operators)
         self._signed: set[str] = set()
         # Versions never change, so manifests are cached.
         self._known: dict[tuple[str, int], Artefact] = {}
@@ -120,6 +123,7 @@ class Store:
         Raises:
             PublishRefused: the files do not fit the kind, a reference is not in the store or does not fit; or
                 the version could not be opened, for want of a trusted signer.
+            GraphRefused: a graph needs other files, or has an operator that is not allowed.
             ArtefactWithdrawn: the same content was published before and withdrawn.
         """
         if self._trusted is not None and (self._signer is None or self._signer.public not in self._trusted):
@@ -127,7 +131,7 @@ class Store:
                 f"'{manifest.name}': only versions that a trusted key signed are opened, and this store has "
                 "no trusted key to sign with: set LOCUM_SIGNING_KEY"
             )
-        check_draft(manifest, files, self.by_digest)
+        check_draft(manifest, files, self.by_digest, self._operators)
         entries = {name: FileEntry(size=len(data), sha256=sha256(data)) for name, data in files.items()}
         manifest = manifest.model_copy(update={"files": entries})
         content = manifest.to_bytes()
@@ -198,11 +202,11 @@ class Store:
         """Open an artefact by reference: `name`, `name@3` or `name@sha256:…`.
 
         `name` alone is its newest version that is not withdrawn, and that a trusted key signed where that is
-        asked for. With `verify`, every file is hashed first.
+        asked for. With `verify`, every file is hashed and every graph checked first.
 
         Raises:
             ReferenceInvalid, ReferenceNotFound, ArtefactWithdrawn, ArtefactUntrusted, ArtefactDamaged,
-            UnknownKind.
+            GraphRefused, UnknownKind.
         """
         name, number, digest = parse_reference(reference)
         numbers = self.numbers(name)
@@ -226,7 +230,7 @@ class Store:
             numbers = [next((n for n in reversed(numbers) if self._is_trusted(name, n)), numbers[-1])]
         artefact = self._admitted(self._artefact(name, numbers[-1]))
         if verify:
-            artefact.verify()
+            artefact.verify(self._operators)
         return artefact
 
     @overload

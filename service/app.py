@@ -65,7 +65,7 @@ from service.runtime.reserve import keep_reserve
 from service.runtime.spool import prepare_spool
 from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
-from service.settings import FileReaders, Settings, ignored_variables, settings_or_exit
+from service.settings import FileReaders, Settings, graph_limits, ignored_variables, settings_or_exit
 
 DESCRIPTION = """\
 Segments and classifies scans with models that a federation of hospitals trained, personalized to each
@@ -170,6 +170,12 @@ async def _open(
         _log.info("only versions that a key of %s signed are opened", settings.trusted_keys)
         if settings.signing_key is None:
             _log.warning("LOCUM_SIGNING_KEY is not set: no job can publish a version that would be opened")
+    else:
+        _log.warning(
+            "LOCUM_TRUSTED_KEYS is not set: everyone who can write to the store %s is trusted with what "
+            "hospitals are served",
+            settings.store,
+        )
     names = await asyncio.to_thread(store.names)
     if not names:
         _log.warning("no artefact in the store %s: publish one, or name another store", store.root)
@@ -246,7 +252,12 @@ async def _open(
     for watching in (readiness.watch(), verifier.watch(), reconciler.watch(), followers.watch()):
         stack.push_async_callback(_cancel, asyncio.create_task(watching))
     admission = Admission(settings.inference_slots, settings.inference_queue)
-    sessions = SessionCache(settings.session_cache, threads=settings.threads, device=settings.device)
+    sessions = SessionCache(
+        settings.session_cache,
+        threads=settings.threads,
+        device=settings.device,
+        limits=graph_limits(settings),
+    )
     measured.watch(admission, sessions)
     measured.watch_drift(partial(drifts, database, store))
     return ServiceContext(

@@ -52,6 +52,8 @@
     │   │   ├── CodesMissing     422  the task has no codes for its labels
     │   │   └── LabelsOverlap    422  overlapping labels have no label map
     │   ├── ServiceBusy          503  the queue for inference is full
+    │   ├── RunTooLong           503  a network took longer than its slices may
+    │   ├── RunTooLarge          503  a network needs more memory than all may use
     │   └── GpuUnavailable       503  a GPU is required and missing
     ├── ViewerScanError               a scan of a viewer is not kept or not found
     │   ├── ViewerScanUnknown    404  the caller has no such scan
@@ -423,6 +425,18 @@ class ServiceBusy(PredictionError):
     """The queue for inference is full. `retry_after` is in seconds."""
 
     status, slug, title = 503, "busy", "Every slot is taken"
+
+
+class RunTooLong(PredictionError):
+    """A run of a network took longer than `LOCUM_SECONDS_PER_SLICE` allows, and was ended."""
+
+    status, slug, title = 503, "run-too-long", "The network took too long"
+
+
+class RunTooLarge(PredictionError):
+    """A run of a network needs more than `LOCUM_INFERENCE_MEMORY_BYTES`."""
+
+    status, slug, title = 503, "run-too-large", "The network needs too much memory"
 
 
 class GpuUnavailable(PredictionError):

@@ -26,12 +26,14 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_store.errors import KeyUnusable
+from model_store.graphs import operators_of
 from model_store.scan import Limits
 from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
 from model_store.task import Task
 from service.errors import SettingsInvalid
 from service.files import Files, open_files
+from service.inference.limits import GraphLimits
 from service.validation import is_loopback
 
 # An image of this size is taken whatever the network: it costs tenths of a second.
@@ -57,6 +59,15 @@ def scan_limits(settings: Settings, task: Task | None = None) -> Limits:
         return limits
     size = " x ".join(map(str, task.size))
     return replace(limits, max_pixels=usable, pixels_for=f"for a network's input of {size}")
+
+
+def graph_limits(settings: Settings) -> GraphLimits:
+    """For networks, in the API and in the worker alike."""
+    return GraphLimits(
+        operators=settings.graph_operators,
+        seconds_per_slice=settings.seconds_per_slice,
+        memory_bytes=settings.inference_memory_bytes,
+    )
 
 
 def _located(location: Path | str) -> Path | str:
@@ -123,6 +134,10 @@ class Settings(BaseSettings):
     )
     signing_key: Annotated[Folder, AfterValidator(_loaded_by(Signer.load))] | None = Field(
         None, description="file of the private key (PEM) that signs the versions that jobs publish"
+    )
+    graph_operators: Annotated[tuple[str, ...], NoDecode, BeforeValidator(operators_of)] = Field(
+        (),
+        description="operators that graphs may have beyond those of Locum's and MONAI's networks, by commas",
     )
     state_dir: Folder = Field(
         Path(".locum/state"), description="database, Redis, uploads; where `files` is unset, also those"
@@ -213,6 +228,15 @@ class Settings(BaseSettings):
         4, gt=0, description="networks kept loaded; the least recently used is dropped first"
     )
     threads: int = Field(0, ge=0, description="cores per inference; 0 leaves it to onnxruntime")
+    seconds_per_slice: float = Field(
+        60, gt=0, description="seconds of a run of a network for each of its slices; then it is ended"
+    )
+    inference_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="memory of all runs of networks on the CPU together; 0 for three quarters of the "
+        "machine's or container's",
+    )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto",
         description="of inference and jobs: `auto`, `cpu`, `cuda` or `cuda:N`; the last two never fall back",
@@ -353,6 +377,7 @@ class Settings(BaseSettings):
             self.cache,
             signer=None if self.signing_key is None else Signer.load(self.signing_key),
             trusted=None if self.trusted_keys is None else TrustedKeys.load(self.trusted_keys),
+            operators=self.graph_operators,
         )
 
     def open_files(self) -> Files:

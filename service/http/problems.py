@@ -75,6 +75,7 @@ _STORE_STATUS: dict[type[Exception], tuple[int, str, str]] = {
     store_errors.ArtefactDamaged: (503, "artefact-damaged", "The artefact is damaged"),
     store_errors.ArtefactWithdrawn: (410, "artefact-withdrawn", "The version was withdrawn"),
     store_errors.ArtefactUntrusted: (503, "artefact-untrusted", "No trusted key signed the version"),
+    store_errors.GraphRefused: (503, "graph-refused", "The model's graph was refused"),
     store_errors.UnknownKind: (422, "unknown-kind", "An artefact of a kind that is not known here"),
     store_errors.PublishRefused: (409, "publish-refused", "The artefact was refused"),
     store_errors.StoreUnavailable: (503, "store-unavailable", "The model store does not answer"),

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from service.errors import RunTooLong
+
 # What a graph gives for slices [S, C, H, W]: arrays [S, ...].
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.generic]]]
 
@@ -152,6 +154,9 @@ class JoinedRuns:
     def _outcome(self, slices: NDArray[np.float32]) -> _Outcome:
         try:
             return self.run(slices)
+        except RunTooLong:
+            # Every call of the batch gets it: to run each of them would hold the graph for as long again.
+            raise
         except Exception as error:  # passed on to the call it belongs to
             return error
 

@@ -3,6 +3,9 @@
 Keyed by the graph's own digest, so two artefacts that share a graph share its session, and a new version
 never meets an old network. A graph is read, checked and loaded once however many requests ask for it at that
 moment; the least recently used session is dropped first, and stays alive until its last run ends.
+
+A graph is input: it is checked before onnxruntime sees it (`model_store.graphs`), a run of it has a deadline,
+and the memory of all runs has a bound.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import io
 import logging
 import os
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
@@ -28,8 +31,10 @@ from onnx.utils import Extractor
 from onnxruntime import OrtValue
 
 from model_store.errors import ArtefactDamaged
-from service.errors import GpuUnavailable
+from model_store.graphs import check_graph
+from service.errors import GpuUnavailable, RunTooLarge, RunTooLong
 from service.inference.joined import JoinedRuns
+from service.inference.limits import GraphLimits
 
 # Slices per run: bounds the memory of activations and probabilities, whatever the volume's length.
 BATCH = 8
@@ -46,12 +51,11 @@ class GraphPart(NamedTuple):
     weights: Mapping[str, OrtValue]
 
 
-def split_at_query(graph: bytes) -> tuple[GraphPart, ...]:
+def split_at_query(graph: bytes, model: ModelProto) -> tuple[GraphPart, ...]:
     """`graph` alone; of one that has a query, what gives it and what takes it, which share their weights.
 
-    Raises what onnx raises for bytes that are no graph.
+    `model` is the parsed graph, which is used up.
     """
-    model = onnx.load_from_string(graph)
     outputs = [output.name for output in model.graph.output]
     if QUERY not in outputs:
         return (GraphPart(graph, {}),)
@@ -115,6 +119,9 @@ OUTPUT = "probabilities"
 ATTENTION = "attention"
 ENTRIES, SIMILARITIES = "entries", "similarities"
 _ERRORS_ONLY = 3
+# In the message of onnxruntime's arena.
+_OUT_OF_MEMORY = "is smaller than requested bytes"
+_DEFAULT_LIMITS = GraphLimits()
 
 
 class Outputs(NamedTuple):
@@ -130,10 +137,20 @@ class Outputs(NamedTuple):
 class GraphSession:
     """One loaded graph. Safe to run from several threads at once."""
 
-    def __init__(self, digest: str, graph: bytes, *, threads: int = 0, device: str = "auto") -> None:
-        """Load `graph` (the bytes of an onnx file). Raises ArtefactDamaged, GpuUnavailable."""
+    def __init__(
+        self,
+        digest: str,
+        graph: bytes,
+        *,
+        threads: int = 0,
+        device: str = "auto",
+        limits: GraphLimits = _DEFAULT_LIMITS,
+    ) -> None:
+        """Load `graph` (the bytes of an onnx file). Raises GraphRefused, ArtefactDamaged, GpuUnavailable."""
+        model = check_graph(graph, f"graph {digest}", limits.operators)
+        _share_bounded_memory(limits.memory)
         try:
-            sessions = [_load(part, threads, device) for part in split_at_query(graph)]
+            sessions = [_load(part, threads, device) for part in split_at_query(graph, model)]
             outputs = {output.name for output in sessions[-1].get_outputs()}
             inputs = {node.name for session in sessions for node in session.get_inputs()}
         except Exception as error:  # onnx and onnxruntime raise a dozen unrelated types here
@@ -150,6 +167,7 @@ class GraphSession:
                 f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"
             )
         self.digest = digest
+        self._limits = limits
         self._outputs = [name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES) if name in outputs]
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
@@ -166,6 +184,8 @@ class GraphSession:
         """What the graph gives for slices [S, C, H, W], each for itself.
 
         Other threads' slices may be joined to the same run, which changes no bit.
+
+        Raises RunTooLong, RunTooLarge.
         """
         return self._named(self.joined(slices))
 
@@ -186,14 +206,77 @@ class GraphSession:
         if self.has_pool:
             # As many queries as slices: the graph's inputs share their B, which onnxruntime plans memory by.
             inputs[QUERY] = self.queries(slices) if query is None else query.repeat(len(slices), axis=0)
-        found: list[NDArray[Any]] = self._session.run(self._outputs, inputs)
-        return found
+        return self._run(self._session, self._outputs, inputs)
 
     def queries(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
         """[S, Q]: what slices are looked up by in the graph's pool; nothing else of it is run."""
         (asking,) = self._asking
-        found: NDArray[np.float32] = asking.run([QUERY], {IMAGE: np.ascontiguousarray(slices)})[0]
-        return found
+        return self._run(asking, [QUERY], {IMAGE: np.ascontiguousarray(slices)})[0]
+
+    def _run(
+        self,
+        session: onnxruntime.InferenceSession,
+        outputs: Sequence[str],
+        inputs: Mapping[str, NDArray[Any]],
+    ) -> list[NDArray[Any]]:
+        """Run a session within the limits. Raises RunTooLong, RunTooLarge."""
+        count = len(inputs[IMAGE])
+        options, late = onnxruntime.RunOptions(), threading.Event()
+
+        def end() -> None:
+            late.set()
+            # Looked at between nodes, also inside of loops.
+            options.terminate = True
+
+        watchdog = threading.Timer(count * self._limits.seconds_per_slice, end)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            return _within_memory(session, outputs, inputs, options)
+        except Exception as error:  # onnxruntime raises a dozen unrelated types here
+            if late.is_set():
+                raise RunTooLong(
+                    f"graph {self.digest}: a run of {count} slices took longer than "
+                    f"{self._limits.seconds_per_slice:g} s for each and was ended: on a slow machine set "
+                    "LOCUM_SECONDS_PER_SLICE higher; else withdraw the model."
+                ) from error
+            if _OUT_OF_MEMORY in str(error):
+                raise RunTooLarge(
+                    f"graph {self.digest}: a run of {count} slices needs more than the {self._limits.memory} "
+                    "bytes that networks may use together: send a smaller scan, set "
+                    "LOCUM_INFERENCE_MEMORY_BYTES higher, or withdraw the model."
+                ) from error
+            raise
+        finally:
+            watchdog.cancel()
+
+
+@cache
+def _share_bounded_memory(limit: int) -> None:
+    """Make the allocator that every session of this process shares: of at most `limit` bytes."""
+    cpu = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    onnxruntime.create_and_register_allocator(cpu, onnxruntime.OrtArenaCfg({"max_mem": limit}))
+
+
+def _within_memory(
+    session: onnxruntime.InferenceSession,
+    outputs: Sequence[str],
+    inputs: Mapping[str, NDArray[Any]],
+    options: onnxruntime.RunOptions,
+) -> list[NDArray[Any]]:
+    """Run a session. Where memory is short, what earlier runs left unused is given back first."""
+    for is_last in (False, False, True):
+        try:
+            found: list[NDArray[Any]] = session.run(outputs, inputs, options)
+            return found
+        except Exception as error:  # as above
+            if is_last or _OUT_OF_MEMORY not in str(error):
+                raise
+            # Done at the end of the next run, also of one that fails.
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    raise AssertionError
 
 
 def _load(part: GraphPart, threads: int, device: str) -> onnxruntime.InferenceSession:
@@ -205,14 +288,29 @@ def _load(part: GraphPart, threads: int, device: str) -> onnxruntime.InferenceSe
     # Threads that spin between two scans would take the cores from the scan in hand, and from everyone.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_external_initializers([*part.weights], [*part.weights.values()])
-    return onnxruntime.InferenceSession(part.graph, options, providers=wanted_providers(device))
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    # The weights go with their session; what runs share stays.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    # What was checked is what is loaded: not the other format that the same bytes may be.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    with tempfile.TemporaryDirectory(prefix="locum-") as empty:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
+        return onnxruntime.InferenceSession(part.graph, options, providers=wanted_providers(device))
 
 
 class SessionCache:
     """At most `capacity` sessions, by graph digest. Safe from any thread."""
 
-    def __init__(self, capacity: int, *, threads: int = 0, device: str = "auto") -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        threads: int = 0,
+        device: str = "auto",
+        limits: GraphLimits = _DEFAULT_LIMITS,
+    ) -> None:
         self.capacity = capacity
+        self._limits = limits
         self._threads = threads
         self._device = device
         self._lock = threading.Lock()
@@ -237,7 +335,10 @@ class SessionCache:
                 self._sessions.popitem(last=False)
         if mine:
             try:
-                future.set_result(GraphSession(digest, read(), threads=self._threads, device=self._device))
+                session = GraphSession(
+                    digest, read(), threads=self._threads, device=self._device, limits=self._limits
+                )
+                future.set_result(session)
             except BaseException as error:
                 with self._lock:
                     if self._sessions.get(digest) is future:

@@ -21,7 +21,7 @@ from service.inference.pipeline import Segmentation, Stopwatch, segment
 from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
 from service.prediction.overlay import Panel, choose_slices, overlay
-from service.settings import Settings, scan_limits
+from service.settings import Settings, graph_limits, scan_limits
 from service.worker.attempt import Attempt
 
 MOST_SCANS = 4
@@ -124,7 +124,13 @@ def _chosen(files: Sequence[ScanFile]) -> list[int]:
 
 def load(graph: bytes, settings: Settings) -> GraphSession:
     """Load the graph as the API does."""
-    return GraphSession(sha256(graph), graph, threads=settings.threads, device=settings.device)
+    return GraphSession(
+        sha256(graph),
+        graph,
+        threads=settings.threads,
+        device=settings.device,
+        limits=graph_limits(settings),
+    )
 
 
 def run(data: bytes, manifest: ModelManifest, session: GraphSession, settings: Settings) -> Segmentation:

@@ -14,6 +14,7 @@ from model_store.task import Task
 from service.catalog.adapted import adapted_name
 from service.database import Database, Job
 from service.jobs import records
+from tests.helpers.model_store.graphs import graph_of
 
 TASK = Task(name="organ", labels={"organ": (1,)}, size=(32, 32))
 NETWORK = NetworkSpec(name="unet", arguments={"width": 2})
@@ -44,7 +45,7 @@ class Catalogue(NamedTuple):
 def publish_model(store: Store, name: str, seed: int = 0, **fields: Any) -> Artefact:
     lineage = Lineage(method="iop-fl", run="r", sites=SITES, rounds=1, seed=seed)
     manifest = ModelManifest(**{"name": name, "task": TASK, "network": NETWORK, "lineage": lineage, **fields})
-    return store.publish(manifest, {WEIGHTS: f"w{seed}{name}".encode(), GRAPH: f"g{seed}{name}".encode()})
+    return store.publish(manifest, {WEIGHTS: f"w{seed}{name}".encode(), GRAPH: graph_of(f"g{seed}{name}")})
 
 
 def publish_space(

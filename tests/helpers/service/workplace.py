@@ -21,6 +21,7 @@ from service.runtime.spool import Upload
 from service.settings import Settings
 from service.worker.candidate import CandidateDraft
 from service.worker.routing_adapt import LoadedSpace
+from tests.helpers.model_store.graphs import graph_of
 
 
 @dataclass
@@ -121,7 +122,7 @@ def draft_of(loaded: LoadedSpace, weights: bytes = b"weights") -> CandidateDraft
         parent=loaded.offered,
         model=loaded.manifest,
         method="none",
-        files={WEIGHTS: weights, GRAPH: b"graph"},
+        files={WEIGHTS: weights, GRAPH: graph_of("graph")},
         epochs=1,
         seed=0,
         details={},

@@ -12,6 +12,7 @@ import pytest
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
+from tests.helpers.model_store.graphs import endless_graph, graph_of, plant
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def root(tmp_path: Path) -> Path:
                 network=NetworkSpec(name="unet", arguments={}),
                 lineage=Lineage(method="fedavg", run="r", sites=("A",), rounds=1, seed=0),
             ),
-            {"weights.safetensors": content, "graph.onnx": content},
+            {"weights.safetensors": content, "graph.onnx": graph_of(content.decode())},
         )
     return store.root
 
@@ -63,7 +64,7 @@ def test_failing_command_prints_the_reason_and_exits_non_zero(root: Path) -> Non
     graph.unlink()
     code, said = run(root, "verify")
     assert code == 1
-    assert "brain@1: graph.onnx: expected 1 bytes, found no file" in said
+    assert "brain@1: graph.onnx: expected 3 bytes, found no file" in said
 
 
 def test_list_in_a_narrow_terminal_keeps_whole_references(root: Path) -> None:
@@ -94,3 +95,18 @@ def test_operator_text_with_brackets_is_not_rendered_as_markup(root: Path) -> No
     run(root, "withdraw", "brain@1", "--actor", "ada", "--reason", "[red] in [/tmp]")
     assert "[red] in [/tmp]" in run(root, "show", "brain@1")[1]
     assert "[red] in [/tmp]" in run(root, "verify", "brain@1")[1]
+
+
+def test_verify_names_a_refused_graph_and_takes_further_operators(tmp_path: Path) -> None:
+    manifest = ModelManifest(
+        name="loop",
+        task=Task(name="t", labels={"a": (1,)}, size=(32, 32)),
+        network=NetworkSpec(name="unet", arguments={}),
+        lineage=Lineage(method="fedavg", run="r", sites=("A",), rounds=1, seed=0),
+    )
+    plant(tmp_path, manifest, {"weights.safetensors": b"w", "graph.onnx": endless_graph()})
+    code, said = run(tmp_path, "verify")
+    assert (code, "refused  loop@1: graph.onnx: " in said, "found Loop" in said) == (1, True, True), said
+    assert run(tmp_path, "verify", "--graph-operators", "Loop")[0] == 0
+    code, said = run(tmp_path, "verify", "--graph-operators", "EPContext")
+    assert (code, "cannot be allowed" in said) == (2, True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
+from tests.helpers.model_store.graphs import graph_of
 
 
 def _publish(root: Path, contents: list[str]) -> None:
@@ -22,7 +23,7 @@ def _publish(root: Path, contents: list[str]) -> None:
                 network=NetworkSpec(name="unet", arguments={}),
                 lineage=Lineage(method="fedavg", run="r", sites=("A",), rounds=1, seed=0),
             ),
-            {"weights.safetensors": content.encode() * 1000, "graph.onnx": content.encode()},
+            {"weights.safetensors": content.encode() * 1000, "graph.onnx": graph_of(content)},
         )
 
 
@@ -59,4 +60,4 @@ def test_killed_publish_leaves_only_whole_versions(tmp_path: Path) -> None:
     for version in store.versions("brain"):
         version.artefact.verify()
     _publish(tmp_path, ["after"])
-    assert Store(tmp_path).open("brain").read("graph.onnx") == b"after"
+    assert Store(tmp_path).open("brain").read("graph.onnx") == graph_of("after")

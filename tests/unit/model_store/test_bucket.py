@@ -17,6 +17,7 @@ from model_store.artefact import Artefact
 from model_store.bucket import Bucket
 from model_store.errors import ArtefactDamaged, PublishRefused, StoreUnavailable
 from model_store.store import Store
+from tests.helpers.model_store.graphs import graph_of
 from tests.unit.model_store.test_store import files, model
 
 
@@ -119,7 +120,7 @@ def test_a_changed_file_is_refused_when_it_is_fetched(
     obstore.delete(objects, path)
     with pytest.raises(ArtefactDamaged, match="found none"):
         artefact.read("weights.safetensors")
-    assert Store(bucket_url).open("brain", verify=False).read("graph.onnx") == b"graph of w"
+    assert Store(bucket_url).open("brain", verify=False).read("graph.onnx") == graph_of("w")
 
 
 def test_publishing_damaged_content_again_repairs_the_bucket(
@@ -135,7 +136,7 @@ def test_publishing_damaged_content_again_repairs_the_bucket(
     repaired = Store(bucket_url, tmp_path / "another").open("brain")
     assert repaired.version == 1
     assert repaired.read("weights.safetensors") == b"w"
-    assert repaired.read("graph.onnx") == b"graph of w"
+    assert repaired.read("graph.onnx") == graph_of("w")
 
 
 def test_a_version_that_points_outside_the_cache_is_refused(store: Store, objects: S3Store) -> None:
@@ -146,13 +147,13 @@ def test_a_version_that_points_outside_the_cache_is_refused(store: Store, object
 
 def test_opening_reads_a_file_of_the_bucket_once(store: Store, objects: S3Store) -> None:
     artefact = store.publish(model(), files())
-    assert artefact.read("graph.onnx") == b"graph of w"
+    assert artefact.read("graph.onnx") == graph_of("w")
     for path in paths(objects, "content/"):
         obstore.delete(objects, path)
-    assert artefact.read("graph.onnx") == b"graph of w"
+    assert artefact.read("graph.onnx") == graph_of("w")
 
 
-@pytest.mark.parametrize("damage", [b"", b"another graph", b"graph of W"])
+@pytest.mark.parametrize("damage", [b"", b"another graph", graph_of("W")])
 def test_a_damaged_file_of_the_cache_is_fetched_again(
     store: Store, bucket_url: str, tmp_path: Path, damage: bytes
 ) -> None:
@@ -165,17 +166,17 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(
         path.write_bytes(damage)
         return artefact
 
-    assert damaged().read("graph.onnx") == b"graph of w"
+    assert damaged().read("graph.onnx") == graph_of("w")
     damaged().verify()
-    assert store.open("brain").path_of("graph.onnx").read_bytes() == b"graph of w"
+    assert store.open("brain").path_of("graph.onnx").read_bytes() == graph_of("w")
 
 
-@pytest.mark.parametrize("damage", [None, b"graph of W"])
+@pytest.mark.parametrize("damage", [None, graph_of("W")])
 def test_verify_finds_a_damaged_file_of_the_bucket_behind_an_intact_copy(
     store: Store, objects: S3Store, damage: bytes | None
 ) -> None:
     artefact = store.publish(model(), files())
-    assert artefact.read("graph.onnx") == b"graph of w"
+    assert artefact.read("graph.onnx") == graph_of("w")
     (path,) = (path for path in paths(objects, "content/") if path.endswith("graph.onnx"))
     obstore.delete(objects, path)
     if damage is not None:

@@ -23,6 +23,7 @@ from model_store.manifest import Lineage, ModelManifest, NetworkSpec, RoutingSpa
 from model_store.staging import staging
 from model_store.store import Store
 from model_store.task import Task
+from tests.helpers.model_store.graphs import graph_of
 
 TASK = Task(name="t", labels={"a": (1,)}, size=(32, 32))
 UNET = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 4})
@@ -30,7 +31,7 @@ LINEAGE = Lineage(method="fedavg", run="r", sites=("A", "B"), rounds=3, seed=0)
 
 
 def files(content: str = "w") -> dict[str, bytes]:
-    return {"weights.safetensors": content.encode(), "graph.onnx": b"graph of " + content.encode()}
+    return {"weights.safetensors": content.encode(), "graph.onnx": graph_of(content)}
 
 
 def model(name: str = "brain", **fields: Any) -> ModelManifest:
@@ -74,7 +75,7 @@ def test_open_accepts_name_number_and_digest_references(store: Store) -> None:
     assert store.open("brain@1") == first
     assert store.open(f"brain@{first.digest}") == first
     assert store.by_digest(second.digest) == second
-    assert store.open("brain").read("graph.onnx") == b"graph of 2"
+    assert store.open("brain").read("graph.onnx") == graph_of("2")
 
 
 def test_report_is_kept_beside_a_version_and_leaves_its_digest_alone(store: Store) -> None:

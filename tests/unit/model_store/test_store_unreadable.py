@@ -17,14 +17,15 @@ from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, Network
 from model_store.store import Store
 from model_store.task import Task
 from tests.helpers.model_store.broken_files import unreadable
+from tests.helpers.model_store.graphs import graph_of
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store with brain@1, which has an empty graph, and brain@2."""
     made = Store(tmp_path / "store")
-    publish(made, b"")
-    publish(made, b"2")
+    publish(made, graph_of(""))
+    publish(made, graph_of("2"))
     return made
 
 

@@ -13,6 +13,7 @@ from model_store.errors import PublishRefused
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest, RoutingSpaceManifest, SsfPoolManifest
 from model_store.store import Store
 from personalization.networks import build, initialise
+from tests.helpers.model_store.graphs import graph_of
 from tests.helpers.training.backbones import LINEAGE, PICTURES, publish, unet, vit
 from tests.helpers.training.sites import TASK
 from training.backbones import find_backbone
@@ -108,7 +109,7 @@ def _pool(backbone, spec, **fields):
 
 
 def test_publishing_a_pool_with_another_backbone_is_rejected(tmp_path):
-    store, files = Store(tmp_path), {WEIGHTS: b"w", GRAPH: b"g"}
+    store, files = Store(tmp_path), {WEIGHTS: b"w", GRAPH: graph_of("g")}
     right, wrong = (publish(tmp_path, TASK, unet(TASK, width=w), f"w{w}") for w in (2, 3))
     with pytest.raises(PublishRefused, match="fits only the backbone that it was trained on"):
         store.publish(_pool(wrong.digest, unet(TASK)), files)

@@ -20,6 +20,7 @@ from service.database import CohortScan, Hospital, Job, upgrade
 from service.database.job_states import JobState
 from service.jobs import records
 from service.jobs.files import JobFolder
+from tests.helpers.model_store.graphs import graph_of
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def publish(service: Service, run: str, weights: bytes = b"weights", job: str | 
             "lineage": lineage,
         }
     )
-    made = store.publish(manifest, {WEIGHTS: weights, GRAPH: b"graph"})
+    made = store.publish(manifest, {WEIGHTS: weights, GRAPH: graph_of("graph")})
     with service.database.write() as session:
         row = session.get(Job, job or run)
         if row is not None:

@@ -71,7 +71,8 @@ def test_graph_split_at_query_equals_whole_graph_and_accepts_a_given_query(kind:
 
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_split_graphs_share_their_weights_in_memory(kind: str) -> None:
-    asking, answering = split_at_query(to_graph(adaptive(kind)))
+    graph = to_graph(adaptive(kind))
+    asking, answering = split_at_query(graph, onnx.load_from_string(graph))
     assert asking.weights
     assert all(answering.weights[name] is weight for name, weight in asking.weights.items())
     small = [

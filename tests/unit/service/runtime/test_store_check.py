@@ -19,6 +19,7 @@ from service.runtime.queue import VERIFY_STORE, Queue
 from service.runtime.store_check import Verifier, latest_verdict, verify_store
 from service.settings import Settings
 from tests.helpers.model_store.broken_files import unreadable
+from tests.helpers.model_store.graphs import graph_of
 
 pytestmark = pytest.mark.process
 
@@ -31,15 +32,15 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def publish(store: Store) -> Callable[[str, bytes], Artefact]:
-    def build(name: str, graph: bytes) -> Artefact:
+def publish(store: Store) -> Callable[[str, str], Artefact]:
+    def build(name: str, graph: str) -> Artefact:
         manifest = ModelManifest(
             name=name,
             task=TASK,
             network=NetworkSpec(name="threshold", arguments={}),
             lineage=Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0),
         )
-        return store.publish(manifest, {WEIGHTS: b"weights", GRAPH: graph})
+        return store.publish(manifest, {WEIGHTS: b"weights", GRAPH: graph_of(graph)})
 
     return build
 
@@ -52,11 +53,11 @@ def flip(path: Path) -> None:
 
 
 def test_verify_store_of_an_intact_store_finds_no_damage(
-    store: Store, publish: Callable[[str, bytes], Artefact], database: Database
+    store: Store, publish: Callable[[str, str], Artefact], database: Database
 ) -> None:
-    publish("brain", b"1")
-    publish("brain", b"2")
-    publish("heart", b"3")
+    publish("brain", "1")
+    publish("brain", "2")
+    publish("heart", "3")
     before = datetime.now(UTC)
     verdict = verify_store(Store(store.root), database)
     assert (verdict.versions, verdict.damaged) == (3, {})
@@ -65,13 +66,13 @@ def test_verify_store_of_an_intact_store_finds_no_damage(
 
 
 def test_verify_store_lists_every_damaged_version(
-    store: Store, publish: Callable[[str, bytes], Artefact], database: Database
+    store: Store, publish: Callable[[str, str], Artefact], database: Database
 ) -> None:
-    flip(publish("brain", b"1").path / GRAPH)
-    flip(publish("brain", b"2").path / "manifest.json")
-    (publish("heart", b"3").path / WEIGHTS).unlink()
-    publish("heart", b"4")
-    flip(publish("lung", b"5").path / GRAPH)
+    flip(publish("brain", "1").path / GRAPH)
+    flip(publish("brain", "2").path / "manifest.json")
+    (publish("heart", "3").path / WEIGHTS).unlink()
+    publish("heart", "4")
+    flip(publish("lung", "5").path / GRAPH)
     store.withdraw("lung@1", actor="ada", reason="wrong")
     verdict = verify_store(Store(store.root), database)
     assert verdict.versions == 4
@@ -122,11 +123,11 @@ def test_verifier_requests_a_due_check_once(
 def test_verifier_with_a_fresh_verdict_shows_it_and_requests_no_check(
     queue: tuple[Settings, Broker, Queue],
     store: Store,
-    publish: Callable[[str, bytes], Artefact],
+    publish: Callable[[str, str], Artefact],
     database: Database,
 ) -> None:
     settings, broker, sending = queue
-    flip(publish("brain", b"1").path / GRAPH)
+    flip(publish("brain", "1").path / GRAPH)
     verdict = verify_store(Store(store.root), database)
     metrics = Metrics()
     Verifier(settings, database, sending, metrics).look()
@@ -148,12 +149,12 @@ def test_queue_sends_json_to_the_worker_queue(queue: tuple[Settings, Broker, Que
 
 
 def test_verify_store_lists_unreadable_files_and_tombstones(
-    store: Store, publish: Callable[[str, bytes], Artefact], database: Database
+    store: Store, publish: Callable[[str, str], Artefact], database: Database
 ) -> None:
     unreadable(publish("brain", b"").path / GRAPH)
-    publish("brain", b"2")
+    publish("brain", "2")
     (store.root / "brain" / "2.withdrawn.json").write_text("{")
-    flip(publish("heart", b"3").path / GRAPH)
+    flip(publish("heart", "3").path / GRAPH)
     verdict = verify_store(Store(store.root), database)
     assert verdict.damaged.keys() == {"brain@1", "brain@2", "heart@1"}
     assert "cannot be read (Input/output error)" in verdict.damaged["brain@1"]

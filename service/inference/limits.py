@@ -1,0 +1,44 @@
+"""What a graph may hold and cost, wherever one is run: in the API and in the worker."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# Of a container: version 2 and version 1 of control groups.
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """Limits of every graph.
+
+    Attributes:
+        operators: allowed beyond those of `model_store.graphs`.
+        seconds_per_slice: of a run, for each of its slices; a run that takes longer is ended.
+        memory_bytes: of all runs on the CPU in this process together; 0 for three quarters of the memory.
+    """
+
+    operators: tuple[str, ...] = ()
+    seconds_per_slice: float = 60
+    memory_bytes: int = 0
+
+    @property
+    def memory(self) -> int:
+        """The bytes in force."""
+        return self.memory_bytes or 3 * _memory_of_machine() // 4
+
+
+def _memory_of_machine() -> int:
+    """Bytes of memory of the machine, or of the container in it."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        # "max" is no number.
+        with suppress(OSError, ValueError):
+            found = min(found, int(path.read_text(encoding="ascii")))
+    return found
