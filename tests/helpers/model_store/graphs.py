@@ -17,9 +17,8 @@ SIDE = 32
 
 
 def graph_of(text: str) -> bytes:
-    """Make an onnx file of nothing but this text (`doc_string`)."""
-    content: bytes = onnx.ModelProto(doc_string=text).SerializeToString()
-    return content
+    """Make an onnx file of nothing but this text (`doc_string`); without text it is empty."""
+    return to_bytes(onnx.ModelProto(doc_string=text or None))
 
 
 def to_bytes(model: onnx.ModelProto) -> bytes:
@@ -30,7 +29,7 @@ def to_bytes(model: onnx.ModelProto) -> bytes:
 def network_of(
     nodes: Sequence[NodeProto], tensors: Sequence[TensorProto] = (), **more: Any
 ) -> onnx.ModelProto:
-    """A model whose nodes make `shown` [1, 2, SIDE, SIDE] or alike, which is added to the image.
+    """A model of nodes that make `shown` [1, 2, SIDE, SIDE] or alike, which is added to the image.
 
     Its answer is softmax(image + shown).
     """

@@ -24,19 +24,19 @@ from tests.helpers.model_store.graphs import graph_of
 def store(tmp_path: Path) -> Store:
     """A store with brain@1, which has an empty graph, and brain@2."""
     made = Store(tmp_path / "store")
-    publish(made, graph_of(""))
-    publish(made, graph_of("2"))
+    publish(made, "")
+    publish(made, "2")
     return made
 
 
-def publish(store: Store, graph: bytes) -> Artefact:
+def publish(store: Store, graph: str) -> Artefact:
     manifest = ModelManifest(
         name="brain",
         task=Task(name="t", labels={"a": (1,)}, size=(32, 32)),
         network=NetworkSpec(name="unet", arguments={}),
         lineage=Lineage(method="fedavg", run="r", sites=(), rounds=1, seed=0),
     )
-    return store.publish(manifest, {WEIGHTS: b"w", GRAPH: graph})
+    return store.publish(manifest, {WEIGHTS: b"w", GRAPH: graph_of(graph)})
 
 
 def test_file_with_io_error_is_reported_as_damaged(store: Store) -> None:
@@ -62,8 +62,8 @@ def test_broken_tombstone_damages_only_its_version(store: Store, content: str) -
 
 
 def test_verify_command_reports_damaged_versions_and_continues(store: Store) -> None:
-    publish(store, b"3")
-    publish(store, b"4")
+    publish(store, "3")
+    publish(store, "4")
     store.withdraw("brain@4", actor="ada", reason="wrong")
     unreadable(store.open("brain@1").path / GRAPH)
     (store.root / "brain" / "2.withdrawn.json").write_text("{")

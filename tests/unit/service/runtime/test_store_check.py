@@ -151,7 +151,7 @@ def test_queue_sends_json_to_the_worker_queue(queue: tuple[Settings, Broker, Que
 def test_verify_store_lists_unreadable_files_and_tombstones(
     store: Store, publish: Callable[[str, str], Artefact], database: Database
 ) -> None:
-    unreadable(publish("brain", b"").path / GRAPH)
+    unreadable(publish("brain", "").path / GRAPH)
     publish("brain", "2")
     (store.root / "brain" / "2.withdrawn.json").write_text("{")
     flip(publish("heart", "3").path / GRAPH)
