@@ -40,12 +40,17 @@ MOST_FILES = 20_000
 # Of all headers of a scan: 50 for each of MOST_FILES frames. By the default limit of voxels a series has at
 # most 2000 slices of 256 x 256, and a slice some 100 to 400 elements; an enhanced file has tens a frame.
 MOST_ELEMENTS = 50 * MOST_FILES
+# Sequence items of one file, which cost pydicom far more than other elements: 50 for each of 2000 frames of
+# an enhanced file. Scanners write 5 to 20 for a frame or slice. All headers may have twice as many.
+MOST_ITEMS = 50 * 2000
 # Folders are entries too, and a zip may lie in the zip.
 _MOST_ENTRIES = 2 * MOST_FILES
 # A zip with a DICOM file is recognised by one of its first files.
 _SNIFFED_FILES = 64
 # The methods of which zipfile bounds the output: a BZIP2 or LZMA entry of some bytes unpacks to gigabytes.
 _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# Bytes of an item that pydicom looks at to find its encoding: a tag and a type.
+_AHEAD = 6
 _MODERN = "export the series again as DICOM files (PS3.10)"
 _PIXELS = 0x7FE0
 # Of an RT structure set, which often lies among its images: millions of values, which are never used.
@@ -168,11 +173,17 @@ def _check_number(files: int) -> None:
 class ElementCount:
     """Counts what the headers of one scan are parsed into, which is far larger than their bytes.
 
-    pydicom makes about 650 bytes of an empty sequence item of 8, and hundreds of each value of a list.
+    pydicom makes about 2000 bytes of an empty sequence item of 8, and hundreds of each value of a list.
     """
 
     def __init__(self) -> None:
         self._left = MOST_ELEMENTS
+        self._items_left = 2 * MOST_ITEMS
+        self._items_left_of_file = MOST_ITEMS
+
+    def next_file(self) -> None:
+        """Count the items of another file."""
+        self._items_left_of_file = MOST_ITEMS
 
     def take(self, count: int) -> None:
         """Count more of them. Raises ScanTooLarge above MOST_ELEMENTS."""
@@ -183,12 +194,22 @@ class ElementCount:
                 "headers, found more; send one series, without private attributes"
             )
 
+    def take_items(self, count: int) -> None:
+        """Count more sequence items. Raises ScanTooLarge above MOST_ITEMS."""
+        self._items_left -= count
+        self._items_left_of_file -= count
+        if self._items_left < 0 or self._items_left_of_file < 0:
+            raise ScanTooLarge(
+                f"DICOM: expected at most {MOST_ITEMS} sequence items in a file and {2 * MOST_ITEMS} in all "
+                "headers, found more; send one series, without private attributes"
+            )
+
 
 class _CountedFile(io.BytesIO):
     """A file that counts what pydicom parses: it reads the 8 bytes of a tag and a length for each.
 
     It so counts in every encoding, and what is no valid item but is parsed as one. A value of 8 bytes counts
-    too.
+    too. It reads up to six bytes of each item ahead, and goes back to its start.
     """
 
     def __init__(self, content: bytes, elements: ElementCount) -> None:
@@ -200,6 +221,11 @@ class _CountedFile(io.BytesIO):
             self._elements.take(1)
         return super().read(size)
 
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_SET and 0 <= self.tell() - offset <= _AHEAD:
+            self._elements.take_items(1)
+        return super().seek(offset, whence)
+
 
 def read_dataset(
     content: bytes, limits: Limits, where: str, *, pixels: bool, elements: ElementCount | None = None
@@ -210,6 +236,7 @@ def read_dataset(
     ScanTooLarge.
     """
     elements = elements or ElementCount()
+    elements.next_file()
     with reported(where):
         try:
             dataset = _parsed(content, limits, where, elements, pixels=pixels)
@@ -217,6 +244,7 @@ def read_dataset(
         finally:
             # pydicom replaces what is raised within an item by an OSError.
             elements.take(0)
+            elements.take_items(0)
         if "TransferSyntaxUID" not in dataset.file_meta:
             raise UnsupportedScan(
                 f"DICOM: {where} does not say its transfer syntax (no file meta information); {_MODERN}"

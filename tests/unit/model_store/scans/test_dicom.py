@@ -19,8 +19,10 @@ import SimpleITK as sitk
 from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
+from pydicom.dataelem import RawDataElement
 from pydicom.encaps import encapsulate
 from pydicom.pixels import apply_modality_lut, compress
+from pydicom.tag import Tag
 from pydicom.uid import (
     HTJ2K,
     MPEG2MPML,
@@ -481,6 +483,32 @@ class TestLimits:
         assert decode(files[min(files)]).grid == (10, 12, 1)
         with pytest.raises(ScanTooLarge, match="in all headers"):
             decode(files)
+
+    @pytest.mark.parametrize("syntax", UNCOMPRESSED)
+    @pytest.mark.parametrize("kind", ["items", "items at once", "zeros", "nested"])
+    def test_file_of_too_many_empty_items_is_rejected(
+        self, kind: str, syntax: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ITEMS", 500)
+        assert decode(stuffed(syntax, kind, 490)).grid == (12, 10)
+        with pytest.raises(ScanTooLarge, match="at most 500 sequence items in a file"):
+            decode(stuffed(syntax, kind, 501))
+
+    def test_items_of_all_headers_are_counted_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ITEMS", 500)
+        files = {str(number): stuffed(UNCOMPRESSED[0], "items", 400) for number in range(3)}
+        with pytest.raises(ScanTooLarge, match="1000 in all headers"):
+            decode(files)
+
+    def test_enhanced_file_of_two_thousand_frames_with_full_headers_is_read(self) -> None:
+        dataset = pydicom.dcmread(io.BytesIO(enhanced(np.zeros((2000, 8, 8), np.int16))))
+        # With the frame itself and its position, twenty items a frame.
+        items = struct.pack("<HHL", 0xFFFE, 0xE000, 0) * 18
+        for frame in dataset.PerFrameFunctionalGroupsSequence:
+            frame[0x00189114] = RawDataElement(
+                Tag(0x00189114), "SQ", len(items), items, 0, is_implicit_VR=False, is_little_endian=True
+            )
+        assert decode(written(dataset)).grid == (8, 8, 2000)
 
     def test_contours_of_a_structure_set_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 2000)
