@@ -86,7 +86,8 @@ class Route(_Strict):
         destination: name of the AE that SEGs are sent to.
         key_file, key_env: the hospital's API key, in a file or an environment variable; read for each
             request.
-        personalization, guard: as in `POST /segment`.
+        personalization, guard: as in `POST /segment`; a SEG of a scan that the guard warns of is sent only
+            with `guard: warn`.
     """
 
     model: str
@@ -94,7 +95,7 @@ class Route(_Strict):
     key_file: Path | None = None
     key_env: str | None = None
     personalization: Literal["auto", "global", "member", "hospital"] = "auto"
-    guard: Literal["warn", "refuse"] = "warn"
+    guard: Literal["warn", "refuse"] = "refuse"
 
 
 class Destination(_Strict):

@@ -31,7 +31,7 @@ from service.prediction.dicom_seg import check_codes
 from service.prediction.options import SegmentOptions
 from service.validation import DICOM_UID, HOSPITAL_ID, PRINTABLE
 
-PACS, STORE = "pacs", "store"
+PACS, STORE, STORE_UNLIKE = "pacs", "store", "store_unlike"
 """Members of the job's options beside those of `SegmentOptions`."""
 
 
@@ -46,10 +46,15 @@ class SeriesSegmentation(SegmentOptions):
         description="Whether the SEG is stored in the PACS, with output=dicom-sr the report and the SEG that "
         "it refers to. Otherwise the answer is the job's result.",
     )
+    store_unlike: bool = Field(
+        False,
+        description="Whether that of a scan that the guard warns of is stored too. Otherwise such a job fails "
+        "with the warnings, and nothing is stored.",
+    )
 
     def options(self) -> SegmentOptions:
         """Those of the segmentation; the default output is `dicom-seg`."""
-        given = self.model_dump(exclude={"study", "series", "store"})
+        given = self.model_dump(exclude={"study", "series", STORE, STORE_UNLIKE})
         return SegmentOptions.model_validate({**given, "output": self.output or "dicom-seg"})
 
 
@@ -118,11 +123,18 @@ class PacsSubmission:
                 f"`store` belongs to output=dicom-seg and dicom-sr, found {options.output}; leave one of "
                 "them out."
             )
+        if asked.store_unlike and not asked.store:
+            raise ParametersContradict("`store_unlike` belongs to `store`; set both, or leave it out.")
         selection = self._select(options)
         return self._submit(
             asked.hospital,
             {"study": asked.study, "series": asked.series},
-            {PACS: self.pacs, STORE: asked.store, **options.model_dump(mode="json")},
+            {
+                PACS: self.pacs,
+                STORE: asked.store,
+                STORE_UNLIKE: asked.store_unlike,
+                **options.model_dump(mode="json"),
+            },
             lambda session, fields: records.create(
                 session,
                 self.context.settings,

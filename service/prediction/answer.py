@@ -34,7 +34,7 @@ class Answer:
     """The body, media type and headers of a response.
 
     `picked` are the entries picked from a pool, for the drift; `segmentation` is the SEG that a DICOM report
-    refers to.
+    refers to; `unlike` are the guard's warnings.
     """
 
     body: bytes
@@ -42,6 +42,7 @@ class Answer:
     headers: dict[str, str]
     picked: tuple[PoolPick, ...] | None = None
     segmentation: bytes | None = None
+    unlike: tuple[str, ...] = ()
 
 
 def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:

@@ -67,7 +67,7 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
         with self.watch.stage("encode"):
             body = self._report(found).model_dump_json().encode()
         headers = self._headers(found.warnings, found.scan.notes, "classification.json")
-        return Answer(body, "application/json", headers, found.picked)
+        return Answer(body, "application/json", headers, found.picked, unlike=found.warnings)
 
     def _report(self, found: Classification) -> ClassificationReport:
         names = self.selection.manifest.task.class_names

@@ -69,7 +69,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     compress=self.options.compress is not False,
                 )
         headers = self._headers(found.warnings, notes, filename) | {"Locum-Labels": label_header(task)}
-        return Answer(body, media_type, headers, found.picked, segmentation)
+        return Answer(body, media_type, headers, found.picked, segmentation, found.warnings)
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
         options, task = self.options, self.selection.manifest.task

@@ -40,7 +40,7 @@ from service.jobs.files import StoredResult
 from service.jobs.leases import fenced
 from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
-from service.pacs.requests import PACS, STORE
+from service.pacs.requests import PACS, STORE, STORE_UNLIKE
 from service.prediction.answer import Answer, receipt_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
@@ -92,6 +92,11 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
         if not store:
             folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
             return AttemptOutcome("succeeded")
+        if answer.unlike and not attempt.job.options.get(STORE_UNLIKE, False):
+            raise PacsJobFailed(
+                f"the guard warns of the scan ({'; '.join(answer.unlike)}): nothing was stored. Look at the "
+                "answer without `store`, or send the request again with store_unlike=true"
+            )
         attempt.check_cancelled()
         kept = _packed(answer, digest)
         folder.write(folder.CHECKPOINT, kept)
@@ -156,7 +161,7 @@ def _answer(attempt: Attempt, data: bytes) -> tuple[Answer, str]:
     """The answer, and the digest of the network that gave it."""
     attempt.set_stage("segmenting")
     job, settings = attempt.job, attempt.settings
-    given = {name: value for name, value in job.options.items() if name not in (PACS, STORE)}
+    given = {name: value for name, value in job.options.items() if name not in (PACS, STORE, STORE_UNLIKE)}
     options = SegmentOptions.model_validate(given)
     selection = resolve_network(
         settings.open_store(),

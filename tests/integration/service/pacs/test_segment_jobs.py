@@ -32,6 +32,7 @@ from service.worker.attempt import Attempt
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import uid
 from tests.helpers.service.adapted_store import publish_space
+from tests.helpers.model_store.dicom_files import series
 from tests.helpers.service.coded import CODED, SERIES, STUDY, VOLUME, coded_series
 from tests.helpers.service.orthanc import Gate, Orthanc
 from tests.helpers.service.pacs_jobs import Unqueued
@@ -85,6 +86,21 @@ def test_second_request_finds_the_seg_and_stores_nothing(
         assert done(place, ask(place)).result == {"stored": True, "new": new}
     assert len(orthanc.instances("SEG")) == 1
     assert sum(method == "POST" for method, _ in gate.seen) == 1
+
+
+def test_seg_of_a_scan_that_the_guard_warns_of_is_stored_only_on_request(
+    place: Workplace, orthanc: Orthanc
+) -> None:
+    orthanc.clear()
+    orthanc.add(series(np.full_like(VOLUME, 150)))
+    refused = done(place, ask(place, guard="warn"))
+    assert refused.state == "failed"
+    assert refused.reason is not None
+    assert "same intensity everywhere" in refused.reason
+    assert "store_unlike" in refused.reason
+    assert orthanc.instances("SEG") == []
+    assert done(place, ask(place, store_unlike=True)).result == {"stored": True, "new": True}
+    assert len(orthanc.instances("SEG")) == 1
 
 
 def test_report_is_stored_after_the_seg_that_it_refers_to(place: Workplace, orthanc: Orthanc) -> None:
