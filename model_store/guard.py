@@ -3,7 +3,9 @@
 A site summarises each of its training scans in a few numbers and sends aggregates: counts, sums, products,
 minima and maxima. The aggregates of sites merge by addition and are stored in the manifest. Before a scan is
 segmented, its kind, size, spacing and tilt are compared with the ranges, and its appearance with the training
-mean by the Mahalanobis distance (1936). A warning is text for people and changes no result.
+mean by the Mahalanobis distance (1936). A warning is text for people and changes no result. It is gross where
+no training scan resembles the scan in kind: an image among volumes, another modality, a size or spacing far
+outside training. Such a scan was most likely sent to the wrong model.
 
 The guard does not know anatomy: an MR slice of another organ with a similar intensity distribution passes.
 """
@@ -35,6 +37,10 @@ _LEAST_DEVIATION = 0.05
 # Tolerance beyond the range seen in training: a factor for sizes and spacings, degrees for the tilt.
 _FACTORS = {"rows": 1.5, "columns": 1.5, "slices": 3.0, "row_mm": 1.5, "column_mm": 1.5, "slice_mm": 2.0}
 _TILT_MARGIN = 10.0
+# Beyond this factor a size or spacing is gross. Twice the matrix or the resolution is common among scanners;
+# numbers of slices vary with what was scanned.
+_GROSS_FACTOR = 4.0
+_GROSS_MEASURES = ("rows", "columns", "row_mm", "column_mm", "slice_mm")
 _PHRASES = {
     "rows": "rows per slice",
     "columns": "columns per slice",
@@ -47,17 +53,27 @@ _SAMPLES = 2**16
 
 
 @dataclass(frozen=True)
+class GuardWarning:
+    """One way in which a scan does not look like the training scans: a sentence, and whether it is gross."""
+
+    text: str
+    gross: bool = False
+
+
+@dataclass(frozen=True)
 class ScanSummary:
     """The guard's summary of one scan.
 
-    `kind` is for example "grey volume". `measures` are sizes, spacings in mm, the tilt in degrees and raw
-    intensities (1st, 50th and 99th percentile). `appearance` has one number per descriptor in `DESCRIPTORS`.
+    `kind` is for example "grey volume", `modality` a DICOM header's, such as "CT". `measures` are sizes,
+    spacings in mm, the tilt in degrees and raw intensities (1st, 50th and 99th percentile). `appearance` has
+    one number per descriptor in `DESCRIPTORS`.
     """
 
     kind: str
     measures: dict[str, float]
     appearance: tuple[float, ...]
     constant: bool
+    modality: str | None = None
 
 
 def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
@@ -73,7 +89,7 @@ def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
     measures |= {"raw_low": float(low), "raw_middle": float(middle), "raw_high": float(high)}
     appearance, constant = describe(prepared.slices)
     kind = f"{'grey' if is_grey(scan.voxels) else 'colour'} {'volume' if scan.is_volume else 'image'}"
-    return ScanSummary(kind, measures, appearance, constant)
+    return ScanSummary(kind, measures, appearance, constant, scan.modality)
 
 
 class Range(BaseModel):
@@ -154,40 +170,72 @@ class ReferenceStatistics(BaseModel):
         return float(z @ np.linalg.solve(shrunk, z)) / size / (1 + size / self.count)
 
 
-def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Task) -> list[str]:
+def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Task) -> list[GuardWarning]:
     """Return one warning for each way in which the scan does not look like the training scans.
 
-    Without a reference, only a constant scan is reported. The notes of a scan, on its container and header,
-    are no warnings of the guard.
+    Without a reference, only a constant scan and another modality than the task's are reported. The notes of
+    a scan, on its container and header, are no warnings of the guard.
     """
+    warnings = _another_modality(summary, task)
     if summary.constant:
-        return ["the scan has the same intensity everywhere; it shows nothing"]
+        return [*warnings, GuardWarning("the scan has the same intensity everywhere; it shows nothing")]
     if reference is None:
-        return []
-    warnings = []
-    if summary.kind not in reference.kinds:
-        seen = " or ".join(f"{kind}s" for kind in reference.kinds)
-        warnings.append(f"the scan is a {summary.kind}; task '{task.name}' was trained on {seen}")
-    warnings += _beyond_ranges(summary, reference)
-    warnings += _raw_intensities(summary, reference, task)
-    warnings += _appearance(summary, reference)
+        return warnings
+    warnings += _another_kind(summary, reference, task)
+    warnings += _beyond_ranges(summary, reference, task)
+    warnings += [GuardWarning(text) for text in _raw_intensities(summary, reference, task)]
+    warnings += [GuardWarning(text) for text in _appearance(summary, reference)]
     return warnings
 
 
-def _beyond_ranges(summary: ScanSummary, reference: ReferenceStatistics) -> list[str]:
+def _another_modality(summary: ScanSummary, task: Task) -> list[GuardWarning]:
+    if summary.modality is None or task.modality is None or summary.modality == task.modality:
+        return []
+    return [
+        GuardWarning(
+            f"the scan's modality is {summary.modality}; task '{task.name}' is for {task.modality}",
+            gross=True,
+        )
+    ]
+
+
+def _another_kind(summary: ScanSummary, reference: ReferenceStatistics, task: Task) -> list[GuardWarning]:
+    if summary.kind in reference.kinds:
+        return []
+    seen = " or ".join(f"{kind}s" for kind in reference.kinds)
+    # Colour may be an annotation on a grey picture; an image is no volume.
+    dimensions = {kind.rpartition(" ")[2] for kind in reference.kinds}
+    gross = summary.kind.rpartition(" ")[2] not in dimensions
+    return [GuardWarning(f"the scan is a {summary.kind}; task '{task.name}' was trained on {seen}", gross)]
+
+
+def _beyond_ranges(summary: ScanSummary, reference: ReferenceStatistics, task: Task) -> list[GuardWarning]:
     warnings = []
     for name, factor in _FACTORS.items():
         value, seen = summary.measures.get(name), reference.ranges.get(name)
-        if value is None or seen is None or seen.low / factor <= value <= seen.high * factor:
+        if value is None or seen is None or _within(value, seen, factor):
             continue
-        warnings.append(f"the scan has {value:.4g} {_PHRASES[name]}; training had {_range(seen)}")
+        # A classifier of small images is intended for full-size ones too, which are resized.
+        judged = name in _GROSS_MEASURES and (task.kind == "segmentation" or name.endswith("_mm"))
+        warnings.append(
+            GuardWarning(
+                f"the scan has {value:.4g} {_PHRASES[name]}; training had {_range(seen)}",
+                gross=judged and not _within(value, seen, _GROSS_FACTOR),
+            )
+        )
     tilt, seen = summary.measures.get("tilt"), reference.ranges.get("tilt")
     if tilt is not None and seen is not None and tilt > seen.high + _TILT_MARGIN:
         warnings.append(
-            f"the scan is tilted by {tilt:.0f}° against the patient's axes; "
-            f"training had at most {seen.high:.0f}°"
+            GuardWarning(
+                f"the scan is tilted by {tilt:.0f}° against the patient's axes; "
+                f"training had at most {seen.high:.0f}°"
+            )
         )
     return warnings
+
+
+def _within(value: float, seen: Range, factor: float) -> bool:
+    return seen.low / factor <= value <= seen.high * factor
 
 
 def _raw_intensities(summary: ScanSummary, reference: ReferenceStatistics, task: Task) -> list[str]:

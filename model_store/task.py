@@ -124,6 +124,7 @@ class Task(BaseModel):
     normalisation: Normalisation = Normalisation()
     size: tuple[int, int]
     patient: PatientPattern | None = None
+    modality: str | None = Field(None, pattern=r"^[A-Z]{2,16}$")
     codes: dict[str, LabelCodes] = Field({})
 
     @field_validator("class_names")
@@ -184,6 +185,8 @@ class Task(BaseModel):
         unsaid = {"kind", "class_names"} if self.kind == "segmentation" else {"labels", "background"}
         if not self.codes:
             unsaid.add("codes")
+        if self.modality is None:
+            unsaid.add("modality")
         return {name: value for name, value in content.items() if name not in unsaid}
 
     @property

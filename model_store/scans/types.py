@@ -67,6 +67,7 @@ class Scan:
         mm_per_unit: millimetres per unit of the affine, by the header's xyzt_units.
         notes: remarks on how the file was read.
         forms: both forms of a NIfTI header, of which `affine` is the sform if it is set.
+        modality: of the header, such as "CT" (PS3.3 C.7.3.1.1.1); None where the format has none.
     """
 
     voxels: NDArray[Any]
@@ -75,6 +76,7 @@ class Scan:
     mm_per_unit: float = 1.0
     notes: tuple[Note, ...] = ()
     forms: NiftiForms | None = None
+    modality: str | None = None
 
     @property
     def other_affine(self) -> NDArray[np.float64] | None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
+from model_store.guard import GuardWarning
 from model_store.manifest import NetworkManifest
 from model_store.scan import Limits, Scan
 from service.inference.pipeline import BeforeRunning, Stopwatch, add, read, run
@@ -34,7 +35,7 @@ class Classification:
 
     scan: Scan
     probabilities: NDArray[np.float64]
-    warnings: tuple[str, ...]
+    warnings: tuple[GuardWarning, ...]
     picked: tuple[PoolPick, ...] | None = None
 
     @property

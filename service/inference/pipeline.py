@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
-from model_store.guard import check, summarise
+from model_store.guard import GuardWarning, check, summarise
 from model_store.manifest import NetworkManifest
 from model_store.preprocessing import Geometry, PercentRestorer, Prepared, Restorer, check_restorable, prepare
 from model_store.scan import Limits, Scan, decode
@@ -53,7 +53,7 @@ class PreparedScan:
 
     scan: Scan
     prepared: Prepared
-    warnings: tuple[str, ...]
+    warnings: tuple[GuardWarning, ...]
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Segmentation:
     geometry: Geometry
     classes: NDArray[np.uint8]
     uncertainty: float
-    warnings: tuple[str, ...]
+    warnings: tuple[GuardWarning, ...]
     attention: dict[str, float] | None = None
     picked: tuple[PoolPick, ...] | None = None
     uncertainty_map: NDArray[np.uint8] | None = None
 
 
 # Called with the decoded scan and the guard's warnings, before anything is run; it refuses by raising.
-BeforeRunning = Callable[[Scan, tuple[str, ...]], None]
+BeforeRunning = Callable[[Scan, tuple[GuardWarning, ...]], None]
 
 
 def read(

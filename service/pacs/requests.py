@@ -48,8 +48,8 @@ class SeriesSegmentation(SegmentOptions):
     )
     store_unlike: bool = Field(
         False,
-        description="Whether that of a scan that the guard warns of is stored too. Otherwise such a job fails "
-        "with the warnings, and nothing is stored.",
+        description="Whether that of a scan that the guard warns of is stored too. Otherwise such a job "
+        "fails with the warnings, and nothing is stored.",
     )
 
     def options(self) -> SegmentOptions:

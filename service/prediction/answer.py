@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
+from model_store.guard import GuardWarning
 from model_store.scan import Limits, Note, Scan
 from model_store.task import TaskKind
 from service.catalog.network import Selection
@@ -42,16 +43,21 @@ class Answer:
     headers: dict[str, str]
     picked: tuple[PoolPick, ...] | None = None
     segmentation: bytes | None = None
-    unlike: tuple[str, ...] = ()
+    unlike: tuple[GuardWarning, ...] = ()
 
 
-def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:
-    """Raise ScanUnlikeTask if the guard warns of the scan and the request rejects such scans."""
-    if warnings and options.guard == "refuse":
+def obey_guard(options: ScanOptions, warnings: Sequence[GuardWarning], task: str) -> None:
+    """Raise ScanUnlikeTask if the request rejects scans that the guard warns of so."""
+    reasons = [
+        each.text
+        for each in warnings
+        if options.guard == "refuse" or (options.guard == "auto" and each.gross)
+    ]
+    if reasons:
         raise ScanUnlikeTask(
-            f"{'; '.join(warnings)}. Send a scan of task '{task}', or guard=warn to have it answered all "
+            f"{'; '.join(reasons)}. Send a scan of task '{task}', or guard=warn to have it answered all "
             "the same.",
-            warnings=list(warnings),
+            warnings=reasons,
         )
 
 
@@ -96,10 +102,10 @@ class Predictor(ABC, Generic[Options]):
         check_routing(self.options, self.selection.offered)
         return self.options.routing or "scan"
 
-    def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:  # noqa: ARG002 - for subclasses
+    def _before_running(self, scan: Scan, warnings: tuple[GuardWarning, ...]) -> None:  # noqa: ARG002 - for subclasses
         obey_guard(self.options, warnings, self.selection.manifest.task.name)
 
-    def _warning_names(self, warnings: Sequence[str], notes: Sequence[Note]) -> list[str]:
+    def _warning_names(self, warnings: Sequence[GuardWarning], notes: Sequence[Note]) -> list[str]:
         """Return warning codes for the response header.
 
         `warnings` are the guard's, which judges the scan; `notes` are on its container and header, and have
@@ -108,11 +114,17 @@ class Predictor(ABC, Generic[Options]):
         unlike = [UNLIKE_TASK] if warnings else []
         return list(dict.fromkeys([*self.selection.warnings, *(note.name for note in notes), *unlike]))
 
-    def _warning_texts(self, warnings: Sequence[str], notes: Sequence[Note]) -> list[str]:
+    def _warning_texts(self, warnings: Sequence[GuardWarning], notes: Sequence[Note]) -> list[str]:
         """Return what a JSON answer lists; arguments as `_warning_names`."""
-        return [*self.selection.warnings.values(), *(note.text for note in notes), *warnings]
+        return [
+            *self.selection.warnings.values(),
+            *(note.text for note in notes),
+            *(each.text for each in warnings),
+        ]
 
-    def _headers(self, warnings: Sequence[str], notes: Sequence[Note], filename: str) -> dict[str, str]:
+    def _headers(
+        self, warnings: Sequence[GuardWarning], notes: Sequence[Note], filename: str
+    ) -> dict[str, str]:
         names = self._warning_names(warnings, notes)
         return {
             "Locum-Model": str(self.selection.offered),

@@ -44,10 +44,12 @@ class ScanOptions(BaseModel):
         "(the default), by the mean of its slices' queries, or `slice` by "
         "slice.",
     )
-    guard: Literal["warn", "refuse"] = Field(
-        "warn",
-        description="Response to a scan that does not look like the task: `warn`, or `refuse` with 422. "
-        "Notes on the scan's container and header refuse nothing.",
+    guard: Literal["auto", "warn", "refuse"] = Field(
+        "auto",
+        description="Response to a scan that does not look like the task: `warn`; `refuse` with 422; or "
+        "`auto`: refuse a scan that no training scan resembles in kind (an image among volumes, another "
+        "modality, a size or spacing far outside training), and warn of others. Notes on the scan's "
+        "container and header refuse nothing.",
     )
 
 

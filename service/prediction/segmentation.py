@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from model_store.guard import GuardWarning
 from model_store.scan import Scan, open_series
 from service.inference.pipeline import Segmentation, segment
 from service.prediction.answer import Answer, Predictor
@@ -71,7 +72,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         headers = self._headers(found.warnings, notes, filename) | {"Locum-Labels": label_header(task)}
         return Answer(body, media_type, headers, found.picked, segmentation, found.warnings)
 
-    def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
+    def _before_running(self, scan: Scan, warnings: tuple[GuardWarning, ...]) -> None:
         options, task = self.options, self.selection.manifest.task
         self.output = choose_output(
             options.output, scan, task, options.segmentation_type, options.compress, options.voxels

@@ -93,9 +93,10 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
             folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
             return AttemptOutcome("succeeded")
         if answer.unlike and not attempt.job.options.get(STORE_UNLIKE, False):
+            warnings = "; ".join(each.text for each in answer.unlike)
             raise PacsJobFailed(
-                f"the guard warns of the scan ({'; '.join(answer.unlike)}): nothing was stored. Look at the "
-                "answer without `store`, or send the request again with store_unlike=true"
+                f"the guard warns of the scan ({warnings}): nothing was stored. Look at the answer without "
+                "`store`, or send the request again with store_unlike=true"
             )
         attempt.check_cancelled()
         kept = _packed(answer, digest)

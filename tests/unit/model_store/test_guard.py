@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,44 @@ def test_check_of_an_unusual_scan_warns_with_the_reason(
     reference: ReferenceStatistics, pixels: NDArray[Any], said: str
 ) -> None:
     warnings = check(summary(image(pixels.astype(np.float32))), reference, TASK)
-    assert any(re.search(said, warning) for warning in warnings), warnings
+    assert any(re.search(said, warning.text) for warning in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    ("scan", "gross"),
+    [
+        (image(body(5, size=256)), False),
+        (image(body(5, size=288)), True),
+        (image(np.dstack([body(5), body(6), body(7)])), False),
+        (image(np.random.default_rng(0).uniform(0, 255, (64, 64)).astype(np.float32)), False),
+        (Scan(np.dstack([body(5), body(6)])[..., None], np.eye(4), "nifti"), True),
+    ],
+    ids=["four-times-the-size", "more-than-that", "colour", "noise", "volume"],
+)
+def test_scan_that_no_training_scan_resembles_in_kind_is_gross(
+    reference: ReferenceStatistics, scan: Scan, gross: bool
+) -> None:
+    warnings = check(summary(scan), reference, TASK)
+    assert warnings
+    assert any(warning.gross for warning in warnings) is gross
+
+
+def test_full_size_image_for_a_classifier_is_not_gross(reference: ReferenceStatistics) -> None:
+    task = Task(name="small", kind="classification", class_names=("a", "b"), size=(64, 64))
+    warnings = check(summary(image(body(5, size=640)), task), reference, task)
+    assert any("640 rows" in warning.text for warning in warnings)
+    assert not any(warning.gross for warning in warnings)
+
+
+@pytest.mark.parametrize(("modality", "said"), [("CT", True), ("MR", False), (None, False)])
+def test_another_modality_than_the_task_names_is_gross(modality: str | None, said: bool) -> None:
+    task = TASK.model_copy(update={"modality": "MR"})
+    scan = replace(image(body(5)), modality=modality)
+    warnings = check(summary(scan, task), None, task)
+    assert [warning.gross for warning in warnings] == [True] * said
+    # A task without a modality takes every one, and its manifest is as before there were any.
+    assert check(summary(scan), None, TASK) == []
+    assert "modality" not in TASK.model_dump()
 
 
 def test_merged_site_statistics_equal_statistics_of_all_scans() -> None:
@@ -107,7 +145,7 @@ def test_distance_is_mahalanobis_with_the_shrunk_correlation() -> None:
 
 def test_check_against_a_single_scan_reference_does_not_warn() -> None:
     one = merged([summary(image(body(0)))])
-    assert not any("look like" in w for w in check(summary(image(body(1))), one, TASK))
+    assert not any("look like" in w.text for w in check(summary(image(body(1))), one, TASK))
 
 
 def test_check_of_a_volume_compares_kind_spacing_and_tilt() -> None:
@@ -123,20 +161,20 @@ def test_check_of_a_volume_compares_kind_spacing_and_tilt() -> None:
 
     reference = merged([of((1, 1, 5), 3), of((1.1, 1.1, 4), 5)])
     assert check(of((1.05, 1, 5), 4), reference, TASK) == []
-    said = " ".join(check(of((3, 3, 1), 30), reference, TASK))
+    said = " ".join(each.text for each in check(of((3, 3, 1), 30), reference, TASK))
     assert "3 mm per row; training had 1 to 1.1" in said
     assert "mm between slices" in said
     assert "tilted by 30°" in said
     as_image = summary(image(body(0)))
-    assert "grey image; task 'ring' was trained on grey volumes" in check(as_image, reference, TASK)[0]
+    assert "grey image; task 'ring' was trained on grey volumes" in check(as_image, reference, TASK)[0].text
 
 
 def test_intensity_unit_warning_requires_a_normalisation_window() -> None:
     windowed = TASK.model_copy(update={"normalisation": Normalisation(window=(0, 200))})
     reference = merged([summary(image(body(seed)), windowed) for seed in range(30)])
     scaled = summary(image(body(99) * 16), windowed)
-    assert any("same units" in warning for warning in check(scaled, reference, windowed))
-    assert not any("same units" in warning for warning in check(scaled, reference, TASK))
+    assert any("same units" in warning.text for warning in check(scaled, reference, windowed))
+    assert not any("same units" in warning.text for warning in check(scaled, reference, TASK))
     assert check(summary(image(body(99)), windowed), reference, windowed) == []
 
 
@@ -148,7 +186,7 @@ def test_notes_on_the_file_are_no_warnings_of_the_guard(reference: ReferenceStat
 def test_check_without_reference_warns_of_a_constant_scan_alone() -> None:
     assert check(summary(image(255 - body(0))), None, TASK) == []
     (warning,) = check(summary(image(np.ones((64, 64), np.uint8))), None, TASK)
-    assert "same intensity everywhere" in warning
+    assert "same intensity everywhere" in warning.text
 
 
 Change = Callable[[NDArray[Any]], NDArray[Any]]

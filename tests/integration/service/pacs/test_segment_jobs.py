@@ -30,9 +30,8 @@ from service.pacs.requests import PacsSubmission, SeriesSegmentation
 from service.runtime.embedded_worker import worker_environment
 from service.worker.attempt import Attempt
 from service.worker.runner import run_job
-from tests.helpers.model_store.dicom_files import uid
+from tests.helpers.model_store.dicom_files import series, uid
 from tests.helpers.service.adapted_store import publish_space
-from tests.helpers.model_store.dicom_files import series
 from tests.helpers.service.coded import CODED, SERIES, STUDY, VOLUME, coded_series
 from tests.helpers.service.orthanc import Gate, Orthanc
 from tests.helpers.service.pacs_jobs import Unqueued

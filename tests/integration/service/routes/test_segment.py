@@ -275,7 +275,13 @@ def test_segment_guard_warns_or_rejects_an_unusual_scan(
     assert (usual.status_code, usual.headers["locum-warnings"]) == (200, "0")
     assert "locum-warning-names" not in usual.headers
     odd = make_nifti(np.full((32, 32, 40), 9000, np.int16) + np.arange(40, dtype=np.int16))
-    answered = api.segment(odd, output="json")
+    # A volume for a network of images was most likely sent to the wrong model.
+    default = api.segment(odd)
+    assert (default.status_code, default.json()["type"]) == (422, "urn:locum:problem:scan-unlike-task")
+    assert [("volume" in reason) for reason in default.json()["warnings"]] == [True]
+    mild = api.segment(make_png(chance.integers(0, 200, (64, 64), np.uint8)), output="json")
+    assert (mild.status_code, mild.headers["locum-warning-names"]) == (200, "scan-unlike-task")
+    answered = api.segment(odd, output="json", guard="warn")
     assert answered.status_code == 200
     warnings = answered.json()["warnings"]
     assert any("volume" in warning for warning in warnings)
