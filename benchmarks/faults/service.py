@@ -28,6 +28,7 @@ from sqlalchemy import select
 
 from benchmarks.faults.space import NAME, scan_bytes
 from benchmarks.faults.workers import Start, Started, forked, left_of, session_of, started
+from benchmarks.harness.campaign import NeverHappened
 from demo.service_process import free_port
 from service.catalog.adapted import adapted_name
 from service.database import Database, Job, upgrade
@@ -42,10 +43,6 @@ HOSPITAL = "outside"
 _LOOK_S = 0.02
 
 Value = TypeVar("Value")
-
-
-class NeverHappened(Exception):
-    """A condition that must become true within a bounded time did not."""
 
 
 @dataclass(frozen=True)

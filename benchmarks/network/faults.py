@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import numpy as np
-
+from benchmarks.harness.campaign import HEADER, Campaign, NeverHappened, batches, recovery, violated
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.tables import table
@@ -60,38 +58,30 @@ class NetworkFaults(Experiment[Profile]):
     def cells(self) -> list[Cell]:
         """Batches of faults; in the last, a deadline drops late hospitals."""
         settings = self.profile
-        count = -(-settings.faults // settings.batch)
+        cells = batches(settings.faults, settings.batch, settings.seed)
+        last = len(cells) - 1
         return [
             {
-                "batch": number,
-                "faults": settings.batch,
-                "seed": settings.seed,
+                **cell,
                 "rounds": settings.rounds,
-                "ends": "by deadline" if number == count - 1 and count > 1 else "with every hospital",
+                "ends": "by deadline" if cell["batch"] == last > 0 else "with every hospital",
             }
-            for number in range(count)
+            for cell in cells
         ]
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """One batch of faults."""
-        return Campaign(cell, work).run()
+        campaign = NetworkCampaign(cell, work)
+        campaign.run()
+        return {"faults": [asdict(strike) for strike in campaign.strikes], "violations": campaign.broken}
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """Violated invariants, and recovery by kind of fault."""
         faults = [fault for row in rows for fault in row["result"]["faults"]]
-        broken = [violation for row in rows for violation in row["result"]["violations"]]
-        body = []
-        for kind in [*KINDS, None]:
-            chosen = [f for f in faults if kind in (None, f["kind"])]
-            seconds = [f["recovered_s"] for f in chosen if f["recovered_s"] is not None]
-            if seconds:
-                figures = [f"{value:.1f}" for value in np.quantile(seconds, (0.5, 0.9, 1.0))]
-                body.append([kind or "all", len(chosen), *figures, len(chosen) - len(seconds)])
         return [
             f"{len(faults)} faults in {len(rows)} runs of FedAvg on the phantom, each with an operator and "
             "three hospitals as processes of their own, over NVFLARE's connections with mutual TLS.",
-            f"## Violated invariants: {len(broken)}",
-            "\n".join(f"- {violation}" for violation in broken) or "None.",
+            *violated(rows),
             "Checked after each run: the operator and every hospital ended with exit code 0; every round of "
             "the plan is in the history once, in order; a round without a deadline has every hospital; a "
             "round with one has the quorum, and the last round has every hospital; every hospital's own log "
@@ -101,7 +91,7 @@ class NetworkFaults(Experiment[Profile]):
             "## Recovery",
             "Seconds from the fault until a round that began after it is committed. A stop, a cut and a slow "
             "connection last up to 6 s; a process that is killed starts again at once and imports torch.",
-            table(["fault", "count", "median", "90 %", "largest", "never"], body),
+            table(["fault", *HEADER], recovery(rows, KINDS)),
         ]
 
 
@@ -113,12 +103,12 @@ class Strike:
     recovered_s: float | None
 
 
-class Campaign:
-    """One run with its faults."""
+class NetworkCampaign(Campaign[Strike]):
+    """One run of a federation with its faults."""
 
     def __init__(self, cell: Cell, work: Path) -> None:
+        super().__init__(cell)
         self._cell = cell
-        self._draw = Random(f"{cell['seed']} {cell['batch']}")
         self._root = work / f"run-{time.time_ns()}"
         self._root.mkdir(parents=True)
         self._data = write_federation(self._root / "data", SITES, patients_per_site=3, size=16)
@@ -127,11 +117,9 @@ class Campaign:
         self._by_deadline = cell["ends"] == "by deadline"
         self._sites: dict[str, Member] = {}
         self._proxies: dict[str, Proxy] = {}
-        self._broken: list[str] = []
 
-    def run(self) -> dict[str, Any]:
-        """Strike, let the run end, and check what is left."""
-        strikes: list[Strike] = []
+    def run(self) -> None:
+        """Start the federation, strike, and end it."""
         with Consortium(self._root, self._data, SITES) as self._consortium:
             self._operator = self._start_operator()
             for site in SITES:
@@ -140,16 +128,10 @@ class Campaign:
                 self._sites[site] = self._consortium.start_site(site)
             try:
                 self._until(lambda: self._committed() > 1)
-                for _ in range(self._cell["faults"]):
-                    if self._operator.process.poll() is not None:
-                        self._broken.append(f"the run ended after {len(strikes)} faults; give it more rounds")
-                        break
-                    strikes.append(self._strike())
-                self._end()
+                super().run()
             finally:
                 for proxy in self._proxies.values():
                     proxy.close()
-        return {"faults": [asdict(strike) for strike in strikes], "violations": self._broken}
 
     def _start_operator(self, *more: str) -> Member:
         limits = ("--deadline", str(_DEADLINE_S), "--quorum", "2") if self._by_deadline else ()
@@ -161,17 +143,20 @@ class Campaign:
         content = json.loads(path.read_text()) | {"address": f"localhost:{self._proxies[site].port}"}
         path.write_text(json.dumps(content))
 
-    def _strike(self) -> Strike:
-        kind = self._draw.choice([*KINDS])
-        time.sleep(self._draw.uniform(0, 1.5))
+    def strike(self) -> Strike:
+        """Inject one fault, and wait until a round that began after it is committed."""
+        if self._operator.process.poll() is not None:
+            raise NeverHappened(f"the run ended after {len(self.strikes)} faults; give it more rounds")
+        kind = self.draw.choice([*KINDS])
+        time.sleep(self.draw.uniform(0, 1.5))
         began = time.monotonic()
-        KINDS[kind](self, self._draw.choice(SITES))
+        KINDS[kind](self, self.draw.choice(SITES))
         after = self._committed()
         try:
             # The next commit may be of a round that began before the fault.
             self._until(lambda: self._committed() > after + 1 or self._operator.process.poll() == 0)
-        except TimeoutError as error:
-            self._broken.append(f"{kind}: {error}")
+        except NeverHappened as error:
+            self.broken.append(f"{kind}: {error}")
             return Strike(kind, None)
         return Strike(kind, round(time.monotonic() - began, 2))
 
@@ -197,19 +182,19 @@ class Campaign:
     def stop_hospital(self, site: str) -> None:
         """A hospital's process hangs for a while."""
         self._sites[site].process.send_signal(signal.SIGSTOP)
-        time.sleep(self._draw.uniform(1, 6))
+        time.sleep(self.draw.uniform(1, 6))
         self._sites[site].process.send_signal(signal.SIGCONT)
 
     def cut_connection(self, site: str) -> None:
         """A hospital's connection is cut for a while."""
         self._proxies[site].cut()
-        time.sleep(self._draw.uniform(0, 6))
+        time.sleep(self.draw.uniform(0, 6))
         self._proxies[site].mend()
 
     def slow_connection(self, site: str) -> None:
         """A hospital's connection is slow for a while."""
         self._proxies[site].slow(0.2)
-        time.sleep(self._draw.uniform(2, 6))
+        time.sleep(self.draw.uniform(2, 6))
         self._proxies[site].mend()
 
     def second_process(self, site: str) -> None:
@@ -219,7 +204,7 @@ class Campaign:
         try:
             first.end(_NEVER_S)
         except Exception as error:
-            self._broken.append(f"second process of {site}: the first did not end: {error}")
+            self.broken.append(f"second process of {site}: the first did not end: {error}")
 
     def _committed(self) -> int:
         path = self._root / "run" / "history.jsonl"
@@ -229,12 +214,12 @@ class Campaign:
         end = time.monotonic() + _NEVER_S
         while not condition():
             if time.monotonic() > end:
-                raise TimeoutError(f"no further round within {_NEVER_S:.0f} s")
+                raise NeverHappened(f"no further round within {_NEVER_S:.0f} s")
             time.sleep(0.05)
 
-    def _end(self) -> None:
+    def finish(self) -> None:
         """Wait for the end of the run and check the invariants."""
-        broken = self._broken
+        broken = self.broken
         for name, member in {"operator": self._operator, **self._sites}.items():
             try:
                 if code := member.end(600):
@@ -290,12 +275,12 @@ class Campaign:
         return {name: store.open(name).digest for name in store.names()}
 
 
-KINDS: dict[str, Callable[[Campaign, str], None]] = {
-    "hospital killed": Campaign.kill_hospital,
-    "operator killed": Campaign.kill_operator,
-    "everyone killed": Campaign.kill_everyone,
-    "hospital stopped": Campaign.stop_hospital,
-    "connection cut": Campaign.cut_connection,
-    "connection slow": Campaign.slow_connection,
-    "second process": Campaign.second_process,
+KINDS: dict[str, Callable[[NetworkCampaign, str], None]] = {
+    "hospital killed": NetworkCampaign.kill_hospital,
+    "operator killed": NetworkCampaign.kill_operator,
+    "everyone killed": NetworkCampaign.kill_everyone,
+    "hospital stopped": NetworkCampaign.stop_hospital,
+    "connection cut": NetworkCampaign.cut_connection,
+    "connection slow": NetworkCampaign.slow_connection,
+    "second process": NetworkCampaign.second_process,
 }
