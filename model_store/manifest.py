@@ -30,7 +30,7 @@ SCHEMA_VERSION: Final = 1
 
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph.onnx"
-# Of a routing space: takes all slices of one scan, and adapts to it as it runs.
+# The graph of a routing space: takes all slices of one scan, and adapts to it as it runs.
 SCAN_GRAPH = "scan.onnx"
 
 # A dot joins a composite's name and its part's (`brain.global`). No leading dot, no path separator, no `@`.

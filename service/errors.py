@@ -612,13 +612,13 @@ class JobStillRunning(JobError):
 
 
 class QueueFull(JobError):
-    """As many jobs of the hospital, or of the caller without one, wait as may."""
+    """The hospital, or the caller without one, has as many waiting jobs as the limit allows."""
 
     status, slug, title = 503, "queue-full", "Too many jobs wait for a worker"
 
 
 class TooManyFollowers(JobError):
-    """As many clients follow jobs as may."""
+    """As many clients follow jobs as the limit allows."""
 
     status, slug, title = 503, "busy", "Too many clients follow jobs"
 
@@ -660,7 +660,7 @@ class MasksInvalid(JobError):
 
 
 class ScanQuotaExceeded(JobError):
-    """The scans that wait for a worker have as many bytes as they may."""
+    """The scans that wait for a worker have as many bytes as the quota allows."""
 
     status, slug, title = 507, "no-room", "No room for the scan"
 

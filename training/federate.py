@@ -77,7 +77,9 @@ def federate(
         str | None,
         typer.Option(help="fedins: NAME[@VERSION] in the store, or a ViT's weights (.npz, .safetensors)."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the published model; the task's by default.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the published model; the task's by default.")
+    ] = None,
     clients: Annotated[
         int | None, typer.Option(min=1, help="Sites to share an .npz out among; 5 by default.")
     ] = None,

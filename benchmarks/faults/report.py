@@ -36,7 +36,7 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
         "are started as a person starts them, and the times hold the imports.",
         *violated(rows),
         "Checked after each batch: every accepted job is there and over, with a reason and its lease given "
-        "up; its states follow each other as they may, its claims are numbered 1, 2, 3, ... and no epoch "
+        "up; its states follow each other as allowed, its claims are numbered 1, 2, 3, ... and no epoch "
         "is reported twice; at most one version is of one job, and exactly one where it succeeded; every "
         "version opens with all its digests, nothing is left in staging; the interrupted came to the same "
         "weights as the undisturbed; every scan that was answered 201 is stored; SQLite's file passes its "

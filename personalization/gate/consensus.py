@@ -34,7 +34,7 @@ def consensus(
 
     The first by the statistics each expert was published with, the second by those of each batch. Batches
     are drawn from all over the images, so that their statistics are the hospital's and not one scan's.
-    Of the probabilities only those of one batch are in memory at a time. The experts work on `device`, by
+    The probabilities of only one batch are in memory at a time. The experts work on `device`, by
     default where the images are. `check_cancelled` is called before every batch of an expert, and may raise.
     Raises RoutingError for no images.
     """

@@ -111,8 +111,8 @@ def agreement_gain(
     """At least how much better the candidate agrees with the reference than its parent does, 95 % sure.
 
     The one-sided lower bound of Student's t for the mean over the scans of the difference of two Dice; scans
-    that all three find empty are left out. None where that leaves none of several, and -1, the least there
-    is, for one scan, or where it leaves one, which bounds nothing.
+    that all three find empty are left out. -1, the least gain, for one scan, and where one scan is left,
+    since one bounds nothing. None if several were given and all are left out.
     """
     ours, theirs = (
         Comparison.of(maps, reference, scan_index, classes).agreement(min_size)

@@ -138,7 +138,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 FOR_COHORTS = tuple(name for name, preset in PRESETS.items() if preset.unit != "scan")
 FOR_SCANS = tuple(name for name, preset in PRESETS.items() if preset.unit != "cohort")
 AUTO = "auto"
-# Of one scan: no gradient, and the least spread of those that were compared.
+# The default for one scan: no gradient, and the least spread of those that were compared.
 SCAN_DEFAULT = "intent"
 
 if TYPE_CHECKING:

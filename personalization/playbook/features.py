@@ -145,7 +145,7 @@ FEATURES = tuple(Features.__dataclass_fields__)
 
 
 def features_of(parent: View, candidate: View, share: float) -> Features:
-    """Of a candidate beside its parent, from what both say of the cohort that was adapted to.
+    """Features of a candidate beside its parent, from what both say of the cohort that was adapted to.
 
     `share` is the share of the pixels that are a target at the federation's members, 0 if it is unknown. The
     parent's view has its shift.
@@ -185,8 +185,8 @@ def targets_of(targets_NHW: Tensor, patients: Sequence[str], classes: int) -> Ta
 
 
 def typical_targets(members: Sequence[Targets]) -> Targets:
-    """Of several members: the geometric mean of the shares, 0 where there is none or one has no target; the
-    largest; the mean of the pieces."""
+    """Targets of several members: the geometric mean of the shares (0 if one has none, or there are no
+    members), the largest, and the mean of the pieces."""
     if not members:
         return Targets()
     shares = [member.share for member in members]

@@ -33,7 +33,7 @@ class AdaptationConfig(Checked, RoutingOptions):
 
     @property
     def learns(self) -> frozenset[Learned]:
-        """The preset's, without `bn` where `train_bn_affine` is false."""
+        """What the preset learns, without `bn` if `train_bn_affine` is false."""
         return self.of_preset.learns - (frozenset() if self.train_bn_affine else {"bn"})
 
     @property

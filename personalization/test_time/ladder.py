@@ -31,7 +31,7 @@ from personalization.networks.capabilities import (
     spatial_axes,
 )
 
-# Of the first, the middle and the last third of the batch norms; chosen on phantoms.
+# For the first, the middle and the last third of the batch norms; chosen on phantoms.
 DOSES = (0.5, 0.5, 0.5)
 # Weight of the federation's statistics, as a number of images: N images get N / (N + this) of the dose.
 PRIOR_IMAGES = 5.0

@@ -139,7 +139,7 @@ class WeightedSum(Objective):
         self._weights = weights
 
     def weights(self, config: AdaptationConfig) -> LossWeights:
-        """The preset's, with `shape_weight` in place of its own where one is given."""
+        """The preset's weights, with `shape_weight` in place of its own if one is given."""
         own = self._weights
         return own if config.shape_weight is None else replace(own, shape=config.shape_weight)
 

@@ -32,7 +32,9 @@ def _name(found: str) -> str:
 @app.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Of the program or person that will use it.", callback=_name)],
+    name: Annotated[
+        str, typer.Argument(help="Name of the program or person that will use it.", callback=_name)
+    ],
     role: Annotated[Role, typer.Option(help="What it may do; see docs/reference/roles.md.")],
     hospital: Annotated[str | None, typer.Option(help="The one hospital that it sees; all without.")] = None,
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires.")] = None,

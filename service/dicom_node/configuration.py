@@ -47,7 +47,7 @@ class TlsFiles(_Strict):
     ca: Path | None = None
 
     def server_context(self) -> ssl.SSLContext:
-        """Of the node: with `ca`, a peer without a certificate is refused. Raises OSError."""
+        """TLS of the node: with `ca`, a peer without a certificate is refused. Raises OSError."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(str(self.certificate), None if self.key is None else str(self.key))
         if self.ca is not None:
@@ -56,7 +56,7 @@ class TlsFiles(_Strict):
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """Of a sender: the destination's certificate and name are checked. Raises OSError."""
+        """TLS of a sender: the destination's certificate and name are checked. Raises OSError."""
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.ca)
         if self.certificate is not None:
             context.load_cert_chain(self.certificate, self.key)
@@ -73,7 +73,7 @@ class Sender(_Strict):
         """Whether it may connect from this address."""
         found = ip_address(address)
         if isinstance(found, IPv6Address):
-            # Of a socket that takes both, where the network is written as IPv4.
+            # A socket that takes both gives IPv6, while the network is written as IPv4.
             found = found.ipv4_mapped or found
         return not self.addresses or any(found in ip_network(one) for one in self.addresses)
 

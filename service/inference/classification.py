@@ -22,7 +22,7 @@ from service.inference.pipeline import BeforeRunning, Stopwatch, add, read, run
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession
 
-# Of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.
+# Tolerance of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.
 _TOLERANCE = 0.01
 
 

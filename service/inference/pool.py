@@ -12,7 +12,7 @@ from service.inference.sessions import Outputs
 
 # A volume's slices pick together, by the mean of their queries, or each for itself.
 PickUnit = Literal["scan", "slice"]
-# Of a cosine: float32, and half precision on a GPU.
+# The largest cosine, with rounding: float32, and half precision on a GPU.
 _LARGEST = 1.01
 
 

@@ -54,7 +54,7 @@ class Uncertainty:
         return min(1.0, max(0.0, self._weighted / self._weight)) if self._weight > 0 else 0.0
 
 
-# Of the sum of a slice's shares, from 1: float32, and half precision on a GPU.
+# Tolerance of the sum of a slice's shares, from 1: float32, and half precision on a GPU.
 _TOLERANCE = 0.01
 
 

@@ -75,7 +75,7 @@ def create(
         input_bytes: size of the scan in the job's folder.
 
     Raises:
-        QueueFull: as many jobs of the hospital wait as may.
+        QueueFull: the hospital has as many waiting jobs as the limit allows.
     """
     in_turn(session, QUEUE)
     check_queue(session, settings, hospital)
@@ -108,7 +108,7 @@ def create(
 
 
 def check_queue(session: Session, settings: Settings, hospital: str | None) -> None:
-    """Raise QueueFull if as many jobs of the hospital, or of the caller without one, wait as may.
+    """Raise QueueFull if the hospital, or the caller without one, has as many waiting jobs as allowed.
 
     A PACS that is down can keep a hospital's jobs waiting for days. Those of others need not wait for them.
     """
@@ -117,7 +117,7 @@ def check_queue(session: Session, settings: Settings, hospital: str | None) -> N
     if waiting >= settings.max_waiting_jobs:
         owner = "of yours" if hospital is None else f"of hospital '{hospital}'"
         raise QueueFull(
-            f"{waiting} jobs {owner} wait, as many as may (LOCUM_MAX_WAITING_JOBS): send it again when "
+            f"{waiting} jobs {owner} wait, the most allowed (LOCUM_MAX_WAITING_JOBS): send it again when "
             "GET /jobs?state=queued names fewer; a job that is not needed can be deleted"
         )
 

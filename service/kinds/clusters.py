@@ -20,8 +20,8 @@ _TEXT = Markup(
 
 
 def _parts(artefact: Artefact[ClustersManifest]) -> Parts:
-    """The model of an only cluster has learned from all hospitals: it is a global one. Of several clusters
-    none is; which one is right for a hospital is for the hospital's scans to say.
+    """The model of an only cluster has learned from all hospitals: it is a global one. None of several
+    clusters is; the hospital's scans say which one is right for it.
     """
     manifest = artefact.manifest
     only = next(iter(manifest.clusters.values())) if len(manifest.clusters) == 1 else None

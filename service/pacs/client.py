@@ -46,13 +46,13 @@ warnings.filterwarnings("ignore", module=r"(dicomweb_client|urllib3)(\.|$)")
 # As stored: no transcoding by the server.
 _ANY_SYNTAX = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _PAGE = 500
-# Of one list: MOST_FILES results of a server that sends a hundred at a time.
+# Pages of one list: MOST_FILES results of a server that sends a hundred at a time.
 _MOST_PAGES = 256
 _ANSWER_BYTES = 64 * 2**20
 _PART_OVERHEAD = 1024
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RESULT_STEP = 2**20
-# Of a multipart answer's end: its closing delimiter (RFC 2046 5.1.1) with some epilogue.
+# The end of a multipart answer: its closing delimiter (RFC 2046 5.1.1) with some epilogue.
 _TAIL_BYTES = 1024
 _WATCH_SECONDS = 0.5
 
@@ -140,7 +140,7 @@ class PacsClient:
     def _pages(self, page: Callable[[int], Sequence[Found]], keyword: str, most: int) -> list[Found]:
         """Every result once: a server may cut its pages, or ignore the offset and repeat them."""
         found: dict[str, Found] = {}
-        # Of every result, so that a page of no valid UIDs ends the search where it is repeated.
+        # Identifiers of every result, so that a page of no valid UIDs ends the search where it is repeated.
         seen: set[str] = set()
         offset = 0
         with self._answered(_ANSWER_BYTES):

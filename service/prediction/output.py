@@ -36,7 +36,7 @@ from service.prediction.overlay import Panel, choose_slices, overlay
 from service.prediction.receipt import Receipt
 
 POOL_SELECTION_TEXT: Final = (
-    "Of an ssf-pool (FedIns): what the scan picked; with routing=slice, what each slice of a volume did, in "
+    "For an ssf-pool (FedIns): what the scan picked; with routing=slice, what each slice of a volume did, in "
     "order."
 )
 
@@ -86,7 +86,7 @@ class LabelReport(BaseModel):
 
     classes: list[int] = Field(description="Mask values that belong to the label.")
     voxels: int = Field(description="Voxels of a volume, pixels of an image.")
-    fraction: float = Field(description="Of all voxels of the scan.")
+    fraction: float = Field(description="Share of all voxels of the scan.")
     volume_ml: float | None = Field(
         description="Volume in mL, by the scan's own spacing; null without spacing."
     )

@@ -25,7 +25,9 @@ class KeyBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: KeyName = Field(description="Of the program or person that will use it; the actor is `key:<name>`.")
+    name: KeyName = Field(
+        description="Name of the program or person that will use it; the actor is `key:<name>`."
+    )
     role: Role
     hospital: Annotated[str, StringConstraints(pattern=HOSPITAL_ID)] | None = Field(
         None, description="The one hospital that it sees; null for every hospital."

@@ -43,7 +43,7 @@ class VersionUsage(BaseModel):
         description="Shares in the picks of the federation's training images; null if no "
         "site sent its counts."
     )
-    recent_scans: int = Field(description=f"Of the last {key_usage.WINDOW_DAYS} days.")
+    recent_scans: int = Field(description=f"Scans of the last {key_usage.WINDOW_DAYS} days.")
     drift: float | None = Field(
         description=f"Over the last {key_usage.WINDOW_DAYS} days: what `/metrics` tells; null without a scan."
     )

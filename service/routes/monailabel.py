@@ -57,7 +57,7 @@ _OPTIONS: Final = tuple(
     name for name in SegmentOptions.model_fields if name not in ("model", "output", "compress", "voxels")
 )
 
-# Of a mask, what plugins ask for, and all that there is.
+# The format of a mask that plugins ask for; there is no other.
 _EXTENSION, _TYPE = ".nrrd", "uint8"
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
@@ -77,7 +77,7 @@ class ViewerInfo(BaseModel):
     name: str
     description: str
     version: str
-    labels: list[str] = Field(description="Of all models, without the background.")
+    labels: list[str] = Field(description="Labels of all models, without the background.")
     models: dict[str, Any] = Field(
         description="By name: `type`, `labels` (name -> mask value), `dimension`, `description`, and lists "
         "of values for `params` in `config`, of which the first is the default."

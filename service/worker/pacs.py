@@ -84,7 +84,7 @@ def _with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOu
 
 def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     folder, store = attempt.folder, attempt.job.options[STORE]
-    # Of an earlier attempt, which was lost before the PACS had confirmed all of it.
+    # The checkpoint of an earlier attempt, which was lost before the PACS had confirmed all of it.
     kept = attempt.read_checkpoint()
     if kept is None:
         data = _fetch(attempt, pacs)

@@ -26,7 +26,7 @@ from service.worker.attempt import Attempt
 
 MOST_SCANS = 4
 _MOST_CLASSES = 3
-# Of a preview: slices that are drawn, and slices that these are chosen of.
+# A preview's drawn slices, and the slices that these are chosen from.
 _PREVIEW_SLICES, _PREVIEW_CHOICE = 3, 12
 _SAID = {"before": "before adaptation", "after": "after adaptation", "drawn": "as it was drawn"}
 

@@ -67,7 +67,7 @@ def run_job(job_id: str, settings: Settings) -> bool:
     try:
         lease = claim(database, job_id, f"{socket.gethostname()}:{os.getpid()}", settings)
         if lease is None:
-            _log.info("job %s is not to be had: over, or another worker's", job_id)
+            _log.info("job %s cannot be claimed: it is over, or another worker has it", job_id)
             return False
         _log.info("job %s: attempt %d", job_id, lease.attempt)
         with Attempt(database, lease, settings) as attempt:

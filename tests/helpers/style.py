@@ -1,4 +1,4 @@
-"""Find the words that docs/style.md bans, in Markdown, docstrings, comments and texts of Python files.
+"""Find the words and openings that docs/style.md bans, in Markdown, docstrings, comments and texts.
 
 python -m tests.helpers.style service docs/how-to      # every hit, and a count per folder
 """
@@ -20,8 +20,16 @@ BANNED = re.compile(
     r"\b(whose|nobody|whoever|anew|meant|(?:is|are|was|were|be|been|being) told|told apart"
     r"|(?:is|are|has|have) none to"
     r"|(?:it|that|which|they|what|file|files|scan|scans) lies? (?:in|at|on|beside|below)"
-    r"|owed|beware|hearsay|none the wiser)\b",
+    r"|owed|beware|hearsay|none the wiser|to be had|as (?:it |they )?may|where that leaves none)\b",
     re.IGNORECASE,
+)
+_DETERMINERS = "the|an?|all|any|each|every|its|their|these|those|which|what|whom|one|two|several|some|own"
+OPENINGS = re.compile(
+    # A sentence that begins with a genitive: `Of the sites ...`.
+    rf"\bOf (?:{_DETERMINERS})\b"
+    # A docstring of which the genitive has no noun: `FedAvg's; in training ...`.
+    r"|^[rbf]*\"{3}(?:The |A |Its )?[\w`-]+(?:'s|s')"
+    r"(?=[;.,:]|$| (?:of|in|with|where|until|but|and|from|by|at|on|for|that|which|as|when|if|is|are)\b)"
 )
 FOLDERS = ("model_store", "personalization", "training", "service", "benchmarks", "demo", "tests", "docs")
 # This file's own list.
@@ -51,7 +59,8 @@ def hits(path: Path) -> list[tuple[int, str, str]]:
         (number, match.group(), line.strip())
         for number, line in lines
         if number not in examples and ALLOWED_MARK not in line
-        for match in BANNED.finditer(line)
+        for pattern in (BANNED, OPENINGS)
+        for match in pattern.finditer(line)
     ]
 
 

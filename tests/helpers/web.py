@@ -56,7 +56,7 @@ def described() -> dict[str, Any]:
 
 
 def digest_of_operations() -> str:
-    """Of what the page's types are made from."""
+    """Digest of what the page's types are made from."""
     return hashlib.sha256(json.dumps(subset(described()), sort_keys=True).encode()).hexdigest()
 
 

@@ -56,7 +56,7 @@ class Centralised(FedAvg):
         super().__init__(config.model_copy(update={"selection": "last"}), task)
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """FedAvg's, with the images sent once and trained on by the server in place of the rounds."""
+        """FedAvg's plan, with the images sent once and trained on by the server in place of the rounds."""
         describe, _, *validate = super().plan()
         pool = Phase("pool", 1, (), (IMAGES,), everyone=True)
         return (describe, pool, ServerStage("train", self.config.rounds), *validate)

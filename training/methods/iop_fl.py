@@ -15,8 +15,8 @@ base point restored: as printed, it decays to zero), and the P_k with the best D
 
     P_k <- (1 - tau) P_k + tau w_k         P_k = w_g of round 0 at first, tau = 0.9, after each local training
 
-Shared:  what FedAvg shares. Of the validation patients, for every lambda, sum and sum of squares of the
-         change of their Dice. In the phase `export`, and only at sites that consent to it: the published P_k,
+Shared:  what FedAvg shares. For every lambda, sum and sum of squares of the change of the validation
+         patients' Dice. In the phase `export`, and only at sites that consent to it: the published P_k,
          its validation Dice beside w_g's, and lambda.
 Stays:   P_k until then; images, masks, and everything else.
 """
@@ -132,7 +132,7 @@ class IopFl(FedAvg):
         self.config: IopFlConfig = config
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """FedAvg's, then each site's own model beside the published global one, and the consented export."""
+        """FedAvg's plan, then each site's own model beside the published global one, and the export."""
         return (*super().plan(), PERSONALISE, EXPORT)
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:

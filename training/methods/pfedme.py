@@ -131,11 +131,11 @@ class PFedMe(FullPersonalFedAvg):
         return LocalResult(shared, personal, sum(losses) / len(losses))
 
     def schedule(self, round_: int) -> Schedule:
-        """FedAvg's, without momentum."""
+        """FedAvg's schedule, without momentum."""
         return replace(super().schedule(round_), momentum=0.0, weight_decay=self.config.decay)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's; in training, the server's step towards the mean."""
+        """FedAvg's step; in training, only part of the way to the mean."""
         after = super().server_step(context, server, result)
         if context.phase != "train" or self.config.server_rate == 1:
             return after

@@ -74,7 +74,7 @@ class Scaffold(FedAvg):
         self._trained = parameter_names(self.network)
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """FedAvg's; in training, the controls travel beside the weights."""
+        """FedAvg's plan; in training, the controls travel beside the weights."""
         return tuple(
             replace(
                 step,
@@ -106,7 +106,7 @@ class Scaffold(FedAvg):
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """FedAvg's; in training with corrected steps, and the change of c_k."""
+        """FedAvg's step; in training, correct the gradients and upload the change of c_k."""
         if context.phase != "train":
             return super().client_step(context, received, memory, data)
         network = network_of(self.network, received[WEIGHTS.name], context.device)
@@ -130,11 +130,11 @@ class Scaffold(FedAvg):
         )
 
     def schedule(self, round_: int) -> Schedule:
-        """FedAvg's, without momentum."""
+        """FedAvg's schedule, without momentum."""
         return replace(super().schedule(round_), momentum=0.0)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's, and c."""
+        """FedAvg's step, and the step of c."""
         after = super().server_step(context, server, result)
         if context.phase == "describe":
             return Memory(after.tensors, {**after.facts, _WEIGHT: sum(result.weights.values())})

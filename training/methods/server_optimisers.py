@@ -53,7 +53,7 @@ _MOMENTS = "server"
 
 
 class ServerOptimiserConfig(FedAvgConfig):
-    """FedAvg's, without averaged batch-norm statistics: see the module."""
+    """FedAvg's configuration, without averaged batch-norm statistics: see the module."""
 
     statistics: Literal["estimated"] = Field("estimated", description="the global model's batch norm")
 
@@ -98,7 +98,7 @@ class _ServerOptimised(FedAvg):
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """FedAvg's, from w_g with batch-norm statistics of this site's."""
+        """FedAvg's step, from w_g with batch-norm statistics of this site."""
         if context.phase in ("train", "validate"):
             w_g, size = received[WEIGHTS.name], self.config.batch_size
             own = with_statistics(self.network, w_g, data.all_train, size, context.device)
@@ -106,7 +106,7 @@ class _ServerOptimised(FedAvg):
         return super().client_step(context, received, memory, data)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's; in training, the optimiser's step towards the average.
+        """FedAvg's step; in training, the optimiser's step towards the average.
 
         Raises TrainingError when no site lets the statistics of the published model out.
         """

@@ -163,7 +163,7 @@ class PaperFedOap(PaperOnData[Profile]):
         ]
 
     def _fields(self, arm: Arm) -> Mapping[str, Any]:
-        """The profile's; the rounds of FedOAP's second stage are rounds of training or tuning elsewhere."""
+        """The profile's fields; the rounds of FedOAP's second stage are training or tuning elsewhere."""
         fields, rounds = self.profile.method, arm.times * self.profile.method["rounds"]
         if arm.method == "fedoap":
             return {**fields, "rounds": rounds, "fine_tune_rounds": SECOND_STAGE}

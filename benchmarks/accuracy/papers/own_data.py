@@ -75,7 +75,7 @@ class PaperOnData(PaperTables[P]):
         return path
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Of own data, without how the shared sets differ from the paper's."""
+        """For own data, leave out how the shared sets differ from the paper's."""
         first, *rest = super().sections(rows)
         return [f"{_OWN.format(name=self.own_name)}\n\n{self.method_note}" if self.own else first, *rest]
 

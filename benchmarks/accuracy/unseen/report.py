@@ -380,7 +380,7 @@ def _training(served: Sequence[Row], paper: Sequence[Row]) -> str:
 
 
 def _inside_changes(rows: Sequence[Row], arm: str) -> dict[tuple[str, str], list[float]]:
-    """Of the real sets' members."""
+    """The changes of the real sets' members, by set and site."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if row["cell"]["set"] != PHANTOM:

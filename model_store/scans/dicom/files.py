@@ -37,7 +37,7 @@ pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
 ZIP = b"PK\x03\x04"
 _ZIP_ENTRY = b"PK\x01\x02"
 MOST_FILES = 20_000
-# Of all headers of a scan: 50 for each of MOST_FILES frames. By the default limit of voxels a series has at
+# In all headers of a scan, 50 for each of MOST_FILES frames. By the default limit of voxels a series has at
 # most 2000 slices of 256 x 256, and a slice some 100 to 400 elements; an enhanced file has tens a frame.
 MOST_ELEMENTS = 50 * MOST_FILES
 # Sequence items of one file, which cost pydicom far more than other elements: 50 for each of 2000 frames of
@@ -53,7 +53,7 @@ _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _AHEAD = 6
 _MODERN = "export the series again as DICOM files (PS3.10)"
 _PIXELS = 0x7FE0
-# Of an RT structure set, which often lies among its images: millions of values, which are never used.
+# An RT structure set is often among its images; its millions of values are never used.
 _CONTOUR_DATA = 0x30060050
 # The types of which a value of n bytes becomes a list of up to n / 2 numbers.
 _NUMBERS = (INT_VR | FLOAT_VR | {VR.US_SS, VR.US_OW}) - STR_VR
@@ -154,7 +154,7 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
 
 
 def _entries(data: bytes) -> int:
-    """Of a zip, files and folders, at least as many as zipfile makes objects of when it opens it."""
+    """Count files and folders of a zip: at least as many as zipfile makes objects of when it opens it."""
     return data.count(_ZIP_ENTRY)
 
 

@@ -139,7 +139,7 @@ def _kind(header: Dataset) -> str:
 def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDArray[Any]]:
     """Yield the file's frames in order, [rows, columns, 1 or 3]: RGB in 8 bits, or stored values of grey.
 
-    Of a file with a Modality LUT, grey is what that makes of the stored values (PS3.3 C.11.1).
+    With a Modality LUT, grey is what that makes of the stored values (PS3.3 C.11.1).
 
     Raises DamagedScan, UnsupportedScan.
     """

@@ -30,7 +30,7 @@ from personalization.test_time.objective import Batch, Objective, Terms
 from personalization.test_time.recipe import Recipe
 
 RATE = 1e-4
-# Of the drawn scanners that a view goes through.
+# Severity of the drawn scanners that a view goes through.
 SEVERITY = 1.0
 
 

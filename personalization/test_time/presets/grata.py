@@ -35,7 +35,7 @@ class GraTa(Objective):
         return Terms(consistency, probabilities, consistency, None, losses.entropy(probabilities))
 
     def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
-        """Of an undecided answer."""
+        """The entropy of an undecided answer."""
         return math.log(2)
 
     def step(

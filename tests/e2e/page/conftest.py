@@ -99,7 +99,7 @@ def _nested_graph() -> bytes:
     return content
 
 
-# Of a module, not of the session: while Playwright runs, no other test of the process can run an event loop.
+# One per module, not per session: while Playwright runs, no other test of the process can run an event loop.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="THE PAGE IS NOT TESTED: no playwright")

@@ -129,7 +129,7 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(dat
     assert bounds == sorted(bounds, reverse=True)
     cost = artefact.manifest.lineage.details["playbook"]
     assert cost["rounds"] == 3 * (2 + 6)
-    # Of a member, two numbers for the scans' targets and twelve for each of its episodes, as JSON.
+    # From a member, two numbers for the scans' targets and twelve for each of its episodes, as JSON.
     assert cost["sent"]["targets"] == 3 * 3 * 8
     assert 0 < cost["sent"]["episodes"] < 3 * 1000 * playbook.episodes
     (folder,) = (tmp_path / "runs").iterdir()

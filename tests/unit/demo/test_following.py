@@ -24,7 +24,7 @@ EVENTS: list[Event] = [
     ("progress", {"stage": "adapting", "epoch": 0, "epochs": 2}),
     epoch(0, 0.04, [[0.5, 0.5], [0.5, 0.5]]),
     ("progress", {"stage": "adapting", "epoch": 1, "epochs": 2}),
-    # Of a pooled router, with coefficients that do not add up to 1: (0.8 + 0.6) / 2 is aster's share
+    # A pooled router, with coefficients that do not add up to 1: (0.8 + 0.6) / 2 is aster's share
     epoch(1, 0.02, [[0.8, 0.2], [0.3, 0.2]]),
     ("warning", {"message": "mind the step"}),
     ("progress", {"stage": "judging", "against": "another seed"}),

@@ -47,7 +47,7 @@ def space(parts: dict[str, Artefact]) -> RoutingSpaceManifest:
     )
 
 
-# Of a test that looks at files of the store's folder.
+# For a test that looks at files of the store's folder.
 in_a_folder = pytest.mark.parametrize("store", ["folder"], indirect=True)
 
 

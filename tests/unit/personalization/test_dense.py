@@ -87,7 +87,7 @@ def test_generated_images_have_the_shape_of_the_task_and_are_standardised(
     images = generator(torch.randn(8, 16, generator=draw))
     assert images.shape == (8, *shape)
     whole = (0, 2, 3)
-    # Of an image that is cut, the cut rows are normalised with it.
+    # The cut rows of an image are normalised with it.
     atol = 0.01 if shape == (1, 28, 28) else 0.3
     torch.testing.assert_close(images.mean(whole), torch.zeros(shape[0]), atol=atol, rtol=0)
     torch.testing.assert_close(images.std(whole), torch.ones(shape[0]), atol=atol, rtol=0)

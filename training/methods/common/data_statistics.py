@@ -65,7 +65,7 @@ def describe(data: SiteData | LabelledData, weight: float) -> ClientResult:
 
 
 def merge_described(result: RoundResult) -> dict[str, Any]:
-    """The server's: a fact to keep, of the sites that let their statistics out."""
+    """Merge the statistics of the sites that let them out, into a fact that the server keeps."""
     found = [_unpack(state) for state in result.collected.get(STATISTICS.name, {}).values()]
     known = [statistics for statistics in found if statistics is not None]
     return {"statistics": reduce(ReferenceStatistics.merge, known).model_dump(mode="json") if known else None}

@@ -74,7 +74,7 @@ class PersonalModels(FedAvg):
         return export_personal(part(memory.tensors, _CHOSEN), score, self.personal_metric)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's; set the exported models beside the shared one."""
+        """FedAvg's step; in the export, set the models beside the shared one."""
         if context.phase == EXPORT.name:
             return keep_exported(server, result)
         return super().server_step(context, server, result)
@@ -106,13 +106,13 @@ class FullPersonalFedAvg(PersonalModels):
         facts of the last `LocalResult.kept`, and is empty in a site's first round."""
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """FedAvg's, and the consented export."""
+        """FedAvg's plan, and the consented export."""
         return (*super().plan(), EXPORT)
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """FedAvg's; in training, with the site's own model."""
+        """FedAvg's step; in training, also train the site's own model."""
         if context.phase == EXPORT.name:
             return self.export(memory)
         if context.phase != "train":

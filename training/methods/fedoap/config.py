@@ -107,7 +107,7 @@ class FedOapConfig(MethodConfig):
 
     @property
     def bounds(self) -> FeatureBounds:
-        """The federation's, on every site's entry in the bank."""
+        """The federation's bounds on every site's entry in the bank."""
         return FeatureBounds(minimum_images=self.bank_minimum, clip=self.bank_clip, noise=self.bank_noise)
 
     @property

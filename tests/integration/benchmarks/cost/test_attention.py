@@ -8,7 +8,7 @@ from benchmarks.cost.attention import compute, multiply_adds, network
 
 
 def test_the_floor_is_the_specifications_count() -> None:
-    """Of one image at 128x128, width w, D = 16 w features, n = 64 tokens, K = 3 sites."""
+    """For one image at 128x128, width w, D = 16 w features, n = 64 tokens, K = 3 sites."""
     width, features, tokens, sites = 8, 128, 64, 3
     plain, attended, whole = (
         multiply_adds(network(width, 128, sites, attention=attention, adapter=adapter), 128)

@@ -34,7 +34,7 @@ def network() -> nn.Module:
 
 
 def test_a_patients_dice_is_that_of_all_voxels_of_the_files(federation: Federation) -> None:
-    """Of a network that finds the target everywhere, against the masks as nibabel reads them."""
+    """A network finds the target everywhere, against the masks as nibabel reads them."""
     cases = [replace(case, patient=case.patient[:-1]) for case in federation.site("cedar").cases]
     scans = Scans.load(cases, federation.task)
     found = scans.dice(torch.tensor([0.0, 1.0]).view(1, 2, 1, 1).expand(len(scans.images), 2, 32, 32))

@@ -118,7 +118,7 @@ def test_override_and_refusal_of_the_gate_are_rows(api: Any, publish_bright: Any
     candidate = publish_adapted(api.store.root, publish_bright, api.store.open("bright@1"), "north", FIRST)
     job = record_job(api.context, candidate, REFUSED)
     _, (card,) = rows_after(api, lambda: api.client.get(f"/jobs/{job}/card"))
-    # Of the job, since the path names no hospital.
+    # The job's hospital, since the path names none.
     assert (card["action"], card["hospital"]) == ("card.read", "north")
 
     def assign(**more: bool) -> Callable[[], httpx.Response]:

@@ -230,7 +230,7 @@ def test_round_with_too_few_sites_for_a_robust_reduction_ends_the_run_and_can_be
     with pytest.raises(RoundFailed, match=r"defence\.trim: expected to leave a site of 2"):
         run(tmp_path, three_sites(B={1: "raise"}), defence=defence)
     outcome = run(tmp_path, three_sites(), defence=defence)
-    # Of the means 2, 5 and 3 only 3 is left.
+    # Only 3 is left of the means 2, 5 and 3.
     assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 3 * 4] * 2)
 
 

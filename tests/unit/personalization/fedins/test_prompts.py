@@ -42,7 +42,7 @@ def images(count: int = 4) -> Tensor:
 
 
 def slow_logits(network: PromptAdaptive, image: Tensor) -> Tensor:
-    """Of one image [1, C, H, W]: the entries by their cosines, and every block on prompts and tokens."""
+    """Logits of an image [1, C, H, W]: entries by their cosines, and every block on prompts and tokens."""
     backbone, pool = network.backbone, network.pool
     assert isinstance(backbone, ViT)
     query = backbone.query(image)[0]

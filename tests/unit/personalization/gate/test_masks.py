@@ -134,7 +134,7 @@ def test_a_false_alarm_that_goes_is_a_gain_and_nothing_anywhere_is_none() -> Non
     assert gain(bar(0, 4).repeat(2, axis=0), maps(2), maps(2)) == -1
     nothing = Observed(maps(2), maps(2), [], range(2), 2, 0.0, 0.0, [maps(2)])
     assert values(nothing)["consensus_gain"] is None
-    # Of one patient nothing is known for certain, not even nothing.
+    # One patient bounds nothing.
     assert gain(maps(2), maps(2), maps(2), scans=[3, 3]) == -1
     # One reference sees something, and the other does not: what can be measured counts.
     assert gain(maps(2), maps(2), maps(2), bar(0, 4).repeat(2, axis=0)) == 0

@@ -210,7 +210,7 @@ def test_features_beyond_practice_count_as_the_nearest_that_was_practised() -> N
     edge = [c + s * h for c, s, h in zip(gate.centre, gate.scale, gate.highest, strict=True)]
     np.testing.assert_allclose(gate.standardised(far), gate.standardised(edge))
     assert gate.predict(edge).beyond == pytest.approx(0, abs=1e-9)
-    # Of one feature, four deviations beyond the edge: no prediction holds there.
+    # One feature is four deviations beyond the edge: no prediction holds there.
     edge[2] += 4 * gate.scale[2]
     assert gate.predict(edge).beyond == pytest.approx(4)
     assert not gate.predict(edge).accepted

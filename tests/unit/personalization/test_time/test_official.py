@@ -143,7 +143,7 @@ def expert_states() -> list[State]:
 
 
 def space_of(states: list[State]) -> RoutingSpace:
-    """Of the two members."""
+    """The routing space of the two members."""
     return RoutingSpace.of("unet", ARGUMENTS, {"a": states[0], "b": states[1]}, states[2])
 
 

@@ -168,7 +168,7 @@ def test_overlap_by_hand() -> None:
     # Class 1 had 2, has 4, shares 2: 4/6. Class 2 had 2, has 1, shares 1: 2/3.
     assert overlap.sizes() == (3 / 8, 4 / 8, 1 / 8)
     assert overlap.agreement() == pytest.approx((4 / 6 + 2 / 3) / 2)
-    # Of a class that is nowhere, or no more than specks, nothing is said
+    # A class that is nowhere, or no more than specks, does not count
     assert overlap.agreement(smallest=0.3) == pytest.approx(4 / 6)
     empty = MaskOverlap(2)
     empty.add(torch.zeros(1, 4), torch.zeros(1, 4))

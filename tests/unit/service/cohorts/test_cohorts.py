@@ -72,7 +72,7 @@ def test_bytes_under_two_names_are_kept_until_both_are_removed(bench: Bench) -> 
 def test_quota_covers_all_cohorts_and_a_rejected_scan_leaves_no_file(
     database: Database, tmp_path: Path
 ) -> None:
-    # Of which one of several hospitals has half.
+    # One of several hospitals has half of it.
     bench = Bench(database, tmp_path / "state", cohort_quota_bytes=20)
     with database.write() as session:
         other = cohorts.create(session, bench.settings, "north").id

@@ -44,7 +44,7 @@ def test_mask_is_removed_with_its_scan_and_shared_bytes_with_the_last_name(bench
 
 
 def test_masks_count_towards_the_quota_and_are_kept_during_a_job(database: Database, tmp_path: Path) -> None:
-    # Of which one of several hospitals has half.
+    # One of several hospitals has half of it.
     bench = Bench(database, tmp_path / "state", cohort_quota_bytes=20)
     bench.add("a", b"1234567")
     with pytest.raises(CohortFull, match="LOCUM_COHORT_QUOTA_BYTES"):

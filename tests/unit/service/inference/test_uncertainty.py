@@ -11,7 +11,7 @@ from service.inference.uncertainty import Uncertainty
 
 
 def uncertainty_of(*pixels: tuple[float, ...]) -> float:
-    """Of a picture one pixel high, class probabilities given pixel by pixel."""
+    """Uncertainty of a picture one pixel high, from class probabilities pixel by pixel."""
     found = Uncertainty()
     found.add(np.array(pixels, np.float32).T[None, :, None, :])
     return found.value

@@ -95,7 +95,7 @@ def rows(data: ImageSet) -> Tensor:
 
 
 def gradient(weights: Tensor, data: ImageSet) -> Tensor:
-    """Of the mean cross-entropy: (softmax - one-hot)^T x / n."""
+    """Gradient of the mean cross-entropy: (softmax - one-hot)^T x / n."""
     x = rows(data)
     errors = torch.softmax(x @ weights.T, dim=1)
     errors[range(len(x)), torch.from_numpy(data.labels)] -= 1
