@@ -400,6 +400,7 @@ def _train(
             [site.name for site in sites],
             # Hospitals on a network have other machines than this one.
             {} if operator else expected_seconds(job, workers),
+            {site.name: site.counts.patients.get("val", 0) for site in job.sites()},
         )
         if operator is not None:
             operator.warn = progress.warning

@@ -16,6 +16,7 @@ from model_store.task import Task
 from training.errors import FederationError
 
 Split = Literal["train", "val", "test"]
+FEW_PATIENTS = 3
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
@@ -178,6 +179,16 @@ class Federation(Generic[AnyCase]):
         return replace(self, sites=tuple(site for site in self.sites if site.name in kept))
 
 
+def few_patients(validated: int) -> str:
+    """Say on which patients a site validates, where these are fewer than three; empty of more.
+
+    A site without validation patients validates on those that it trains on.
+    """
+    if validated >= FEW_PATIENTS:
+        return ""
+    return {0: "training patients", 1: "1 patient"}.get(validated, f"{validated} patients")
+
+
 def data_warnings(sites: Sequence[Site[Any] | RemoteSite]) -> list[str]:
     """Say which sites can be trained on, but probably are a mistake."""
     found = [
@@ -185,6 +196,12 @@ def data_warnings(sites: Sequence[Site[Any] | RemoteSite]) -> list[str]:
         "its masks and the values in task.yaml, or leave the site out"
         for site in sites
         if isinstance(site, Site) and site.empty
+    ]
+    found += [
+        f"site '{site.name}' validates on {few}: its validation scores say little of other patients"
+        for site in sites
+        if (few := few_patients(site.counts.patients.get("val", 0)))
+        and sum(site.counts.patients.values()) > 1
     ]
     found += [
         f"site '{site.name}' has one patient, on which it trains and validates: its scores say nothing of "

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from training.algorithm import Phase, ServerStage
+from training.data.cases import FEW_PATIENTS
 from training.engine.history import Observer, RoundEntry, SiteEntry
 from training.progress import format
 from training.progress.state import RunState, bytes_of, heading
@@ -36,9 +37,14 @@ class Progress(Observer, Protocol):
     """The interface of a display: the engine's events, and those of the command."""
 
     def run_started(
-        self, title: str, plan: Plan, sites: Sequence[str], expected: Mapping[str, float] | None = None
+        self,
+        title: str,
+        plan: Plan,
+        sites: Sequence[str],
+        expected: Mapping[str, float] | None = None,
+        validated: Mapping[str, int] | None = None,
     ) -> None:
-        """Handle the start or the resumption of a run; see `RunState` for `expected`."""
+        """Handle the start or the resumption of a run; see `RunState` for the last two."""
 
     def published(self, reference: str, digest: str) -> None:
         """Handle the publication of an artefact."""
@@ -67,10 +73,15 @@ class _Display:
         return self._state
 
     def run_started(
-        self, title: str, plan: Plan, sites: Sequence[str], expected: Mapping[str, float] | None = None
+        self,
+        title: str,
+        plan: Plan,
+        sites: Sequence[str],
+        expected: Mapping[str, float] | None = None,
+        validated: Mapping[str, int] | None = None,
     ) -> None:
         """Handle the start or the resumption of a run."""
-        self._state = RunState(title, plan, sites, expected=expected)
+        self._state = RunState(title, plan, sites, expected=expected, validated=validated)
 
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
         """Handle the start of a round."""
@@ -106,10 +117,15 @@ class PlainProgress(_Display):
     """Prints one line per round, for logs and pipes."""
 
     def run_started(
-        self, title: str, plan: Plan, sites: Sequence[str], expected: Mapping[str, float] | None = None
+        self,
+        title: str,
+        plan: Plan,
+        sites: Sequence[str],
+        expected: Mapping[str, float] | None = None,
+        validated: Mapping[str, int] | None = None,
     ) -> None:
         """Print the title, the sites, the number of rounds of every phase, and the time that was forecast."""
-        super().run_started(title, plan, sites, expected)
+        super().run_started(title, plan, sites, expected, validated)
         lengths = ", ".join(f"{name} {length}" for name, length in self.state.lengths.items())
         parts = [f"{title}: {len(sites)} sites ({', '.join(sites)})", f"rounds: {lengths}"]
         if time := _time(self.state, "in all"):
@@ -122,7 +138,8 @@ class PlainProgress(_Display):
         state, parts = self.state, [f"{entry.phase} {entry.round + 1}/{entry.rounds}"]
         for metric in state.metrics:
             here = {name: site.metrics.get(metric) for name, site in entry.sites.items()}
-            parts += _summary(heading(metric), {k: v for k, v in here.items() if v is not None})
+            found = {k: v for k, v in here.items() if v is not None}
+            parts += _summary(heading(metric), found, {k: state.basis(k, metric) for k in found})
         if entry.deliveries:
             parts.append(format.size(sum(map(bytes_of, entry.deliveries.values()))))
         parts.append(f"{entry.seconds:.1f} s")
@@ -187,7 +204,9 @@ class RichProgress(_Display):
         table.add_column("this round", min_width=10)
         for name, site in state.sites.items():
             cells: list[Text | str] = [Text(name, style="bold")]
-            cells += [format.number(site.last(metric)) for metric in metrics]
+            for metric in metrics:
+                value = site.last(metric)
+                cells.append(format.number(value) + (state.basis(name, metric) if value is not None else ""))
             if trend:
                 cells.append(Text(format.sparkline(site.metrics.get(trend, ())), style="green"))
             cells.append(format.size(site.bytes))
@@ -205,14 +224,19 @@ def _time(state: RunState, what: str) -> str:
     return f"{format.duration(state.left)} {what}{missing}"
 
 
-def _summary(name: str, values: Mapping[str, float]) -> list[str]:
-    """Format one metric of a round: its mean, and each site's value or, with many sites, the range."""
+def _summary(name: str, values: Mapping[str, float], basis: Mapping[str, str]) -> list[str]:
+    """Format one metric of a round: its mean, and each site's value or, with many sites, the range.
+
+    `basis` says of a site's score that it rests on few patients.
+    """
     if not values:
         return []
     if len(values) <= _NAMED_SITES:
-        detail = ", ".join(f"{site} {format.number(value)}" for site, value in values.items())
+        detail = ", ".join(f"{site} {format.number(value)}{basis[site]}" for site, value in values.items())
     else:
         detail = f"{format.number(min(values.values()))} to {format.number(max(values.values()))}"
+        if few := sum(map(bool, basis.values())):
+            detail += f", {few} of fewer than {FEW_PATIENTS} patients"
     return [f"{name} {format.number(fmean(values.values()))} ({detail})"]
 
 

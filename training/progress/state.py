@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from training.algorithm import Phase, ServerStage
+from training.data.cases import few_patients
 from training.engine.history import RoundEntry, SiteEntry
 
 # Display names of the known metrics, in display order. Other metrics follow under their own names.
@@ -46,6 +47,11 @@ class SiteState:
         return values[-1] if values else None
 
 
+def is_score(metric: str) -> bool:
+    """Whether a metric is a score of patients or images."""
+    return "dice" in metric or "accuracy" in metric
+
+
 def bytes_of(entry: SiteEntry) -> int:
     """Sum the bytes that a site sent and received in a round."""
     return sum(entry.sent.values()) + sum(entry.received.values())
@@ -55,7 +61,8 @@ class RunState:
     """Tracks a run.
 
     `clock` returns seconds from any starting point. `expected` has the seconds of one round of every
-    phase that was forecast; the first round that is measured replaces them.
+    phase that was forecast; the first round that is measured replaces them. `validated` has each site's
+    number of validation patients.
     """
 
     def __init__(
@@ -65,7 +72,9 @@ class RunState:
         sites: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
         expected: Mapping[str, float] | None = None,
+        validated: Mapping[str, int] | None = None,
     ) -> None:
+        self._few = {site: few_patients(count) for site, count in (validated or {}).items()}
         self.title = title
         self.sites = {site: SiteState() for site in sites}
         self.phase = ""
@@ -145,6 +154,11 @@ class RunState:
         """Average a metric's newest values over the sites."""
         values = [v for site in self.sites.values() if (v := site.last(metric)) is not None]
         return statistics.fmean(values) if values else None
+
+    def basis(self, site: str, metric: str) -> str:
+        """Say how few patients a site's score rests on; empty of three or more, and of other metrics."""
+        few = self._few.get(site, "")
+        return f" of {few}" if few and is_score(metric) else ""
 
     def round_started(self, phase: str, round: int, rounds: int, sites: Sequence[str]) -> None:
         """Handle the start of a round."""

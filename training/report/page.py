@@ -16,10 +16,11 @@ from markupsafe import Markup
 from model_store.durable import write_durably
 from model_store.task import Task
 from training.algorithm import Publication
+from training.data.cases import FEW_PATIENTS, few_patients
 from training.engine.history import RoundEntry
 from training.methods.registry import method
 from training.progress.format import duration, number, size
-from training.progress.state import METRICS, heading
+from training.progress.state import METRICS, heading, is_score
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.transmission import mebibytes
@@ -103,10 +104,6 @@ def _metric_names(record: RunRecord) -> list[str]:
     return [*(name for name in METRICS if name in seen), *sorted(seen - METRICS.keys())]
 
 
-def _is_score(metric: str) -> bool:
-    return "dice" in metric or "accuracy" in metric
-
-
 def _tiles(record: RunRecord) -> list[tuple[str, str]]:
     traffic = record.traffic()
     tiles = [
@@ -114,10 +111,14 @@ def _tiles(record: RunRecord) -> list[tuple[str, str]]:
         (str(sum(sum(site.patients.values()) for site in record.sites)), "patients"),
         (str(len(_main_phase(record))), "rounds"),
     ]
-    for metric in filter(_is_score, _metric_names(record)):
+    for metric in filter(is_score, _metric_names(record)):
         best = _best_mean(record, metric)
         if best is not None:
-            tiles.append((number(best), f"best {heading(metric)}, mean"))
+            few = sum(bool(few_patients(site.patients.get("val", 0))) for site in record.sites)
+            note = (
+                f"; {few} of {len(record.sites)} sites on fewer than {FEW_PATIENTS} patients" if few else ""
+            )
+            tiles.append((number(best), f"best {heading(metric)}, mean{note}"))
     tiles.append((size(sum(traffic["sent"].values()) + sum(traffic["received"].values())), "exchanged"))
     tiles.append((duration(record.seconds), "in rounds"))
     return tiles
@@ -159,7 +160,7 @@ def _charts(record: RunRecord) -> list[dict[str, Any]]:
     rounds = _main_phase(record)
     charts = []
     for metric in _metric_names(record):
-        score = _is_score(metric)
+        score = is_score(metric)
         lines = {
             site.name: Line(_values(rounds, site.name, metric), colour_of(i))
             for i, site in enumerate(record.sites)
@@ -199,7 +200,7 @@ def _traffic_chart(record: RunRecord, rounds: Sequence[RoundEntry]) -> str:
 
 def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
     rows = []
-    scores = [metric for metric in _metric_names(record) if _is_score(metric)]
+    scores = [metric for metric in _metric_names(record) if is_score(metric)]
     for site in record.sites:
         entries = [found for entry in record.rounds if (found := entry.deliveries.get(site.name))]
         rows.append(
@@ -207,6 +208,7 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
                 "name": site.name,
                 "patients": site.patients,
                 "files": sum(site.files.values()),
+                "few": few_patients(site.patients.get("val", 0)),
                 "best": {metric: _best(record.rounds, site.name, metric) for metric in scores},
                 "sent": sum(sum(entry.sent.values()) for entry in entries),
                 "received": sum(sum(entry.received.values()) for entry in entries),

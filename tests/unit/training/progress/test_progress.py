@@ -156,6 +156,33 @@ def test_plain_progress_says_the_forecast_time_before_the_first_round() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("validated", "said"),
+    [(0, " of training patients"), (1, " of 1 patient"), (2, " of 2 patients"), (3, "")],
+)
+def test_a_score_of_few_patients_says_so_and_a_loss_does_not(validated: int, said: str) -> None:
+    for display in (PlainProgress, RichProgress):
+        made, stream = console(terminal=display is RichProgress)
+        progress = display(made)
+        progress.run_started("run", PLAN, SITES, None, {"aster": validated, "birch": 9})
+        play(progress, "train", 0, 4, 1.0, aster=entry(loss=0.5, val_dice=0.25), birch=entry(val_dice=0.5))
+        if display is RichProgress:
+            made.print(progress.render())
+            assert f"0.250{said} " in stream.getvalue()
+        else:
+            assert f"Dice 0.375 (aster 0.250{said}, birch 0.500)" in stream.getvalue()
+            assert "loss 0.500 (aster 0.500)" in stream.getvalue()
+
+
+def test_plain_progress_counts_scores_of_few_patients_where_it_names_no_site() -> None:
+    made, stream = console(terminal=False)
+    progress = PlainProgress(made)
+    sites = {f"s{i}": entry(val_dice=i / 10) for i in range(9)}
+    progress.run_started("run", PLAN, [*sites], None, {"s1": 1, "s2": 0, "s3": 3})
+    play(progress, "train", 0, 4, 1.0, **sites)
+    assert "Dice 0.400 (0.000 to 0.800, 2 of fewer than 3 patients)" in stream.getvalue()
+
+
 def test_plain_progress_of_many_sites_prints_mean_and_range() -> None:
     made, stream = console(terminal=False)
     progress = PlainProgress(made)

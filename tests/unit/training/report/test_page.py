@@ -122,7 +122,9 @@ class TestReport:
             "sha256:abababababababab…",
             "learning_rate | 0.001",
             "For research use only",
-            "0.562 | best Dice, mean",  # of round 3; round 2 has a better score, but of north alone
+            # Of round 3; round 2 has a better score, but of north alone.
+            "0.562 | best Dice, mean; 2 of 2 sites on fewer than 3 patients",
+            "0.750 | of 2 patients",
             "9.1 kB | exchanged",
         ):
             assert fragment in text, fragment
