@@ -50,6 +50,7 @@ KIND = ArtefactKind(
     manifest=ClustersManifest,
     noun="clusters",
     description="one per cluster of sites",
+    summary="a model for each cluster of hospitals",
     parts=_parts,
     adaptation=Adaptation(
         source="a model per cluster of the federation's hospitals, as `python -m training.federate --method "

@@ -84,6 +84,7 @@ KIND = ArtefactKind(
     manifest=CrossAttentionManifest,
     noun="a cross-attention",
     description="a global one with one per site",
+    summary="joins a hospital with a few masks",
     parts=lambda artefact: Parts(artefact.manifest.global_model, artefact.manifest.inside),
     warnings={"global": {"zero-shot": _ZERO_SHOT}},
     adaptation=Adaptation(

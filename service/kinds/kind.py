@@ -107,6 +107,7 @@ class ArtefactKind(Generic[Manifest]):
         manifest: the type of its manifests.
         noun: how a sentence names one of this kind, with its article.
         description: ends "`name` is …" in the API's description.
+        summary: what it means for a hospital, in words for the page.
         parts: the networks that an artefact offers.
         warnings: by personalization, the cautions about the network so chosen: a sentence each, by a short
             name in ASCII.
@@ -118,6 +119,7 @@ class ArtefactKind(Generic[Manifest]):
     manifest: type[Manifest]
     noun: str
     description: str
+    summary: str
     parts: Callable[[Artefact[Manifest]], Parts]
     warnings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     adapts_itself_by: str | None = None

@@ -12,4 +12,10 @@ def _parts(artefact: Artefact[ModelManifest]) -> Parts:
     return Parts(artefact.digest) if site is None else Parts(None, {site: artefact.digest})
 
 
-KIND = ArtefactKind(manifest=ModelManifest, noun="a model", description="one network", parts=_parts)
+KIND = ArtefactKind(
+    manifest=ModelManifest,
+    noun="a model",
+    description="one network",
+    summary="one model for every hospital",
+    parts=_parts,
+)

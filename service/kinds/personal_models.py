@@ -9,5 +9,6 @@ KIND = ArtefactKind(
     manifest=PersonalModelsManifest,
     noun="personal models",
     description="one per site, with a global one where the method has one",
+    summary="a model for each member hospital",
     parts=lambda artefact: Parts(artefact.manifest.global_model, artefact.manifest.inside),
 )

@@ -100,6 +100,7 @@ KIND = ArtefactKind(
     manifest=RoutingSpaceManifest,
     noun="a routing-space",
     description="a global one with one per site",
+    summary="adapts to a hospital without masks",
     parts=lambda artefact: Parts(
         artefact.manifest.global_model, artefact.manifest.inside, gains=_gains(artefact.manifest)
     ),

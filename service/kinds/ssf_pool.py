@@ -9,6 +9,7 @@ KIND = ArtefactKind(
     manifest=SsfPoolManifest,
     noun="an ssf-pool",
     description="one that adapts itself to every scan",
+    summary="adapts itself to every scan",
     parts=lambda artefact: Parts(artefact.digest),
     adapts_itself_by="entries of its pool",
 )

@@ -20,7 +20,7 @@ from service.http.dependencies import InCatalogue, InReports
 from service.http.origins import self_contained
 from service.http.parameters import ModelName, VersionNumber
 from service.http.problems import problem_responses
-from service.kinds import DESCRIPTION
+from service.kinds import DESCRIPTION, kind_of
 
 router = APIRouter(tags=["models"])
 
@@ -42,6 +42,8 @@ class ModelSummary(BaseModel):
 
     name: str
     kind: str = Field(description=DESCRIPTION)
+    summary: str = Field(description="What its kind means for a hospital, in words.")
+    adaptable: bool = Field(description="Whether a job can adapt it to a hospital (`POST /adaptations`).")
     hospital: str | None = Field(
         description="The hospital that it was adapted to; no other hospital is served it."
     )
@@ -101,6 +103,7 @@ class LineageVersion(VersionSummary):
 
     name: str
     kind: str = Field(description=DESCRIPTION)
+    summary: str = Field(description="What its kind means for a hospital, in words.")
     part_of: str | None = Field(description="The composite that it is a part of.")
     hospital: str | None = Field(description="The hospital that it was adapted to.")
     method: str
@@ -197,6 +200,7 @@ def get_lineage(context: InCatalogue) -> LineageView:
                 **_version(version).model_dump(),
                 name=artefact.name,
                 kind=manifest.kind,
+                summary=kind_of(artefact).summary,
                 part_of=manifest.part_of,
                 hospital=adapted_for(artefact),
                 method=manifest.lineage.method,
@@ -248,6 +252,8 @@ def _summary(versions: list[Version]) -> ModelSummary:
     return ModelSummary(
         name=manifest.name,
         kind=manifest.kind,
+        summary=kind_of(shown.artefact).summary,
+        adaptable=kind_of(shown.artefact).adaptation is not None,
         hospital=adapted_for(shown.artefact),
         latest=_version(shown) if in_force else None,
         task=manifest.task.name,

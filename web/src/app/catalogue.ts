@@ -34,16 +34,3 @@ export async function loadCatalogue(): Promise<void> {
 export function referenceOf(model: Model): string {
   return model.hospital !== null && model.latest !== null ? `${model.name}@${model.latest.version}` : model.name;
 }
-
-/** Kinds from which a job can make a version for a hospital. */
-export const ADAPTABLE = ["routing-space", "cross-attention", "clusters"];
-
-/** What a model's kind is called, in words. */
-export const KINDS: Record<string, string> = {
-  model: "one model for every hospital",
-  "personal-models": "a model for each member hospital",
-  "routing-space": "adapts to a hospital without masks",
-  "cross-attention": "joins a hospital with a few masks",
-  "ssf-pool": "adapts itself to every scan",
-  clusters: "a model for each cluster of hospitals",
-};

@@ -14,6 +14,7 @@ from PIL import Image
 from model_store.artefact import Artefact
 from model_store.manifest import Lineage, NetworkSpec, PersonalModelsManifest
 from model_store.store import Store
+from service.kinds import KINDS
 from tests.helpers.service.network_input import file_of
 
 Publish = Callable[..., Artefact]
@@ -117,6 +118,7 @@ def test_personal_models_are_listed_with_their_parts(api: Any) -> None:
     assert listed["own"]["sites"] == ["aster", "birch", "cedar"]
     # Ditto, pFedMe and FedSoup publish a global model beside the members' own, FedPer none.
     assert listed["own"]["personalizations"] == ["auto", "member"]
+    assert (listed["own"]["adaptable"], listed["own"]["summary"]) == (False, KINDS["personal-models"].summary)
     assert listed["whole"]["personalizations"] == ["auto", "member", "global"]
     parts = {name: api.client.get(f"/models/{name}/versions/1").json()["parts"] for name in ("own", "whole")}
     assert [part["role"] for part in parts["own"]] == ["aster", "birch"]

@@ -27,6 +27,7 @@ def test_every_manifest_kind_has_a_declaration(name: str) -> None:
     assert declared.manifest is manifest.KINDS[name]
     assert declared.name == name
     assert f"`{name}`" in DESCRIPTION
+    assert declared.summary
     (SERVICE / "kinds" / f"{name.replace('-', '_')}.py").read_bytes()
 
 
@@ -98,3 +99,12 @@ def test_no_module_outside_the_declarations_compares_kinds() -> None:
         if lines:
             found[str(path.relative_to(SERVICE))] = lines
     assert found == {}
+
+
+def test_page_takes_what_can_be_adapted_from_the_api_and_has_no_list_of_kinds() -> None:
+    """What it does specially for a kind stays: joining by masks, the drift of a pool."""
+    sources = (SERVICE.parent / "web/src").rglob("*.ts*")
+    text = "".join(path.read_text(encoding="utf-8") for path in sources if path.name != "schema.d.ts")
+    named = {name for name in manifest.KINDS if f'"{name}"' in text}
+    assert named <= {"cross-attention", "ssf-pool"}
+    assert "model.adaptable" in text

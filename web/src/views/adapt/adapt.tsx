@@ -1,7 +1,7 @@
 /** Adapt: a cohort, a job on it, the verdict, and which version serves. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { ADAPTABLE, catalogueError, hospitals, KINDS, loadCatalogue, models } from "../../app/catalogue";
+import { catalogueError, hospitals, loadCatalogue, models } from "../../app/catalogue";
 import { useCohorts } from "../../app/cohorts";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
@@ -20,7 +20,7 @@ export default function Adapt() {
   useEffect(() => void loadCatalogue(), []);
   const [latest, setLatest] = useState<Job | null>(null);
   const parameters = place.value.parameters;
-  const adaptable = models.value.filter((each) => ADAPTABLE.includes(each.kind) && each.hospital === null);
+  const adaptable = models.value.filter((each) => each.adaptable && each.hospital === null);
   const hospital = hospitals.value.find((each) => each.id === parameters.get("hospital")) ?? outside();
   const model = adaptable.find((each) => each.name === parameters.get("model")) ?? adaptable[0];
   const job = parameters.get("job");
@@ -49,7 +49,7 @@ export default function Adapt() {
           label="Model"
           value={model.name}
           options={adaptable.map((each) => ({ value: each.name, label: each.name }))}
-          hint={sentence(KINDS[model.kind] ?? model.kind)}
+          hint={sentence(model.summary)}
           onChange={(value) => keepInAddress({ model: value, job: null })}
         />
         {has("operator") ? (

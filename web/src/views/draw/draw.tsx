@@ -1,6 +1,6 @@
 /** Draw: masks on the scans of a cohort, and a joining that learns from them. */
 import { useEffect, useState } from "preact/hooks";
-import { catalogueError, hospitals, KINDS, loadCatalogue, type Model, models } from "../../app/catalogue";
+import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
 import { keepInAddress, place } from "../../app/router";
 import { leave, saved } from "../../app/unsaved";
@@ -86,7 +86,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
           label="Model"
           value={model.name}
           options={all.map((each) => ({ value: each.name, label: each.name }))}
-          hint={`Its task names ${labels.map((each) => each.name).join(", ")}: ${KINDS[model.kind] ?? model.kind}.`}
+          hint={`Its task names ${labels.map((each) => each.name).join(", ")}: ${model.summary}.`}
           onChange={(value) => go({ model: value })}
         />
         <section class="card stack" aria-label="Scans">

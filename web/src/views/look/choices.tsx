@@ -1,5 +1,5 @@
 /** Which model answers, in plain words. */
-import { hospitals, KINDS, type Model, models, referenceOf } from "../../app/catalogue";
+import { hospitals, type Model, models, referenceOf } from "../../app/catalogue";
 import { Select } from "../../ui/controls";
 import type { Personalization, Question } from "./asking";
 
@@ -35,7 +35,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
           value: referenceOf(each),
           label: each.hospital === null ? each.name : `${referenceOf(each)} (adapted to ${each.hospital})`,
         }))}
-        hint={model && `Finds ${model.labels.join(", ")}: ${KINDS[model.kind] ?? model.kind}.`}
+        hint={model && `Finds ${model.labels.join(", ")}: ${model.summary}.`}
         onChange={(value) => {
           const chosen = all.find((each) => referenceOf(each) === value)!;
           const next: Partial<Question> = { model: value, personalization: "auto" };

@@ -1,7 +1,6 @@
 /** Versions as a graph of what was made from what, who is served which, and the same as a table. */
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../../api/client";
-import { KINDS } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
@@ -105,7 +104,7 @@ function stateOf(node: Node, served: Served): State {
 const STATES: Record<State, string> = { withdrawn: "withdrawn", flagged: "from a withdrawn version", serving: "", idle: "" };
 
 function wordsOf({ version }: Node): string {
-  return version.hospital === null ? (KINDS[version.kind] ?? version.kind) : `adapted to ${version.hospital}`;
+  return version.hospital === null ? version.summary : `adapted to ${version.hospital}`;
 }
 
 function servesOf(node: Node, served: Served): string {

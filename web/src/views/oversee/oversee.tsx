@@ -1,7 +1,7 @@
 /** Oversee: health, what serves each hospital, how versions descend from each other, and jobs. */
 import { useEffect, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
-import { ADAPTABLE, catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
+import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { moment } from "../../ui/format";
@@ -188,7 +188,7 @@ function ServedCell({ hospital, model, serving }: { hospital: string; model: Mod
   if (!serving?.artefact) return <>–</>;
   return (
     <span class="row">
-      {ADAPTABLE.includes(model.kind) ? (
+      {model.adaptable ? (
         <a href={address("adapt", { hospital, model: model.name })} class="mono">
           {serving.artefact}
         </a>
