@@ -196,7 +196,7 @@ class AnchoredRouting(Recipe):
 def _at_the_ladder(
     network: nn.Module, images_NCHW: Tensor, config: AdaptationConfig, check_cancelled: CancelCheck
 ) -> nn.Module:
-    """The network, in place, at the ladder's statistics; as it is where it has none to move."""
+    """The network, in place, at the ladder's statistics; unchanged without batch norm."""
     if not moving_norms(network):
         return network
     return blended(network, images_NCHW, config.ladder, check_cancelled)
