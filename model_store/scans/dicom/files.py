@@ -40,8 +40,10 @@ MOST_FILES = 20_000
 # In all headers of a scan, 50 for each of MOST_FILES frames. By the default limit of voxels a series has at
 # most 2000 slices of 256 x 256, and a slice some 100 to 400 elements; an enhanced file has tens a frame.
 MOST_ELEMENTS = 50 * MOST_FILES
-# Sequence items of one file, which cost pydicom far more than other elements: 50 for each of 2000 frames of
-# an enhanced file. Scanners write 5 to 20 for a frame or slice. All headers may have twice as many.
+# Of one file: 150 for each of 2000 frames of an enhanced file. They cost some 5 s and 300 MB.
+MOST_ELEMENTS_OF_FILE = 150 * 2000
+# Sequence items of one file, of which each costs as much as several elements: 50 for each of 2000 frames.
+# Scanners write 5 to 20 for a frame or slice. All headers may have twice as many.
 MOST_ITEMS = 50 * 2000
 # Folders are entries too, and a zip may lie in the zip.
 _MOST_ENTRIES = 2 * MOST_FILES
@@ -179,23 +181,26 @@ class ElementCount:
     def __init__(self) -> None:
         self._left = MOST_ELEMENTS
         self._items_left = 2 * MOST_ITEMS
-        self._items_left_of_file = MOST_ITEMS
+        self.next_file()
 
     def next_file(self) -> None:
-        """Count the items of another file."""
+        """Begin to count those of another file."""
+        self._left_of_file = MOST_ELEMENTS_OF_FILE
         self._items_left_of_file = MOST_ITEMS
 
     def take(self, count: int) -> None:
-        """Count more of them. Raises ScanTooLarge above MOST_ELEMENTS."""
+        """Count more of them. Raises ScanTooLarge above the limit of a file, or of all."""
         self._left -= count
-        if self._left < 0:
+        self._left_of_file -= count
+        if self._left < 0 or self._left_of_file < 0:
             raise ScanTooLarge(
                 f"DICOM: expected at most {MOST_ELEMENTS} elements, sequence items and listed values in all "
-                "headers, found more; send one series, without private attributes"
+                f"headers and {MOST_ELEMENTS_OF_FILE} in a file, found more; send one series, without "
+                "private attributes"
             )
 
     def take_items(self, count: int) -> None:
-        """Count more sequence items. Raises ScanTooLarge above MOST_ITEMS."""
+        """Count more sequence items. Raises ScanTooLarge above the limit of a file, or of all."""
         self._items_left -= count
         self._items_left_of_file -= count
         if self._items_left < 0 or self._items_left_of_file < 0:

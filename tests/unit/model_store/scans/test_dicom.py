@@ -494,6 +494,14 @@ class TestLimits:
         with pytest.raises(ScanTooLarge, match="at most 500 sequence items in a file"):
             decode(stuffed(syntax, kind, 501))
 
+    def test_file_of_more_elements_than_one_may_have_is_rejected(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS_OF_FILE", 2000)
+        assert decode(stuffed(UNCOMPRESSED[0], "private", 1000)).grid == (12, 10)
+        with pytest.raises(ScanTooLarge, match="2000 in a file"):
+            decode(stuffed(UNCOMPRESSED[0], "private", 2001))
+
     def test_items_of_all_headers_are_counted_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("model_store.scans.dicom.files.MOST_ITEMS", 500)
         files = {str(number): stuffed(UNCOMPRESSED[0], "items", 400) for number in range(3)}
