@@ -152,7 +152,7 @@ def check_grid(
 ) -> None:
     """Raise MaskMismatch unless the mask is on this grid, that of its scan.
 
-    Of a NIfTI with two forms, `other` is the one by which the scan is not read: a mask that is on it has the
+    `other` is the form of a NIfTI with two by which the scan is not read: a mask that is on it has the
     right voxels and a header that says otherwise.
     """
     if mask.grid != grid:

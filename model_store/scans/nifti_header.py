@@ -32,9 +32,9 @@ _TYPES: dict[int, tuple[str, int]] = {
     128: ("u1", 3),
     2304: ("u1", 4),
 }
-# Of 32-bit floats, the last before whole numbers are left out.
+# The last of the 32-bit floats before whole numbers are left out.
 _LARGEST_OFFSET = 2**24
-# Of a voxel; what programs round is less.
+# As a share of a voxel; what programs round is less.
 _MOST_SHIFT = 0.1
 _UNITS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
 

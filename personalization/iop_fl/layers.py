@@ -22,7 +22,7 @@ from personalization.networks.capabilities import (
     running,
 )
 
-# Of one, two and three spatial axes.
+# For one, two and three spatial axes.
 _PLAIN = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
