@@ -7,7 +7,6 @@ update, which may change the mask, it makes another, so that the PACS does not k
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import json
@@ -23,11 +22,13 @@ from pydantic import JsonValue
 from pydicom import Dataset
 from pydicom.uid import UID
 
+from model_store.digest import sha256
 from model_store.errors import UnsupportedScan
 from model_store.scan import DicomSeries
 from model_store.task import Task
 from service.about import NOTICE
 from service.errors import CodesMissing, LabelsOverlap
+from service.prediction.dicom_source import sources_of, valid_value
 from service.prediction.receipt import ModelReceipt, Receipt
 
 SegmentationType = Literal["binary", "labelmap", "fractional"]
@@ -39,12 +40,6 @@ warnings.filterwarnings("ignore", module=r"highdicom(\.|$)")
 MEDIA_TYPE: Final = "application/dicom"
 _MANUFACTURER = "Locum"
 _SERIES_NUMBER = 24001
-# Attributes that every instance must have, if only empty, and that some sources leave out.
-_MAY_BE_EMPTY = (
-    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
-    *("StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName"),
-    *("PositionReferenceIndicator", "Manufacturer"),
-)
 _DATES = (
     ("ContentDate", "ContentTime"),
     ("AcquisitionDate", "AcquisitionTime"),
@@ -80,9 +75,9 @@ def encode_seg(
 
     Raises UnsupportedScan where the source lacks what every SEG must repeat.
     """
-    with _supported():
+    with _supported(series):
         _check_identifiers(series)
-        return _written(_make_seg(series, classes, task, receipt, kind))
+        return _written(_make_seg(series, classes, task, receipt, kind, _key(series, classes, receipt, kind)))
 
 
 def encode_report(
@@ -100,10 +95,11 @@ def encode_report(
 
     Raises as `encode_seg`.
     """
-    with _supported():
+    with _supported(series):
         _check_identifiers(series)
-        seg = _make_seg(series, classes, task, receipt, kind)
-        return _written(_make_report(series, seg, task, receipt, volumes, kind)), _written(seg)
+        key = _key(series, classes, receipt, kind)
+        seg = _make_seg(series, classes, task, receipt, kind, key)
+        return _written(_make_report(series, seg, task, receipt, volumes, key)), _written(seg)
 
 
 def _make_report(
@@ -112,14 +108,14 @@ def _make_report(
     task: Task,
     receipt: Receipt,
     volumes: Mapping[str, float],
-    kind: SegmentationType,
+    key: str,
 ) -> Any:
     import highdicom as hd
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
     millilitre = Code("ml", "UCUM", "milliliter")
-    key, network = _key(receipt, kind), receipt.network
+    network = receipt.network
     device = hd.sr.DeviceObserverIdentifyingAttributes(
         uid=device_uid(network),
         name=f"{network.name}, {NOTICE}",
@@ -145,8 +141,9 @@ def _make_report(
         )
         for number, label in enumerate(_segments(task), start=1)
     ]
+    sources = sources_of(series)
     report = hd.sr.ComprehensiveSR(
-        evidence=[seg, *_in_slice_order(series)],
+        evidence=[seg, *sources],
         content=hd.sr.MeasurementReport(
             observation_context=hd.sr.ObservationContext(
                 observer_device_context=hd.sr.ObserverContext(codes.DCM.Device, device)
@@ -166,20 +163,24 @@ def _make_report(
         series_description=f"{network.name[:24]} volumes, {NOTICE}",
         contributing_equipment=[_equipment(hd, receipt, f"Locum {receipt.locum}")],
     )
-    _without_clock(report, series.headers[0])
+    _without_clock(report, sources[0])
     return report
 
 
 def _make_seg(
-    series: DicomSeries, classes: NDArray[np.uint8], task: Task, receipt: Receipt, kind: SegmentationType
+    series: DicomSeries,
+    classes: NDArray[np.uint8],
+    task: Task,
+    receipt: Receipt,
+    kind: SegmentationType,
+    key: str,
 ) -> Any:
     # Two seconds of imports that only this output needs.
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
     frames = classes[None] if series.affine is None else classes.transpose(2, 1, 0)
-    sources, frames = _in_source_order(series, frames)
-    key = _key(receipt, kind)
+    sources, frames = sources_of(series), _in_source_order(series, frames)
     software = f"Locum {receipt.locum}"
     algorithm = hd.AlgorithmIdentificationSequence(
         name=receipt.network.name[:64],
@@ -251,13 +252,18 @@ def _check_identifiers(series: DicomSeries) -> None:
 
 
 @contextmanager
-def _supported() -> Iterator[None]:
+def _supported(series: DicomSeries) -> Iterator[None]:
     """Turn what highdicom and pydicom raise for odd headers into a reason, without their text."""
     try:
         yield
     except (UnsupportedScan, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error, KeyError) and error.args == (series.headers[0].get("SOPClassUID"),):
+            raise UnsupportedScan(
+                "DICOM: expected a SOPClassUID of the standard, by which a DICOM answer repeats attributes, "
+                "found another; ask for output=nifti or json"
+            ) from None
         raise UnsupportedScan(
             f"DICOM: no DICOM answer can be made for this series ({type(error).__name__} in its header); ask "
             "for output=nifti or json"
@@ -277,11 +283,17 @@ def uid(*key: str) -> str:
     return f"2.25.{int.from_bytes(digest, 'big')}"
 
 
-def _key(receipt: Receipt, kind: str) -> str:
-    """List what the answer depends on. How the client named the model and hospital is not part of it."""
+def _key(series: DicomSeries, classes: NDArray[np.uint8], receipt: Receipt, kind: str) -> str:
+    """List what the answer depends on. How the client named the model and hospital is not part of it.
+
+    Of the scan these are its instances and their mask, so that the same series in another order or container
+    makes the same answer, and one with other pixels under the same UIDs another.
+    """
     options = {k: v for k, v in receipt.options.items() if k not in (*_NAMING, "output")}
+    instances: list[JsonValue] = [*sorted(str(header.SOPInstanceUID) for header in series.headers)]
     parts: list[JsonValue] = [
-        receipt.input_sha256,
+        instances,
+        sha256(np.ascontiguousarray(classes).tobytes()),
         receipt.model.digest,
         receipt.network.digest,
         receipt.graph,
@@ -326,28 +338,11 @@ def _pixels(frames: NDArray[np.uint8], task: Task) -> NDArray[Any]:
     return np.stack(segments, axis=-1).astype(np.uint8)
 
 
-def _in_source_order(
-    series: DicomSeries, frames: NDArray[np.uint8]
-) -> tuple[list[Dataset], NDArray[np.uint8]]:
-    """The source instances, and the mask frame by frame in their order."""
-    headers = [_completed(header) for header in series.headers]
-    if len(headers) > 1:
-        return [headers[frame.file] for frame in series.frames], frames
-    order = np.argsort([frame.index for frame in series.frames])
-    return headers, frames[order]
-
-
-def _in_slice_order(series: DicomSeries) -> list[Dataset]:
-    files = dict.fromkeys(frame.file for frame in series.frames)
-    return [_completed(series.headers[file]) for file in files]
-
-
-def _completed(header: Dataset) -> Dataset:
-    completed = copy.copy(header)
-    for keyword in _MAY_BE_EMPTY:
-        if keyword not in completed or completed.get(keyword) is None:
-            setattr(completed, keyword, "")
-    return completed
+def _in_source_order(series: DicomSeries, frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The mask frame by frame in the order of the source instances."""
+    if len(series.headers) > 1:
+        return frames
+    return frames[np.argsort([frame.index for frame in series.frames])]
 
 
 def _code(code: Any) -> Any:
@@ -381,6 +376,14 @@ def _correct(seg: Any, series: DicomSeries, source: Dataset, key: str) -> None:
     if series.affine is not None and "SharedFunctionalGroupsSequence" in seg:
         measures = seg.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
         measures.SpacingBetweenSlices = round(float(np.linalg.norm(series.affine[:3, 2])), 6)
+    if series.affine is None:
+        # Required, if only empty, of an image that has no orientation in the patient (PS3.3 C.7.6.1).
+        seg.PatientOrientation = source.get("PatientOrientation") or ""
+        shared = seg.get("SharedFunctionalGroupsSequence", [Dataset()])[0]
+        # Readers expect a thickness beside a spacing, and a projection has none.
+        measured = series.frames[0].spacing is not None and source.get("SliceThickness")
+        if "PixelMeasuresSequence" in shared and not measured:
+            del shared.PixelMeasuresSequence
     organization = uid(key, "dimensions")
     for item in seg.get("DimensionOrganizationSequence", ()):
         item.DimensionOrganizationUID = organization
@@ -402,6 +405,6 @@ def _without_clock(made: Any, source: Dataset) -> None:
 def _content_moment(source: Dataset) -> Sequence[str]:
     """When the source was made: a clock would make every repetition another instance."""
     for date, time in _DATES:
-        if source.get(date):
-            return str(source.get(date)), str(source.get(time) or "000000")
+        if found := valid_value(source, date):
+            return str(found), str(valid_value(source, time) or "000000")
     return "19000101", "000000"

@@ -9,6 +9,7 @@ from model_store.scan import Scan, open_series
 from service.inference.pipeline import Segmentation, segment
 from service.prediction.answer import Answer, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
+from service.prediction.dicom_source import notes_on
 from service.prediction.options import SegmentOptions
 from service.prediction.output import (
     MEDIA_TYPES,
@@ -48,11 +49,12 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
-            names, notes = self._warning_names(found.warnings, found.scan.notes), found.scan.notes
+            notes = found.scan.notes
             media_type, filename = MEDIA_TYPES[self.output]
             segmentation = None
             if self.output in ("dicom-seg", "dicom-sr"):
                 series, receipt = open_series(data, self.limits), self._receipt(output=self.output)
+                notes = (*notes, *notes_on(series))
                 kind = self.options.segmentation_type or "binary"
                 if self.output == "dicom-seg":
                     body = encode_seg(series, found.classes, task, receipt, kind)
@@ -65,7 +67,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     found,
                     task,
                     title,
-                    names,
+                    self._warning_names(found.warnings, notes),
                     lambda: self._report(found),
                     compress=self.options.compress is not False,
                 )

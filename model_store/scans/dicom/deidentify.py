@@ -18,6 +18,7 @@ from pydicom.sequence import Sequence as Items
 
 from model_store.errors import UnsupportedScan
 from model_store.scans.dicom.files import reported
+from model_store.scans.dicom.geometry import is_reconstructed
 from model_store.scans.dicom.pixels import modality_lut
 from model_store.scans.dicom.reading import open_series
 from model_store.scans.types import Limits, Parts
@@ -76,6 +77,11 @@ def _kept(source: Dataset, key: bytes, place: int) -> Dataset:
     for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
         if source.get(name):
             setattr(kept, name, Items([_group(item) for item in source[name].value]))
+    if is_reconstructed(source):
+        _copy(source, kept, ("SpacingBetweenSlices", "SliceVector"))
+        kept.ImageType = ["DERIVED", "PRIMARY", "RECON TOMO", "EMISSION"]
+        kept.DetectorInformationSequence = Items([Dataset()])
+        _copy(source.DetectorInformationSequence[0], kept.DetectorInformationSequence[0], _GEOMETRY)
     for keyword in _UIDS:
         if source.get(keyword):
             setattr(kept, keyword, _mapped(str(source.get(keyword)), key))

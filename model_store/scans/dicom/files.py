@@ -47,8 +47,6 @@ MOST_ELEMENTS_OF_FILE = 150 * 2000
 MOST_ITEMS = 50 * 2000
 # Folders are entries too, and a zip may lie in the zip.
 _MOST_ENTRIES = 2 * MOST_FILES
-# A zip with a DICOM file is recognised by one of its first files.
-_SNIFFED_FILES = 64
 # The methods of which zipfile bounds the output: a BZIP2 or LZMA entry of some bytes unpacks to gigabytes.
 _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Bytes of an item that pydicom looks at to find its encoding: a tag and a type.
@@ -75,7 +73,7 @@ def reported(what: str, advice: str = "export it again, or check the transfer") 
 
 
 def sniff(data: bytes) -> bool:
-    """Whether it is a DICOM file, or a zip with one among its first files.
+    """Whether it is a DICOM file, or a zip with one: the images of a patient's CD follow its viewer.
 
     It is also true of a zip that `contents_of_zip` rejects for its compression or its number of entries, so
     that the client gets the reason.
@@ -86,7 +84,7 @@ def sniff(data: bytes) -> bool:
         return True
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()][:_SNIFFED_FILES]
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             if any(entry.compress_type not in _BOUNDED for entry in entries):
                 return True
             return any(_is_dicom_entry(archive, entry) for entry in entries)
@@ -127,14 +125,14 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
                 "DICOM: expected files in the zip that are stored or deflated, found compression method "
                 f"{min(methods)}; zip the series again with the default method"
             )
-        size = sum(entry.file_size for entry in entries)
-        if size > limits.max_decompressed:
-            raise ScanTooLarge(
-                f"DICOM: expected at most {limits.max_decompressed} bytes in the zip, found {size}; send one "
-                "series, without other files"
-            )
         # A file that cannot be unpacked is kept: reading it gives the error.
         kept = [entry for entry in entries if _is_dicom_entry(archive, entry) is not False]
+        size = sum(entry.file_size for entry in kept)
+        if size > limits.max_decompressed:
+            raise ScanTooLarge(
+                f"DICOM: expected at most {limits.max_decompressed} bytes of DICOM files in the zip, found "
+                f"{size}; send one series"
+            )
 
     def reader(entry: zipfile.ZipInfo) -> Content:
         def read() -> bytes:

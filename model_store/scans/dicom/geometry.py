@@ -82,15 +82,17 @@ def frames_of(file: int, header: Dataset) -> list[Frame]:
         raise DamagedScan(
             f"DICOM: the header announces {count} frames and describes {len(per_frame)}; export it again"
         )
-    if count > 1 and not per_frame:
+    detected: tuple[Dataset, ...] = () if per_frame else _detected(header, count)
+    if count > 1 and not per_frame and not detected:
         raise UnsupportedScan(
             f"DICOM: {count} frames without any position of their own in the patient"
             + (", a film over time" if "FrameTime" in header or "CineRate" in header else "")
+            + (", projections or phases of nuclear medicine" if "DetectorVector" in header else "")
             + "; send one frame as a single image, or a series as the scanner stored it"
         )
     frames = []
     for index in range(count):
-        own = _groups(per_frame[index : index + 1])
+        own = detected[index : index + 1] or _groups(per_frame[index : index + 1])
         groups = (*own, *shared, header)
         position = _numbers(groups, "ImagePositionPatient", 3)
         # Frames without groups of their own share the header's position, which places only the first.
@@ -114,6 +116,43 @@ def frames_of(file: int, header: Dataset) -> list[Frame]:
     return frames
 
 
+def is_reconstructed(header: Dataset) -> bool:
+    """Whether it has slices of nuclear medicine that were reconstructed for one detector (PS3.3 C.8.4.15)."""
+    image_type: Any = header.get("ImageType") or ()
+    return (
+        len(image_type) > 2
+        and image_type[2] == "RECON TOMO"
+        and len(header.get("DetectorInformationSequence") or ()) == 1
+    )
+
+
+def _detected(header: Dataset, count: int) -> tuple[Dataset, ...]:
+    """The place of each slice of a reconstruction, from that of the first; empty where there is none.
+
+    A positive spacing between slices leads along the normal of the first, a negative one against it.
+    """
+    if not is_reconstructed(header):
+        return ()
+    detector = (header.DetectorInformationSequence[0],)
+    position = _numbers(detector, "ImagePositionPatient", 3)
+    orientation = _numbers(detector, "ImageOrientationPatient", 6)
+    gap = _numbers((header,), "SpacingBetweenSlices", 1)
+    vector = _numbers((header,), "SliceVector", count)
+    # The number of a slice is repeated where frames differ by more, such as their energy or time.
+    if position is None or orientation is None or gap is None or vector is None:
+        return ()
+    if sorted(vector) != [*range(1, count + 1)]:
+        return ()
+    normal = np.cross(orientation[:3], orientation[3:])
+    places = []
+    for number in vector:
+        place = Dataset()
+        place.ImagePositionPatient = [*(position + (number - 1) * gap[0] * normal)]
+        place.ImageOrientationPatient = [*orientation]
+        places.append(place)
+    return tuple(places)
+
+
 def _groups(items: Any) -> tuple[Dataset, ...]:
     """The macros in the first item of a functional groups sequence."""
     return (
@@ -125,10 +164,13 @@ def _groups(items: Any) -> tuple[Dataset, ...]:
 
 def _numbers(groups: Sequence[Dataset], keyword: str, count: int) -> NDArray[np.float64] | None:
     for group in groups:
-        value = group.get(keyword)
-        if value is None or value == "":
-            continue
-        numbers = np.atleast_1d(np.array(value, np.float64))
+        try:
+            value = group.get(keyword)
+            if value is None or value == "":
+                continue
+            numbers = np.atleast_1d(np.array(value, np.float64))
+        except ValueError:  # a decimal comma, say
+            numbers = np.array([])
         if numbers.shape != (count,) or not np.isfinite(numbers).all():
             raise DamagedScan(f"DICOM: expected {count} numbers as {keyword}, found others; export it again")
         return numbers

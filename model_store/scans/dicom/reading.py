@@ -91,7 +91,8 @@ class DicomSeries:
         check_finite(voxels, "DICOM")
         shown = voxels[0] if self.affine is None else voxels.transpose(2, 1, 0, 3)
         shown.flags.writeable = False
-        modality = str(self.headers[0].get("Modality") or "") or None
+        with reported("the Modality"):
+            modality = str(self.headers[0].get("Modality") or "") or None
         return Scan(shown, self.affine, "dicom", notes=self.notes, modality=modality)
 
 

@@ -18,6 +18,7 @@ from pydicom.uid import (
     DigitalXRayImageStorageForPresentation,
     EnhancedMRImageStorage,
     ExplicitVRLittleEndian,
+    NuclearMedicineImageStorage,
     generate_uid,
 )
 
@@ -111,22 +112,48 @@ def series(
     return files
 
 
-def enhanced(volume: NDArray[Any], gap: float = 2.5, **values: Any) -> bytes:
-    """[slices, rows, columns] as one enhanced file, its frames from the top down."""
+def enhanced(volume: NDArray[Any], gap: float = 2.5, *, own_groups: bool = False, **values: Any) -> bytes:
+    """[slices, rows, columns] as one enhanced file, its frames from the top down.
+
+    With `own_groups`, orientation and spacing are with each frame, as some scanners write them.
+    """
     dataset = header(volume[::-1], EnhancedMRImageStorage, NumberOfFrames=len(volume), Modality="MR")
     plane, measures = Dataset(), Dataset()
     plane.ImageOrientationPatient = list(PLANES["axial"])
     measures.PixelSpacing, measures.SliceThickness = [0.8, 0.7], 1.0
     shared = Dataset()
-    shared.PlaneOrientationSequence, shared.PixelMeasuresSequence = Items([plane]), Items([measures])
+    if not own_groups:
+        shared.PlaneOrientationSequence, shared.PixelMeasuresSequence = Items([plane]), Items([measures])
     dataset.SharedFunctionalGroupsSequence = Items([shared])
     items = []
     for place in reversed(range(len(volume))):
         position, frame = Dataset(), Dataset()
         position.ImagePositionPatient = [-31.0, 12.5, 40.0 + gap * place]
         frame.PlanePositionSequence = Items([position])
+        if own_groups:
+            frame.PlaneOrientationSequence, frame.PixelMeasuresSequence = Items([plane]), Items([measures])
         items.append(frame)
     dataset.PerFrameFunctionalGroupsSequence = Items(items)
+    for keyword, value in values.items():
+        setattr(dataset, keyword, value)
+    return written(dataset)
+
+
+def reconstruction(volume: NDArray[Any], gap: float = -2.5, **values: Any) -> bytes:
+    """[slices, rows, columns] as reconstructed slices of nuclear medicine.
+
+    The place of the first slice is with the detector. For a negative gap it is the topmost.
+    """
+    frames = volume[::-1] if gap < 0 else volume
+    dataset = header(frames.astype(np.uint16), NuclearMedicineImageStorage, Modality="NM")
+    dataset.NumberOfFrames, dataset.ImageType = len(frames), ["DERIVED", "PRIMARY", "RECON TOMO", "EMISSION"]
+    dataset.PixelSpacing, dataset.SpacingBetweenSlices, dataset.SliceThickness = [0.8, 0.7], gap, abs(gap)
+    dataset.FrameIncrementPointer, dataset.NumberOfSlices = 0x00540080, len(frames)
+    dataset.SliceVector = [*range(1, len(frames) + 1)]
+    detector = Dataset()
+    detector.ImagePositionPatient = [-31.0, 12.5, 40.0 + (abs(gap) * (len(frames) - 1) if gap < 0 else 0)]
+    detector.ImageOrientationPatient = list(PLANES["axial"])
+    dataset.DetectorInformationSequence = Items([detector])
     for keyword, value in values.items():
         setattr(dataset, keyword, value)
     return written(dataset)

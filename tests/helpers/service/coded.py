@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from model_store.task import Code, LabelCodes, Normalisation, Task
+from service.prediction.receipt import ModelReceipt, Receipt
 from tests.helpers.model_store.dicom_files import series, uid
 
 CODES = LabelCodes(
@@ -24,6 +25,26 @@ CODED = Task(
 )
 STUDY, SERIES = uid("study"), uid("series")
 VOLUME = np.random.default_rng(3).integers(0, 200, (9, 32, 32)).astype(np.int16)
+
+
+MODEL = ModelReceipt(name="coded@1", digest="sha256:" + "1" * 64)
+RECEIPT = Receipt(
+    request="1",
+    input_sha256="sha256:" + "2" * 64,
+    input_bytes=1,
+    model=MODEL,
+    network=MODEL,
+    graph="sha256:" + "3" * 64,
+    personalization="global",
+    site=None,
+    cluster=None,
+    why="asked for",
+    options={"model": "coded", "uncertainty": False},
+    provider="CPUExecutionProvider",
+    onnxruntime="1.24.1",
+    locum="1.0",
+    machine="x86_64",
+)
 
 
 def publish_coded(root: Path, publish: Any) -> None:

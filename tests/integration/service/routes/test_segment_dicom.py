@@ -241,6 +241,30 @@ def test_series_that_a_seg_cannot_refer_to_has_no_dicom_answer(
     assert api.segment(scan, model="coded").status_code == 200
 
 
+def test_patient_cd_is_segmented(api: Any) -> None:
+    viewer = {f"VIEWER/{n}.dll": b"MZ" + bytes(200) for n in range(80)}
+    answer = api.segment(zipped({**viewer, **series(VOLUME)}), model="bright", output="json")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
+
+
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+def test_attribute_that_a_dicom_answer_leaves_out_is_named(api: Any, output: str) -> None:
+    scan = zipped(series(VOLUME, PatientSex="U", PatientID="P" * 70))
+    answer = api.segment(scan, model="coded", output=output, guard="refuse")
+    made = pydicom.dcmread(io.BytesIO(answer.content))
+    assert (made.PatientSex, made.PatientID) == ("", "P" * 70)
+    assert answer.headers["locum-warning-names"] == "copied:PatientID, left-out:PatientSex"
+    assert answer.headers["locum-warnings"] == "2"
+
+
+def test_series_sent_in_another_container_is_one_seg(api: Any) -> None:
+    files = series(VOLUME)
+    parts = [("scan", ("x", one)) for one in [*files.values()][::-1]]
+    loose = api.client.post("/segment", files=parts, data={"model": "coded", "output": "dicom-seg"})
+    assert loose.content == api.segment(zipped(files), model="coded", output="dicom-seg").content
+
+
 @pytest.mark.parametrize(
     ("files", "name"),
     [

@@ -48,6 +48,7 @@ from tests.helpers.model_store.dicom_files import (
     enhanced,
     header,
     image,
+    reconstruction,
     seg,
     series,
     turned,
@@ -121,6 +122,43 @@ class TestSeries:
             scan = decode(content)
             np.testing.assert_array_equal(scan.voxels, decode(files).voxels)
             assert any("left out" in note.text for note in scan.notes)
+
+    @pytest.mark.parametrize("others", [80, 500])
+    def test_images_of_a_patient_cd_follow_its_viewer(self, others: int) -> None:
+        directory = pydicom.dcmread(io.BytesIO(image(VOLUME[0].astype(np.uint16))))
+        directory.file_meta.MediaStorageSOPClassUID = pydicom.uid.MediaStorageDirectoryStorage
+        del directory.Rows, directory.Columns, directory.PixelData
+        viewer = {f"VIEWER/{n}.dll": b"MZ" + bytes(200) for n in range(others)}
+        files = {"AUTORUN.INF": b"[autorun]", **viewer, "DICOMDIR": written(directory), **series(VOLUME)}
+        scan = decode(zipped(files))
+        np.testing.assert_array_equal(scan.voxels, decode(series(VOLUME)).voxels)
+        assert scan.notes == (Note("files-ignored", f"{others + 2} files without an image were left out"),)
+
+    def test_files_that_are_no_dicom_do_not_count_as_bytes_of_the_scan(self) -> None:
+        files = {"VIEWER/big.dll": bytes(2**21), **series(VOLUME)}
+        assert decode(zipped(files), Limits(max_decompressed=2**20)).grid == (10, 12, 6)
+
+    @pytest.mark.parametrize("gap", [2.5, -2.5])
+    def test_reconstructed_slices_of_nuclear_medicine_lie_where_simpleitk_has_them(
+        self, gap: float, tmp_path: Path
+    ) -> None:
+        content = reconstruction(VOLUME.astype(np.uint16), gap)
+        scan = decode(content)
+        (tmp_path / "nm.dcm").write_bytes(content)
+        read = sitk.ReadImage(str(tmp_path / "nm.dcm"))
+        values = sitk.GetArrayFromImage(read)
+        assert scan.affine is not None
+        to_voxel = np.linalg.inv(scan.affine)
+        for k in range(len(VOLUME)):
+            x, y, z = read.TransformIndexToPhysicalPoint((3, 5, k))
+            i, j, s = np.rint((to_voxel @ [-x, -y, z, 1])[:3]).astype(int)
+            assert scan.voxels[i, j, s, 0] == values[k, 5, 3]
+
+    def test_frames_of_a_reconstruction_in_another_order_are_sorted(self) -> None:
+        shuffled = [3, 1, 2, 6, 5, 4]
+        volume = VOLUME[[number - 1 for number in shuffled]].astype(np.uint16)
+        scan = decode(reconstruction(volume, 2.5, SliceVector=shuffled))
+        np.testing.assert_array_equal(scan.voxels[..., 0].transpose(2, 1, 0), VOLUME.astype(np.uint16))
 
     def test_enhanced_file_equals_the_series(self) -> None:
         single, several = decode(enhanced(VOLUME)), decode(series(VOLUME))
@@ -230,6 +268,41 @@ class TestRefusals:
     def test_report_is_no_image(self) -> None:
         with pytest.raises(UnsupportedScan, match=r"no image .Basic Text SR"):
             decode(Path(str(get_testdata_file("reportsi.dcm"))).read_bytes())
+
+    @pytest.mark.parametrize("keyword", ["PixelSpacing", "ImagePositionPatient", "RescaleSlope"])
+    def test_decimal_comma_is_refused_by_its_attribute(self, keyword: str) -> None:
+        tag = pydicom.tag.Tag(keyword)
+        value = b"1,5\\2,5\\3,5 "[: {"PixelSpacing": 7, "RescaleSlope": 3}.get(keyword, 12)]
+
+        def comma(dataset: pydicom.Dataset, place: int) -> None:
+            dataset._dict[tag] = RawDataElement(
+                tag, "DS", len(value), value, 0, is_implicit_VR=False, is_little_endian=True
+            )
+
+        with pytest.raises(DamagedScan, match=f"numbers as {keyword}, found others"):
+            decode(series(VOLUME, change=comma))
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (
+                image(np.stack([VOLUME[0].astype(np.uint8)] * 4), NumberOfFrames=4, FrameTime=33),
+                "a film over time; send one frame as a single image",
+            ),
+            (
+                reconstruction(VOLUME, DetectorVector=[1] * 6, ImageType=["ORIGINAL", "PRIMARY", "TOMO"]),
+                "projections or phases of nuclear medicine",
+            ),
+            (
+                reconstruction(VOLUME, SliceVector=[1, 1, 2, 2, 3, 3], DetectorVector=[1] * 6),
+                "projections or phases",
+            ),
+        ],
+        ids=["film", "projections", "phases"],
+    )
+    def test_frames_that_are_no_volume_are_refused_in_words(self, content: bytes, words: str) -> None:
+        with pytest.raises(UnsupportedScan, match=words):
+            decode(content)
 
 
 class TestPixels:
@@ -402,7 +475,8 @@ class TestLimits:
             decode(pack(series(VOLUME)), limits)
 
     def test_zip_bomb_is_not_unpacked(self) -> None:
-        bomb = zipped({**series(VOLUME), "zeros": bytes(2**24)})
+        files = series(VOLUME)
+        bomb = zipped({**files, "zeros": files[min(files)] + bytes(2**24)})
         with pytest.raises(ScanTooLarge, match="in the zip"):
             decode(bomb, Limits(max_decompressed=2**20))
 
@@ -766,8 +840,9 @@ class TestDeidentified:
             zipped(series(VOLUME, turned(8), RescaleIntercept=-1000)),
             enhanced(VOLUME),
             image(VOLUME[0].astype(np.uint16), PhotometricInterpretation="MONOCHROME1"),
+            reconstruction(VOLUME.astype(np.uint16)),
         ],
-        ids=["zip", "enhanced", "image"],
+        ids=["zip", "enhanced", "image", "SPECT"],
     )
     def test_same_voxels_and_nothing_of_the_patient(self, content: bytes) -> None:
         cleaned = deidentify(content, Limits(), b"key")

@@ -1,45 +1,34 @@
-"""Which parts of a receipt decide the UIDs of a DICOM answer."""
+"""What decides the UIDs of a DICOM answer."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-import numpy as np
 import pydicom
 import pytest
 
-from model_store.scan import Limits, open_series
-from service.prediction.dicom_seg import encode_report
-from service.prediction.receipt import ModelReceipt, Receipt
-from tests.helpers.service.coded import CODED, VOLUME, coded_series
+from model_store.scan import DicomSeries, Limits, open_series
+from service.prediction.dicom_seg import encode_report, encode_seg
+from tests.helpers.model_store.dicom_files import uid, zipped
+from tests.helpers.service.coded import CODED, RECEIPT, VOLUME, coded_series
 
-MODEL = ModelReceipt(name="coded@1", digest="sha256:" + "1" * 64)
-RECEIPT = Receipt(
-    request="1",
-    input_sha256="sha256:" + "2" * 64,
-    input_bytes=1,
-    model=MODEL,
-    network=MODEL,
-    graph="sha256:" + "3" * 64,
-    personalization="global",
-    site=None,
-    cluster=None,
-    why="asked for",
-    options={"model": "coded", "uncertainty": False},
-    provider="CPUExecutionProvider",
-    onnxruntime="1.24.1",
-    locum="1.0",
-    machine="x86_64",
-)
+CLASSES = (VOLUME.transpose(2, 1, 0) > 100).astype("u1")
 
 
-def instances(**changed: Any) -> list[tuple[str, str]]:
-    """SOPInstanceUID and SeriesInstanceUID of the report and the SEG."""
-    series = open_series({str(n): one for n, one in enumerate(coded_series().values())}, Limits())
-    classes = (VOLUME.transpose(2, 1, 0) > 100).astype(np.uint8)
+def opened(content: Any) -> DicomSeries:
+    return open_series(content, Limits())
+
+
+def made(series: DicomSeries, **changed: Any) -> tuple[bytes, bytes]:
+    """The report and the SEG."""
     receipt = RECEIPT.model_copy(update=changed)
-    files = encode_report(series, classes, CODED, receipt, {"bright": 1.0})
+    return encode_report(series, CLASSES, CODED, receipt, {"bright": 1.0})
+
+
+def instances(series: DicomSeries | None = None, **changed: Any) -> list[tuple[str, str]]:
+    """SOPInstanceUID and SeriesInstanceUID of the report and the SEG."""
+    files = made(series or opened(coded_series()), **changed)
     found = [pydicom.dcmread(io.BytesIO(one)) for one in files]
     return [(one.SOPInstanceUID, one.SeriesInstanceUID) for one in found]
 
@@ -62,3 +51,18 @@ def test_whatever_may_change_the_bytes_makes_another_instance(changed: dict[str,
 def test_another_request_for_the_same_makes_the_same_instance() -> None:
     same = {"request": "2", "why": "assigned", "options": {"model": "coded@1", "uncertainty": False}}
     assert instances(**same) == instances()
+
+
+def test_series_in_another_order_or_container_makes_the_same_bytes() -> None:
+    files = [*coded_series().values()]
+    packed = [
+        {str(n): one for n, one in enumerate(files)},
+        {str(n): one for n, one in enumerate(files[::-1])},
+        zipped({f"IM{n}": one for n, one in enumerate(files)}),
+        zipped({"AUTORUN.INF": b"[autorun]", **{f"DICOM/{n}": one for n, one in enumerate(files[::-1])}}),
+    ]
+    answers = [made(opened(content), input_sha256=f"sha256:{n:064}") for n, content in enumerate(packed)]
+    assert all(each == answers[0] for each in answers)
+    assert encode_seg(opened(packed[0]), CLASSES, CODED, RECEIPT) == answers[0][1]
+    other = coded_series(change=lambda d, place: setattr(d, "SOPInstanceUID", uid("other", place)))
+    assert not {*sum(instances(opened(other)), ())} & {*sum(instances(), ())}
