@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 
 from model_store.errors import LocumStoreError
+from model_store.graphs import operators_of
 from model_store.signing import Signer
 from model_store.store import REPORT, Store
 from model_store.task import Task, TaskKind
@@ -98,6 +99,12 @@ def federate(
     sign: Annotated[
         Path | None, typer.Option(help="A private key (python -m model_store keygen) to sign versions with.")
     ] = None,
+    graph_operators: Annotated[
+        str,
+        typer.Option(
+            envvar="LOCUM_GRAPH_OPERATORS", help="Operators that graphs may have beyond the built-in list."
+        ),
+    ] = "",
     playbook: Annotated[
         bool,
         typer.Option(
@@ -146,7 +153,8 @@ def federate(
             # Defaults suit real scans; the phantom's few slices want their own.
             phantom_of(chosen.kinds[0]).training if data is None and engine is Engine.IN_PROCESS else {},
         )
-        store = Store(out, signer=None if sign is None else Signer.load(sign))
+        signer = None if sign is None else Signer.load(sign)
+        store = Store(out, signer=signer, operators=_operators(graph_operators))
         # Beside a store's folder; a bucket has nothing beside it.
         home = store.root.parent if isinstance(store.root, Path) else Path(".locum")
         if engine is Engine.NETWORK:
@@ -324,6 +332,13 @@ def _failures_in_words() -> Iterator[None]:
     except KeyboardInterrupt:
         console.print("stopped; add --resume to the same command to go on", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _operators(text: str) -> tuple[str, ...]:
+    try:
+        return operators_of(text)
+    except ValueError as error:
+        raise ConfigurationError("--graph-operators cannot be used", [str(error)]) from error
 
 
 def _configured(

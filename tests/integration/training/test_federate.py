@@ -17,6 +17,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from model_store import graphs
 from model_store.store import Store
 from personalization.networks import build
 from personalization.playbook import FILE, Playbook
@@ -24,7 +25,7 @@ from personalization.state import from_safetensors
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, FederationError
-from training.federate import federate
+from training.federate import FAILED, federate
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
@@ -441,3 +442,21 @@ def test_site_that_withholds_statistics_still_trains(data, tmp_path):
     assert train["sites"]["aster"]["withheld"] == ["scores", "metrics"]
     assert set(train["sites"]["aster"]["sent"]) == {"weights"}
     assert train["sites"]["birch"]["metrics"].keys() == {"val_dice", "loss"}
+
+
+def test_federate_publishes_a_network_with_further_operators_where_they_are_allowed(
+    data, config, tmp_path, no_pages, monkeypatch
+):
+    monkeypatch.setattr(graphs, "EXPORTED", graphs.EXPORTED - {"MaxPool"})
+    arguments = ("--method", "fedavg", *options(data, config, tmp_path, "--rounds", 1))
+    refused = invoke(*arguments)
+    assert refused.exit_code == FAILED
+    assert "found MaxPool" in refused.stderr
+    assert "LOCUM_GRAPH_OPERATORS" in refused.stderr
+    invalid = invoke(*arguments, "--resume", "--graph-operators", "Max Pool")
+    assert invalid.exit_code == FAILED
+    assert "--graph-operators cannot be used" in invalid.stderr
+    # The training is not lost.
+    allowed = invoke(*arguments, "--resume", "--graph-operators", "MaxPool")
+    assert allowed.exit_code == 0, allowed.stderr
+    assert Store(tmp_path / "store").names() == ["phantom"]
