@@ -1,11 +1,15 @@
-"""Dice per class and sample (the caller decides the empty case), Dice per patient, and accuracy.
+"""The metrics of answers beside the truth: `METRICS`, one line each; Dice per class and sample, accuracy.
+
+The first metric of a kind of task chooses rounds and models. The federated methods measure the others at
+every validation, and what shows a metric takes its title, its best and its bounds from here.
 
 Legend: B batch (slices or volumes), K classes, ... any spatial axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor
 
 from personalization.errors import LabelError
 
+TaskKind = Literal["segmentation", "classification"]
 Empty = Literal["nan", "one", "zero"]
 _EMPTY: dict[str, float] = {"nan": float("nan"), "one": 1.0, "zero": 0.0}
 
@@ -52,6 +57,89 @@ def foreground_dice(pred: Tensor, gt: Tensor, patients: Sequence[str], classes: 
     """
     by_patient = dice_by_patient(pred, gt, patients, classes)
     return {patient: float(values[1:].nanmean()) for patient, values in by_patient.items()}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One case's answer beside the truth: a patient's class indices [N, ...], or one image's class [1].
+
+    `spacing` has the millimetres between neighbours along each axis, None where it is unknown.
+    """
+
+    predicted: Tensor
+    truth: Tensor
+    classes: int
+    spacing: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, as tables and reports show it.
+
+    Attributes:
+        name: in records and manifests, after `val_` and the like.
+        title: for columns and captions.
+        task: the kind of task that it is for.
+        of: of one case; NaN where it is undefined. A mean over cases leaves these out and counts the others.
+            None for what is no mean over cases: the method that has it measures it.
+        best: whether the highest or the lowest value is best.
+        most: the largest value; the least is 0.
+    """
+
+    name: str
+    title: str
+    task: TaskKind
+    of: Callable[[Compared], float] | None
+    best: Literal["highest", "lowest"] = "highest"
+    most: float = 1.0
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its values are in 0..1."""
+        return self.most == 1.0
+
+
+def _dice_of(case: Compared) -> float:
+    """The mean Dice over the classes 1..K-1 that are in answer or truth, all slices as one volume."""
+    found = dice(case.predicted.unsqueeze(0), case.truth.unsqueeze(0), case.classes)
+    return float(found[0, 1:].nanmean())
+
+
+def _accuracy_of(case: Compared) -> float:
+    return accuracy(case.predicted, case.truth, case.classes)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("dice", "Dice", "segmentation", _dice_of),
+        Metric("accuracy", "accuracy", "classification", _accuracy_of),
+        Metric("balanced_accuracy", "balanced accuracy", "classification", None),
+    )
+}
+
+
+def metrics_of(task: TaskKind) -> tuple[Metric, ...]:
+    """The metrics of a kind of task; the first chooses rounds and models."""
+    return tuple(metric for metric in METRICS.values() if metric.task == task)
+
+
+def further_metrics(
+    predicted: Tensor, truth: Tensor, cases: Sequence[str], classes: int, task: TaskKind
+) -> Mapping[str, dict[str, float]]:
+    """Every case's value of each metric but the first: metric -> case -> value.
+
+    `predicted` and `truth` are class indices [N, ...], `cases` the case of each of the N.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for metric in metrics_of(task)[1:]:
+        if metric.of is None:
+            continue
+        values = found[metric.name] = {}
+        for case in dict.fromkeys(cases):
+            own = torch.tensor([name == case for name in cases])
+            values[case] = metric.of(Compared(predicted[own], truth[own], classes))
+    return found
 
 
 def accuracy(pred: Tensor, gt: Tensor, classes: int) -> float:

@@ -15,7 +15,7 @@ from model_store.guard import ScanSummary, summarise
 from model_store.preprocessing import Geometry, align, class_map, prepare, restore
 from model_store.scan import Scan
 from model_store.task import Task
-from personalization.metrics import dice
+from personalization.metrics import METRICS, Compared, dice
 from training.data.cases import Case
 from training.data.scan_files import read_mask, read_scan
 
@@ -93,11 +93,29 @@ class Scans:
         Mean over the task's foreground classes; NaN without any foreground.
         """
         voxels: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        parts = torch.split(probabilities_NKHW, [scan.slices for scan in self.scans])
-        for scan, part in zip(self.scans, parts, strict=True):
-            predicted = _tensor(restore(part.numpy(), scan.geometry))
+        for scan, predicted in self._restored(probabilities_NKHW):
             voxels.setdefault(scan.patient, []).append((predicted.flatten(), scan.truth.flatten()))
         return {patient: _dice(pairs, self.classes) for patient, pairs in sorted(voxels.items())}
+
+    def measured(self, probabilities_NKHW: Tensor, metric: str) -> dict[str, float]:
+        """Any metric of `personalization.metrics` of every patient, on the scans' own grids.
+
+        Mean over the patient's scans in which it is defined; NaN where it is in none.
+        """
+        of = METRICS[metric].of
+        if of is None:
+            raise ValueError(f"metric '{metric}': expected a mean over cases, such as 'dice'")
+        values: dict[str, list[float]] = {}
+        for scan, predicted in self._restored(probabilities_NKHW):
+            value = of(Compared(predicted, scan.truth, self.classes))
+            values.setdefault(scan.patient, []).append(value)
+        return {patient: float(np.nanmean(found)) for patient, found in sorted(values.items())}
+
+    def _restored(self, probabilities_NKHW: Tensor) -> Iterable[tuple[ReadScan, Tensor]]:
+        """Each scan, and the classes found on its own grid."""
+        parts = torch.split(probabilities_NKHW, [scan.slices for scan in self.scans])
+        for scan, part in zip(self.scans, parts, strict=True):
+            yield scan, _tensor(restore(part.numpy(), scan.geometry))
 
 
 def mixed_order(count: int) -> list[int]:

@@ -36,7 +36,8 @@ from pydantic import Field
 from torch import nn
 
 from model_store.manifest import NetworkSpec
-from model_store.task import Task, TaskKind
+from model_store.task import Task
+from personalization.metrics import metrics_of
 from personalization.precision import Precision
 from training.algorithm import (
     Algorithm,
@@ -78,9 +79,6 @@ SCORES = Group("scores", "statistics", "collect", essential=False, check=Validat
 MOMENTS = Group("moments", "statistics", "mean", essential=False)
 ESTIMATE = Phase("estimate", 1, (WEIGHTS,), (MOMENTS,), everyone=True)
 REVALIDATE = Phase("revalidate", 1, (WEIGHTS,), (SCORES,), everyone=True)
-
-
-_METRICS: Mapping[TaskKind, str] = {"segmentation": "val_dice", "classification": "val_accuracy"}
 
 
 class FedAvgConfig(NetworkConfig):
@@ -135,7 +133,7 @@ class FedAvg(Algorithm[AnySiteData]):
         self.network = self.architecture(task)
         # Without batch norm there is nothing to estimate.
         self._estimates = config.statistics == "estimated" and bool(moments_of(self.network))
-        self.metric = _METRICS[task.kind]
+        self.metric = f"val_{metrics_of(task.kind)[0].name}"
 
     def architecture(self, task: Task) -> NetworkSpec:
         """The network that the sites train."""
@@ -259,7 +257,7 @@ class FedAvg(Algorithm[AnySiteData]):
     def publication(self, server: Memory) -> Publication:
         """The selected global model."""
         weights, facts = self.selected(server)
-        metrics = {} if facts[self.metric] is None else {self.metric: facts[self.metric]}
+        metrics = {name: value for name, value in facts.items() if name != "round" and value is not None}
         return Publication(
             "model",
             (ModelDraft("global", self.network, weights, metrics=metrics),),
@@ -277,12 +275,11 @@ def note_scores(
     different patients. For the same reason the best is forgotten when patients are scored for the first time.
     """
     before = facts.get("scores", {})
-    scores = dict(before)
-    for site, state in result.collected.get(SCORES.name, {}).items():
-        scores[site] = state["score"].tolist()
-    total = ValidationScore(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
-    latest = {metric: total.mean if total.patients else None, "round": rounds_done}
-    newly = any(patients for site, (_, patients) in scores.items() if site not in before)
+    sent = result.collected.get(SCORES.name, {}).items()
+    scores = {**before, **{site: ValidationScore.received(state).facts() for site, state in sent}}
+    total = ValidationScore.together([ValidationScore.noted(score) for score in scores.values()])
+    latest = {metric: None, **total.metrics(metric), "round": rounds_done}
+    newly = any(score["patients"] for site, score in scores.items() if site not in before)
     best = None if newly else facts.get("best")
     if total.patients and (best is None or total.mean > best[metric]):
         best = latest

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from personalization.metrics import METRICS
 from training.algorithm import Phase, ServerStage
 from training.data.cases import FEW_PATIENTS
 from training.engine.history import Observer, RoundEntry, SiteEntry
@@ -23,6 +24,8 @@ from training.progress.state import RunState, bytes_of, heading
 Plan = Sequence[Phase | ServerStage]
 
 # With more sites than this, a line gives the range of values instead of each site's.
+# Whose score the sparklines show, the first that there is.
+_TREND = ("personal_val_", "joined_val_", "val_")
 _NAMED_SITES = 5
 
 _MARKS = {
@@ -191,7 +194,8 @@ class RichProgress(_Display):
     @staticmethod
     def _sites(state: RunState) -> Table:
         metrics = state.metrics
-        trend = next((m for m in ("personal_val_dice", "joined_val_dice", "val_dice") if m in metrics), None)
+        names = (f"{whose}{metric}" for whose in _TREND for metric in METRICS)
+        trend = next((name for name in names if name in metrics), None)
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), show_footer=len(state.sites) > 1)
         table.add_column("site", footer=Text("mean", style="dim"), min_width=8)
         for metric in metrics:

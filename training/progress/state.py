@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from personalization.metrics import METRICS, Metric
 from training.algorithm import Phase, ServerStage
 from training.data.cases import few_patients
 from training.engine.history import RoundEntry, SiteEntry
 
-# Display names of the known metrics, in display order. Other metrics follow under their own names.
-METRICS = {
-    "loss": "loss",
-    "val_dice": "Dice",
-    "joined_val_dice": "joined Dice",
-    "personal_val_dice": "own Dice",
-    "val_accuracy": "accuracy",
-    "local_val_accuracy": "local accuracy",
-    "cluster_val_accuracy": "cluster accuracy",
-    "personal_val_accuracy": "own accuracy",
-    "key_entropy": "key entropy",
-    "dead_keys": "dead keys",
+# Whose model a score is of, by what its name begins with.
+WHOSE = {
+    "val_": "",
+    "joined_val_": "joined ",
+    "local_val_": "local ",
+    "cluster_val_": "cluster ",
+    "personal_val_": "own ",
 }
+_OTHERS = {"key_entropy": "key entropy", "dead_keys": "dead keys"}
 
 
-def heading(metric: str) -> str:
+def measured(name: str) -> tuple[str, Metric] | None:
+    """Whose model (a key of `WHOSE`) and which metric a name stands for: `val_dice`; None of another name."""
+    for whose in WHOSE:
+        if name.startswith(whose) and (metric := name.removeprefix(whose)) in METRICS:
+            return whose, METRICS[metric]
+    return None
+
+
+def in_order(seen: Collection[str]) -> list[str]:
+    """Names in the order of columns: the loss, the scores metric by metric, the others."""
+    scores = [f"{whose}{metric}" for metric in METRICS for whose in WHOSE]
+    known = ["loss", *scores, *_OTHERS]
+    return [*(name for name in known if name in seen), *sorted(set(seen).difference(known))]
+
+
+def heading(name: str) -> str:
     """Return the column heading of a metric."""
-    return METRICS.get(metric, metric.replace("_", " "))
+    if (found := measured(name)) is not None:
+        return f"{WHOSE[found[0]]}{found[1].title}"
+    return _OTHERS.get(name, name.replace("_", " "))
 
 
 @dataclass
@@ -49,7 +63,7 @@ class SiteState:
 
 def is_score(metric: str) -> bool:
     """Whether a metric is a score of patients or images."""
-    return "dice" in metric or "accuracy" in metric
+    return measured(metric) is not None
 
 
 def bytes_of(entry: SiteEntry) -> int:
@@ -148,7 +162,7 @@ class RunState:
     def metrics(self) -> list[str]:
         """The metrics received so far, in column order."""
         seen = {name for site in self.sites.values() for name in site.metrics}
-        return [*(name for name in METRICS if name in seen), *sorted(seen - METRICS.keys())]
+        return in_order(seen)
 
     def mean(self, metric: str) -> float | None:
         """Average a metric's newest values over the sites."""

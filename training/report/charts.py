@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -47,12 +47,13 @@ def line_chart(
     share: bool = False,
     unit: str = "",
     zero: bool = True,
-    best: bool = False,
+    best: Literal["highest", "lowest"] | None = None,
     along: str = "round",
 ) -> str:
     """Draw curves over rounds (or over `along`), as an <svg> element.
 
-    `share` fixes the y axis to [0, 1], `zero` starts it at 0, `unit` "B" formats bytes, `best` marks maxima.
+    `share` fixes the y axis to [0, 1], `zero` starts it at 0, `unit` "B" formats bytes, `best` marks the best
+    point of a curve.
     """
     with mpl.rc_context({**_STYLE, "svg.hashsalt": ",".join(lines) + unit + str(share)}):
         figure = Figure(figsize=(4.6, 2.5), layout="constrained")
@@ -63,7 +64,8 @@ def line_chart(
             if len(line.points) == 1:
                 axes.plot(x, y, marker="o", markersize=3.5, color=line.colour)
             if best and line.points:
-                top = max(line.points, key=lambda point: point[1])
+                choose = min if best == "lowest" else max
+                top = choose(line.points, key=lambda point: point[1])
                 axes.plot(*top, marker="o", markersize=4.5, color=line.colour, markeredgecolor="white")
         _dress(axes, share, unit, zero, along)
         return _svg(figure)

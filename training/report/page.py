@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
@@ -20,24 +20,27 @@ from training.data.cases import FEW_PATIENTS, few_patients
 from training.engine.history import RoundEntry
 from training.methods.registry import method
 from training.progress.format import duration, number, size
-from training.progress.state import METRICS, heading, is_score
+from training.progress.state import heading, in_order, is_score, measured
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.transmission import mebibytes
 
-# Captions of charts, by metric.
+# Captions of charts: of a score by whose model it is, of others by their name.
+_WHOSE = {
+    "val_": "the global model as each site receives it",
+    "joined_val_": "shared weights with each site's own",
+    "local_val_": "what each site trained alone",
+    "cluster_val_": "the model of each site's cluster",
+    "personal_val_": "each site's own model",
+}
 _CAPTIONS = {
     "loss": "Training loss, mean over a round's batches.",
-    "val_dice": "Validation Dice of the global model as each site receives it. A dot marks the best round.",
-    "joined_val_dice": "Validation Dice of shared weights with each site's own. A dot marks the best round.",
-    "val_accuracy": "Validation accuracy of the global model as each site receives it.",
     "key_entropy": "Entropy of the keys that a site's images pick; 1 means that all are used equally.",
     "dead_keys": "Keys that no image of a site picks.",
-    "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
 }
 
 # Scores of a model that all sites share.
-_FOR_ALL = ("val_dice", "joined_val_dice", "val_accuracy")
+_FOR_ALL = ("val_", "joined_val_")
 
 
 def environment() -> jinja2.Environment:
@@ -101,7 +104,20 @@ def _main_phase(record: RunRecord) -> list[RoundEntry]:
 
 def _metric_names(record: RunRecord) -> list[str]:
     seen = {name for entry in record.rounds for site in entry.sites.values() for name in site.metrics}
-    return [*(name for name in METRICS if name in seen), *sorted(seen - METRICS.keys())]
+    return in_order(seen)
+
+
+def _caption(name: str) -> str:
+    if (found := measured(name)) is None:
+        return _CAPTIONS.get(name, "")
+    return f"Validation {found[1].title} of {_WHOSE[found[0]]}. A dot marks the best round."
+
+
+def _best_of(values: Iterable[float], name: str) -> float | None:
+    """The best of a score's values, which is the lowest of a distance."""
+    found = measured(name)
+    best = min if found and found[1].best == "lowest" else max
+    return best(values, default=None)
 
 
 def _tiles(record: RunRecord) -> list[tuple[str, str]]:
@@ -134,7 +150,7 @@ def _values(rounds: Sequence[RoundEntry], site: str, metric: str) -> list[tuple[
 
 def _best(rounds: Sequence[RoundEntry], site: str, metric: str) -> float | None:
     values = [value for _, value in _values(rounds, site, metric)]
-    return max(values) if values else None
+    return _best_of(values, metric)
 
 
 def _best_mean(record: RunRecord, metric: str) -> float | None:
@@ -144,7 +160,8 @@ def _best_mean(record: RunRecord, metric: str) -> float | None:
     participating site without a score does not disqualify a round: no patient of it has a target or a
     prediction.
     """
-    if metric not in _FOR_ALL:
+    score = measured(metric)
+    if score is None or score[0] not in _FOR_ALL:
         own = [b for site in record.sites if (b := _best(record.rounds, site.name, metric)) is not None]
         return fmean(own) if own else None
     found = [
@@ -153,21 +170,23 @@ def _best_mean(record: RunRecord, metric: str) -> float | None:
         if (values := [site.metrics[metric] for site in entry.sites.values() if metric in site.metrics])
     ]
     most = max((sites for sites, _ in found), default=0)
-    return max((fmean(values) for sites, values in found if sites == most), default=None)
+    return _best_of((fmean(values) for sites, values in found if sites == most), metric)
 
 
 def _charts(record: RunRecord) -> list[dict[str, Any]]:
     rounds = _main_phase(record)
     charts = []
     for metric in _metric_names(record):
-        score = is_score(metric)
+        score = measured(metric)
         lines = {
             site.name: Line(_values(rounds, site.name, metric), colour_of(i))
             for i, site in enumerate(record.sites)
         }
         if any(line.points for line in lines.values()):
-            svg = line_chart(lines, share=score, best=score)
-            charts.append(_chart(heading(metric), _CAPTIONS.get(metric, ""), svg))
+            share, best = (score[1].is_share, score[1].best) if score else (False, None)
+            charts.append(
+                _chart(heading(metric), _caption(metric), line_chart(lines, share=share, best=best))
+            )
     phase = f" in the phase '{rounds[0].phase}'" if rounds else ""
     caption = f"Cumulative bytes that a site sent and received{phase}."
     charts.append(_chart("traffic", caption, _traffic_chart(record, rounds)))

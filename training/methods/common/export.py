@@ -24,15 +24,19 @@ def keep_exported(server: Memory, result: RoundResult) -> Memory:
     """The server's part: its memory with the models of the sites that delivered one."""
     inside = {f"inside/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()}
     sent = result.collected.get(PERSONAL_SCORE.name, {})
-    scores = {site: sent[site]["score"].tolist() if site in sent else [0.0, 0] for site in result.weights}
+    none = ValidationScore()
+    scores = {
+        site: (ValidationScore.received(sent[site]) if site in sent else none).facts()
+        for site in result.weights
+    }
     return Memory({**server.tensors, **join(inside)}, {**server.facts, "exported": scores})
 
 
 def exported_models(server: Memory) -> dict[str, tuple[State, ValidationScore]]:
     """Site -> its model and score, of what `keep_exported` put into the server's memory."""
     return {
-        site: (part(server.tensors, f"inside/{site}"), ValidationScore(total, int(patients)))
-        for site, (total, patients) in server.facts.get("exported", {}).items()
+        site: (part(server.tensors, f"inside/{site}"), ValidationScore.noted(score))
+        for site, score in server.facts.get("exported", {}).items()
     }
 
 

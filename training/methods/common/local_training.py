@@ -6,10 +6,10 @@ The data are slices with masks, or images with classes; each has its loss and it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from model_store.manifest import NetworkSpec
 from personalization.losses import soft_dice_loss
-from personalization.metrics import foreground_dice
+from personalization.metrics import METRICS, foreground_dice, further_metrics
 from personalization.networks import build, initialise, outline
 from personalization.networks.capabilities import batch_norms, moving_norms, running
 from personalization.precision import Precision, mixed_precision, to_float32
@@ -234,16 +234,17 @@ def _epoch(
     )
 
 
-def check_score(score: Tensor, most: int | None) -> None:
-    """Raise ValueError unless this is a sum of numbers in 0..1 and their count, at most `most`."""
+def check_score(score: Tensor, most: int | None, largest: float = 1.0) -> None:
+    """Raise ValueError unless this is a sum of numbers in 0..`largest` and their count, at most `most`."""
     if score.shape != (2,) or score.dtype != torch.float64:
         raise ValueError(
             f"expected a score of shape [2] and float64, found {list(score.shape)} {score.dtype}"
         )
     total, count = score.tolist()
-    if not (0 <= total <= count and count == int(count) and (most is None or count <= most)):
+    bound = largest * count if count else 0.0
+    if not (0 <= total <= bound and count == int(count) and (most is None or count <= most)):
         raise ValueError(
-            f"expected the sum of numbers in 0..1 and their count, {most} at most, found {total:g} "
+            f"expected the sum of numbers in 0..{largest:g} and their count, {most} at most, found {total:g} "
             f"of {count:g}"
         )
 
@@ -353,17 +354,44 @@ def dice_per_patient(
 class ValidationScore:
     """A sum of Dice over the patients that have one, so that scores of several sites add up.
 
-    Of images with classes: how many are right, and how many there are.
+    Of images with classes: how many are right, and how many there are. `further` has the sum and the number
+    of each metric beside this one that chooses (`personalization.metrics`).
     """
 
     total: float = 0.0
     patients: int = 0
+    further: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, dice: Mapping[str, float]) -> ValidationScore:
+    def of(
+        cls, dice: Mapping[str, float], further: Mapping[str, Mapping[str, float]] | None = None
+    ) -> ValidationScore:
         """The score of some patients; NaN is left out."""
-        defined = [value for value in dice.values() if not math.isnan(value)]
-        return cls(math.fsum(defined), len(defined))
+        sums = {name: _sum(values.values()) for name, values in (further or {}).items()}
+        return cls(*_sum(dice.values()), sums)
+
+    @classmethod
+    def received(cls, state: State) -> ValidationScore:
+        """The score that a site sent as `state`."""
+        total, patients = state["score"].tolist()
+        further = {name: tensor.tolist() for name, tensor in state.items() if name != "score"}
+        return cls(total, int(patients), {name: (value, int(n)) for name, (value, n) in further.items()})
+
+    @classmethod
+    def noted(cls, facts: Mapping[str, Any]) -> ValidationScore:
+        """The score that was kept as `facts`."""
+        further = {name: (value, number) for name, (value, number) in facts.get("further", {}).items()}
+        return cls(facts["total"], facts["patients"], further)
+
+    @classmethod
+    def together(cls, scores: Sequence[ValidationScore]) -> ValidationScore:
+        """The score of all sites' patients."""
+        names = dict.fromkeys(name for score in scores for name in score.further)
+        sums = {name: [s.further[name] for s in scores if name in s.further] for name in names}
+        further = {
+            name: (math.fsum(t for t, _ in found), sum(n for _, n in found)) for name, found in sums.items()
+        }
+        return cls(math.fsum(s.total for s in scores), sum(s.patients for s in scores), further)
 
     @property
     def mean(self) -> float:
@@ -371,19 +399,29 @@ class ValidationScore:
         return self.total / self.patients if self.patients else math.nan
 
     def state(self) -> State:
-        """As it travels: float64 [2], sum and count."""
-        return {"score": torch.tensor([self.total, self.patients], dtype=torch.float64)}
+        """As it travels: float64 [2] each, sum and count."""
+        sums = {"score": (self.total, self.patients), **self.further}
+        return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in sums.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON, for a memory."""
+        further = {name: list(pair) for name, pair in self.further.items()}
+        return {"total": self.total, "patients": self.patients, **({"further": further} if further else {})}
 
     @classmethod
     def check(cls, state: State, size: SiteSize) -> None:
         """Raise ValueError for what no site of this size can send: see `state`."""
-        if list(state) != ["score"]:
-            raise ValueError(f"expected the tensor 'score', found {sorted(state)}")
-        check_score(state["score"], size.scored)
+        unknown = state.keys() - {"score", *METRICS}
+        if "score" not in state or unknown:
+            raise ValueError(f"expected the tensor 'score' and metrics beside it, found {sorted(state)}")
+        for name, score in state.items():
+            check_score(score, size.scored, 1.0 if name == "score" else METRICS[name].most)
 
     def metrics(self, name: str) -> dict[str, float]:
-        """As a metric; nothing when no patient has a Dice."""
-        return {name: self.mean} if self.patients else {}
+        """As a metric `name`, PREFIXval_METRIC, with the others beside it; without those of no patient."""
+        prefix = "".join(name.partition("val_")[:2])
+        others = {prefix + other: total / n for other, (total, n) in self.further.items() if n}
+        return {name: self.mean, **others} if self.patients else others
 
     def beats(self, best: ValidationScore) -> bool:
         """Whether the mean is higher.
@@ -396,13 +434,27 @@ class ValidationScore:
         return self.mean > (best.mean if best.patients else 0.0)
 
 
+def _sum(values: Iterable[float]) -> tuple[float, int]:
+    """Sum and number of the values that are defined."""
+    defined = [value for value in values if not math.isnan(value)]
+    return math.fsum(defined), len(defined)
+
+
 def evaluate(
     network: nn.Module, data: TrainingExamples, classes: int, batch_size: int = 16
 ) -> ValidationScore:
-    """The network's foreground Dice on some slices, or its accuracy on some images."""
+    """The network's foreground Dice on some slices, or its accuracy on some images; other metrics too."""
+    return scored(predict(network, data, batch_size), data, classes) if len(data) else ValidationScore()
+
+
+def scored(predicted: Tensor, data: TrainingExamples, classes: int) -> ValidationScore:
+    """What class indices [N, ...] for the slices or images score; there is at least one."""
     if isinstance(data, SliceSet):
-        return ValidationScore.of(dice_per_patient(network, data, classes, batch_size))
-    if not len(data):
-        return ValidationScore()
-    right = predict(network, data, batch_size) == torch.from_numpy(data.labels)
-    return ValidationScore(float(right.sum()), len(right))
+        truth, patients = torch.from_numpy(data.targets), data.patients
+        dice = foreground_dice(predicted, truth, patients, classes)
+        further = further_metrics(predicted, truth, patients, classes, "segmentation")
+        return ValidationScore.of(dice, further)
+    labels, images = torch.from_numpy(data.labels), tuple(map(str, range(len(data.labels))))
+    further = further_metrics(predicted, labels, images, classes, "classification")
+    right = dict(zip(images, (predicted == labels).double().tolist(), strict=True))
+    return ValidationScore.of(right, further)

@@ -61,16 +61,16 @@ class PersonalModels(FedAvg):
     def choose(self, memory: Memory, model: State, score: ValidationScore) -> Memory:
         """The site's memory with its model, if that is the one to publish so far."""
         chosen = memory.facts.get(_CHOSEN)
-        if chosen and self.config.selection == "best" and not score.beats(ValidationScore(**chosen)):
+        if chosen and self.config.selection == "best" and not score.beats(ValidationScore.noted(chosen)):
             return memory
-        facts = {"total": score.total, "patients": score.patients}
-        return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, {**memory.facts, _CHOSEN: facts})
+        facts = {**memory.facts, _CHOSEN: score.facts()}
+        return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, facts)
 
     def export(self, memory: Memory) -> ClientResult:
         """The chosen model. Raises SiteFailed at a site that never trained."""
         if _CHOSEN not in memory.facts:
             raise SiteFailed("it has no personal model: it took part in no round of training")
-        score = ValidationScore(**memory.facts[_CHOSEN])
+        score = ValidationScore.noted(memory.facts[_CHOSEN])
         return export_personal(part(memory.tensors, _CHOSEN), score, self.personal_metric)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:

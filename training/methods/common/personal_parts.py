@@ -95,9 +95,9 @@ class PersonalFedAvg(PersonalModels):
         received = join_own(received, own or self._first(context))
         result = super().client_step(context, received, memory, data)
         uploads = dict(result.uploads)
-        total, patients = uploads.pop(SCORES.name)["score"].tolist()
+        score = ValidationScore.received(uploads.pop(SCORES.name))
         if own:
-            memory = self.choose(memory, received[WEIGHTS.name], ValidationScore(total, int(patients)))
+            memory = self.choose(memory, received[WEIGHTS.name], score)
         return keep_own(replace(result, uploads=uploads, memory=memory), memory, self.is_own)
 
     def _first(self, context: StepContext) -> State:

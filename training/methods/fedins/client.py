@@ -14,12 +14,11 @@ from torch import Tensor
 
 from personalization.augmentation import Augmentation, transform, transform_images
 from personalization.fedins import Answer, InstanceAdaptive, fedins_loss, random_entries, usage_of
-from personalization.metrics import foreground_dice
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
 from training.data.segmentation.dataset import SliceSet
-from training.methods.common.local_training import TrainingExamples, ValidationScore, task_loss
+from training.methods.common.local_training import TrainingExamples, ValidationScore, scored, task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -146,13 +145,7 @@ def score_pool(
             strict=True,
         )
     ]
-    predicted = torch.cat(found)
-    if isinstance(data, SliceSet):
-        return ValidationScore.of(
-            foreground_dice(predicted, torch.from_numpy(data.targets), data.patients, classes)
-        )
-    right = predicted == torch.from_numpy(data.labels)
-    return ValidationScore(float(right.sum()), len(right))
+    return scored(torch.cat(found), data, classes)
 
 
 @torch.no_grad()

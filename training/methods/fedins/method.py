@@ -33,6 +33,7 @@ from torch import Tensor
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive, key_entropy, unused
+from personalization.metrics import metrics_of
 from personalization.networks import Backbone, outline
 from training.algorithm import (
     Algorithm,
@@ -116,7 +117,7 @@ class FedIns(Algorithm[AnySiteData]):
         self.network = manifest.network
         backbone = outline(manifest.network.name, **manifest.network.arguments)
         assert isinstance(backbone, Backbone)  # `find_backbone` takes no other
-        self.metric = "val_dice" if task.kind == "segmentation" else "val_accuracy"
+        self.metric = f"val_{metrics_of(task.kind)[0].name}"
         self.centred = config.centre == "yes" or (config.centre == "auto" and backbone.centred_queries)
         knows_task = has_head_for(manifest, task)
         self.starts_at_head = config.head == "backbone" or (config.head == "auto" and knows_task)
@@ -269,7 +270,7 @@ class FedIns(Algorithm[AnySiteData]):
         chosen = facts.get("best")
         noted = chosen or facts["latest"]
         weights = {**part(server.tensors, "best" if chosen else "global"), **part(server.tensors, "fixed")}
-        metrics = {} if noted[self.metric] is None else {self.metric: noted[self.metric]}
+        metrics = {name: value for name, value in noted.items() if name != "round" and value is not None}
         usage = next((seen["picks"] for seen in facts["usage"] if seen["round"] == noted["round"]), None)
         return Publication(
             "ssf-pool",
