@@ -24,7 +24,7 @@ from training.progress.state import RunState, bytes_of, heading
 Plan = Sequence[Phase | ServerStage]
 
 # With more sites than this, a line gives the range of values instead of each site's.
-# Whose score the sparklines show, the first that there is.
+# The score that the sparklines show: the first of these that a run has.
 _TREND = ("personal_val_", "joined_val_", "val_")
 _NAMED_SITES = 5
 
@@ -194,7 +194,7 @@ class RichProgress(_Display):
     @staticmethod
     def _sites(state: RunState) -> Table:
         metrics = state.metrics
-        names = (f"{whose}{metric}" for whose in _TREND for metric in METRICS)
+        names = (f"{prefix}{metric}" for prefix in _TREND for metric in METRICS)
         trend = next((name for name in names if name in metrics), None)
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), show_footer=len(state.sites) > 1)
         table.add_column("site", footer=Text("mean", style="dim"), min_width=8)

@@ -13,8 +13,8 @@ from training.algorithm import Phase, ServerStage
 from training.data.cases import few_patients
 from training.engine.history import RoundEntry, SiteEntry
 
-# Whose model a score is of, by what its name begins with.
-WHOSE = {
+# The model that a score is of, by what its name begins with.
+PREFIXES = {
     "val_": "",
     "joined_val_": "joined ",
     "local_val_": "local ",
@@ -25,16 +25,16 @@ _OTHERS = {"key_entropy": "key entropy", "dead_keys": "dead keys"}
 
 
 def measured(name: str) -> tuple[str, Metric] | None:
-    """Whose model (a key of `WHOSE`) and which metric a name stands for: `val_dice`; None of another name."""
-    for whose in WHOSE:
-        if name.startswith(whose) and (metric := name.removeprefix(whose)) in METRICS:
-            return whose, METRICS[metric]
+    """Split `val_dice` into its prefix, a key of `PREFIXES`, and its metric; None for another name."""
+    for prefix in PREFIXES:
+        if name.startswith(prefix) and (metric := name.removeprefix(prefix)) in METRICS:
+            return prefix, METRICS[metric]
     return None
 
 
 def in_order(seen: Collection[str]) -> list[str]:
     """Names in the order of columns: the loss, the scores metric by metric, the others."""
-    scores = [f"{whose}{metric}" for metric in METRICS for whose in WHOSE]
+    scores = [f"{prefix}{metric}" for metric in METRICS for prefix in PREFIXES]
     known = ["loss", *scores, *_OTHERS]
     return [*(name for name in known if name in seen), *sorted(set(seen).difference(known))]
 
@@ -42,7 +42,7 @@ def in_order(seen: Collection[str]) -> list[str]:
 def heading(name: str) -> str:
     """Return the column heading of a metric."""
     if (found := measured(name)) is not None:
-        return f"{WHOSE[found[0]]}{found[1].title}"
+        return f"{PREFIXES[found[0]]}{found[1].title}"
     return _OTHERS.get(name, name.replace("_", " "))
 
 

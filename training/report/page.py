@@ -25,8 +25,8 @@ from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.transmission import mebibytes
 
-# Captions of charts: of a score by whose model it is, of others by their name.
-_WHOSE = {
+# Captions of charts: of a score by the prefix of its name, of others by the name.
+_MODELS = {
     "val_": "the global model as each site receives it",
     "joined_val_": "shared weights with each site's own",
     "local_val_": "what each site trained alone",
@@ -110,7 +110,7 @@ def _metric_names(record: RunRecord) -> list[str]:
 def _caption(name: str) -> str:
     if (found := measured(name)) is None:
         return _CAPTIONS.get(name, "")
-    return f"Validation {found[1].title} of {_WHOSE[found[0]]}. A dot marks the best round."
+    return f"Validation {found[1].title} of {_MODELS[found[0]]}. A dot marks the best round."
 
 
 def _best_of(values: Iterable[float], name: str) -> float | None:

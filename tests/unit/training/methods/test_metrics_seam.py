@@ -26,7 +26,7 @@ from training.run import Run, execute
 
 
 def wrong_pixels(case: Compared) -> float:
-    """Of one patient; undefined where the truth has no target."""
+    """Count them in one patient; undefined where the truth has no target."""
     return float((case.predicted != case.truth).sum()) if bool(case.truth.any()) else math.nan
 
 
@@ -106,8 +106,8 @@ def test_run_record_manifest_and_report_show_the_metric(name: str, tmp_path: Pat
     record = RunRecord.of(result)
     assert any(shown in site.metrics for entry in record.rounds for site in entry.sites.values())
     page = write_report(record, tmp_path / "report.html", result.publication).read_text()
-    whose = "the global model as each site receives it" if name == "fedavg" else "each site&#39;s own model"
-    assert f"Validation wrong pixels of {whose}. A dot marks the best round." in page
+    model = "the global model as each site receives it" if name == "fedavg" else "each site&#39;s own model"
+    assert f"Validation wrong pixels of {model}. A dot marks the best round." in page
     lowest = [
         min(e.sites[s].metrics[shown] for e in record.rounds if s in e.sites and shown in e.sites[s].metrics)
         for s in ("aster", "birch")
