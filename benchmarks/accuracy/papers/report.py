@@ -143,8 +143,8 @@ class Part:
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """The change of every arm against the baseline, with its interval."""
-        found = {name: self._interval(name) for name in self.lines if name != self.baseline}
-        return tuple(Change(name, f.mean, f.low, f.high) for name, f in found.items() if f is not None)
+        found = self._intervals.items()
+        return tuple(Change(name, f.mean, f.low, f.high) for name, f in found if f is not None)
 
     @property
     def _sites(self) -> list[str]:
@@ -152,14 +152,17 @@ class Part:
             {site for line in self.lines.values() for found in line.ours.values() for site, _ in found}
         )
 
-    def _interval(self, name: str) -> Interval | None:
+    @cached_property
+    def _intervals(self) -> Mapping[str, Interval | None]:
+        """Every other arm less the baseline; nothing where that has no row."""
         if self.baseline not in self.lines:
-            return None
-        found = tables.difference_of_sites(self.lines[name].ours, self.lines[self.baseline].ours, self._sites)
-        return None if found is None else found.interval
+            return {}
+        base, others = self.lines[self.baseline].ours, [n for n in self.lines if n != self.baseline]
+        found = {n: tables.difference_of_sites(self.lines[n].ours, base, self._sites) for n in others}
+        return {name: None if each is None else each.interval for name, each in found.items()}
 
     def _difference(self, name: str) -> str:
-        found = self._interval(name)
+        found = self._intervals.get(name)
         return (
             ""
             if found is None
@@ -171,6 +174,7 @@ class PaperTables(Experiment[P]):
     """An experiment of which the page has a `Part` per table. `differs` says what differs from the paper."""
 
     differs: ClassVar[str]
+    _drawn: tuple[Sequence[Row], Mapping[str, Part]] | None = None
 
     @abstractmethod
     def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
@@ -179,16 +183,22 @@ class PaperTables(Experiment[P]):
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """What differs from the paper, then every part."""
         found = [self.differs, _MINUS, _SECONDS]
-        for name, part in self.parts(rows).items():
+        for name, part in self._parts_of(rows).items():
             found += part.sections(self._file(name))
         return found
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
         """A figure per part."""
-        parts = self.parts(rows).items()
+        parts = self._parts_of(rows).items()
         return {
             self._file(name): forest_chart(part.changes, part.metric) for name, part in parts if part.changes
         }
+
+    def _parts_of(self, rows: Sequence[Row]) -> Mapping[str, Part]:
+        """The parts, made once for a page and its figures: their intervals take seconds."""
+        if self._drawn is None or self._drawn[0] is not rows:
+            self._drawn = (rows, self.parts(rows))
+        return self._drawn[1]
 
     def _file(self, name: str) -> str:
         return f"{self.rows_path.stem}.{name}.svg"
