@@ -190,10 +190,10 @@ PROFILES = {
     "smoke": Profile(
         1,
         {
-            **{"width": 4, "local_epochs": 1, "personal_epochs": 1, "probes": 32},
-            **{"epochs": 1, "steps": 4, "synthesis_batch": 8, "outer_steps": 2},
+            **{"width": 1, "local_epochs": 1, "personal_epochs": 1, "probes": 8},
+            **{"epochs": 1, "steps": 2, "synthesis_batch": 5, "outer_steps": 1},
         },
-        {"epochs": 1, "generator_steps": 1, "synthesis_batch": 8, "noise_size": 8, "generator_width": 4},
+        {"epochs": 1, "generator_steps": 1, "synthesis_batch": 5, "noise_size": 8, "generator_width": 4},
         sets=("wbc5_28_shift",),
     ),
     "cpu": Profile(
