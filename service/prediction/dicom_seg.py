@@ -286,7 +286,7 @@ def uid(*key: str) -> str:
 def _key(series: DicomSeries, classes: NDArray[np.uint8], receipt: Receipt, kind: str) -> str:
     """List what the answer depends on. How the client named the model and hospital is not part of it.
 
-    Of the scan these are its instances and their mask, so that the same series in another order or container
+    The scan is named by its instances and their mask, so that the same series in another order or container
     makes the same answer, and one with other pixels under the same UIDs another.
     """
     options = {k: v for k, v in receipt.options.items() if k not in (*_NAMING, "output")}

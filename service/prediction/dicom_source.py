@@ -54,17 +54,20 @@ def sources_of(series: DicomSeries) -> list[Dataset]:
     """The headers in slice order, the first with what the answer repeats; a file with many frames once."""
     order = list(dict.fromkeys(frame.file for frame in series.frames))
     first = _repaired(series.headers[order[0]])[0]
-    sources = [first, *(_completed(series.headers[file]) for file in order[1:])]
-    if series.affine is not None:
-        thickness = first.get("SliceThickness") or round(float(np.linalg.norm(series.affine[:3, 2])), 6)
-        for source in sources:
-            source.SliceThickness = thickness
-            if "ImageOrientationPatient" in first:
-                # Slices are parallel within a tolerance, and a mask has one orientation.
-                source.ImageOrientationPatient = first.ImageOrientationPatient
-    if len(sources) == 1:
+    if series.affine is not None and not first.get("SliceThickness"):
+        first.SliceThickness = round(float(np.linalg.norm(series.affine[:3, 2])), 6)
+    if len(order) == 1:
         _describe_frames(first, series)
-    return sources
+    return [first, *(_turned_as(first, series.headers[file]) for file in order[1:])]
+
+
+def _turned_as(first: Dataset, header: Dataset) -> Dataset:
+    """A slice with the orientation of the first: they are parallel within a tolerance, and a mask has one."""
+    if header.get("ImageOrientationPatient") == first.get("ImageOrientationPatient"):
+        return header
+    turned = _copied(header)
+    turned.ImageOrientationPatient = first.ImageOrientationPatient
+    return turned
 
 
 def _describe_frames(source: Dataset, series: DicomSeries) -> None:
@@ -109,17 +112,6 @@ def _copied(header: Dataset) -> Dataset:
     return copied
 
 
-def _completed(header: Dataset) -> Dataset:
-    completed = _copied(header)
-    for keyword in _MAY_BE_EMPTY:
-        if keyword not in completed or completed.get(keyword) is None:
-            setattr(completed, keyword, "")
-    # Often wrong, and so measured between positions instead.
-    if "SpacingBetweenSlices" in completed:
-        del completed.SpacingBetweenSlices
-    return completed
-
-
 def _repaired(header: Dataset) -> tuple[Dataset, tuple[Note, ...]]:
     repaired, notes = _copied(header), []
     if not _repair_character_set(repaired):
@@ -138,7 +130,13 @@ def _repaired(header: Dataset) -> tuple[Dataset, tuple[Note, ...]]:
         else:
             del repaired[tag]
             notes.append(_left_out(keyword))
-    return _completed(repaired), tuple(notes)
+    for keyword in _MAY_BE_EMPTY:
+        if keyword not in repaired or repaired.get(keyword) is None:
+            setattr(repaired, keyword, "")
+    # Often wrong, and so measured between positions instead.
+    if "SpacingBetweenSlices" in repaired:
+        del repaired.SpacingBetweenSlices
+    return repaired, tuple(notes)
 
 
 def _left_out(keyword: str) -> Note:

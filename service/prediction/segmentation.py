@@ -54,13 +54,14 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             segmentation = None
             if self.output in ("dicom-seg", "dicom-sr"):
                 series, receipt = open_series(data, self.limits), self._receipt(output=self.output)
-                notes = (*notes, *notes_on(series))
                 kind = self.options.segmentation_type or "binary"
                 if self.output == "dicom-seg":
                     body = encode_seg(series, found.classes, task, receipt, kind)
                 else:
                     volumes = {label: each.volume_ml or 0.0 for label, each in measure(found, task).items()}
                     body, segmentation = encode_report(series, found.classes, task, receipt, volumes, kind)
+                # Afterwards, since a header that cannot be read has been refused by now.
+                notes = (*notes, *notes_on(series))
             else:
                 body, media_type = encode(
                     self.output,

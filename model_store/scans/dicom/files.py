@@ -40,7 +40,7 @@ MOST_FILES = 20_000
 # In all headers of a scan, 50 for each of MOST_FILES frames. By the default limit of voxels a series has at
 # most 2000 slices of 256 x 256, and a slice some 100 to 400 elements; an enhanced file has tens a frame.
 MOST_ELEMENTS = 50 * MOST_FILES
-# Of one file: 150 for each of 2000 frames of an enhanced file. They cost some 5 s and 300 MB.
+# In one file, 150 for each of 2000 frames of an enhanced file. They cost some 5 s and 300 MB.
 MOST_ELEMENTS_OF_FILE = 150 * 2000
 # Sequence items of one file, of which each costs as much as several elements: 50 for each of 2000 frames.
 # Scanners write 5 to 20 for a frame or slice. All headers may have twice as many.
