@@ -203,9 +203,9 @@ def _another_kind(summary: ScanSummary, reference: ReferenceStatistics, task: Ta
     if summary.kind in reference.kinds:
         return []
     seen = " or ".join(f"{kind}s" for kind in reference.kinds)
-    # Colour may be an annotation on a grey picture; an image is no volume.
+    # Colour may be an annotation on a grey picture; a volume of one slice is an image in a file for volumes.
     dimensions = {kind.rpartition(" ")[2] for kind in reference.kinds}
-    gross = summary.kind.rpartition(" ")[2] not in dimensions
+    gross = summary.kind.rpartition(" ")[2] not in dimensions and summary.measures.get("slices") != 1
     return [GuardWarning(f"the scan is a {summary.kind}; task '{task.name}' was trained on {seen}", gross)]
 
 

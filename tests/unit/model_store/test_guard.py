@@ -80,8 +80,9 @@ def test_check_of_an_unusual_scan_warns_with_the_reason(
         (image(np.dstack([body(5), body(6), body(7)])), False),
         (image(np.random.default_rng(0).uniform(0, 255, (64, 64)).astype(np.float32)), False),
         (Scan(np.dstack([body(5), body(6)])[..., None], np.eye(4), "nifti"), True),
+        (Scan(body(5)[:, :, None, None], np.eye(4), "nifti"), False),
     ],
-    ids=["four-times-the-size", "more-than-that", "colour", "noise", "volume"],
+    ids=["four-times-the-size", "more-than-that", "colour", "noise", "volume", "volume-of-one-slice"],
 )
 def test_scan_that_no_training_scan_resembles_in_kind_is_gross(
     reference: ReferenceStatistics, scan: Scan, gross: bool
