@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.gate.statistics import squared_hellinger
-from personalization.networks.capabilities import moving_norms, spatial_axes
+from personalization.networks.capabilities import moving_norms, required_norms, spatial_axes
 from personalization.options.picking import Criterion
 
 # Noise that `consistency` adds, in standard deviations of each image.
@@ -67,10 +67,11 @@ def observe(
     """Run the model on images in evaluation mode, as when served, on its own device.
 
     `seed` draws the noise, which is the same for every model. `check_cancelled` is called before every batch,
-    and may raise. Raises ValueError for no images.
+    and may raise. Raises ValueError for no images, NetworkError for a network without batch norm.
     """
     if not len(images_NCHW):
         raise ValueError("expected at least one image to pick a cluster by, found none")
+    norms = required_norms(network, "a cluster is picked by statistics").values()
     network.eval()
     device = next(network.parameters()).device
     draw = torch.Generator().manual_seed(seed)
@@ -86,7 +87,6 @@ def observe(
             dim=(1, *spatial_axes(part)), keepdim=True, correction=0
         )
         noisy.append(network((part + NOISE * noise).to(device)).double().softmax(dim=1).cpu())
-    norms = moving_norms(network).values()
     means, variances = (
         [getattr(n, f"running_{what}").double().cpu() for n in norms] for what in ("mean", "var")
     )

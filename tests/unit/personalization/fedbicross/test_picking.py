@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from personalization.errors import NetworkError
 from personalization.fedbicross.picking import (
     Observed,
     cheapest,
@@ -106,6 +107,12 @@ def test_observe_equals_the_eval_softmax_and_leaves_the_network_unchanged() -> N
     assert not torch.equal(found.answers, found.noisy)
     assert torch.equal(found.noisy, observe(network, images).noisy)
     assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_observe_of_a_network_without_batch_norm_is_refused() -> None:
+    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 2))
+    with pytest.raises(NetworkError, match=r"picked by statistics: .*GroupNorm; there is nothing"):
+        observe(plain, torch.zeros(1, 1, 4, 4))
 
 
 def test_statistics_cost_weighs_every_layer_equally() -> None:
