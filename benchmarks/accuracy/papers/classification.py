@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,6 +118,13 @@ class PaperOnImages(PaperOnData[P]):
     """Tables of the shared .npz files, or of one's own."""
 
     kind = "classification"
+    metric, papers_metric = METRIC, PAPERS_METRIC
+
+    @property
+    def sets(self) -> Sequence[str]:
+        """The profile's sets, or one's own."""
+        shared: Sequence[str] = self.profile.sets  # type: ignore[attr-defined]
+        return (self.own_name,) if self.own else shared
 
     @property
     def own_cell(self) -> dict[str, str]:

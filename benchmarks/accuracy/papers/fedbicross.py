@@ -22,11 +22,9 @@ from torch import Tensor
 
 from benchmarks.accuracy.papers.arms import cost
 from benchmarks.accuracy.papers.classification import (
-    METRIC,
     METRICS,
     MOST_FREQUENT,
     NO_COST,
-    PAPERS_METRIC,
     Answer,
     Clients,
     PaperOnImages,
@@ -34,8 +32,8 @@ from benchmarks.accuracy.papers.classification import (
     most_frequent,
 )
 from benchmarks.accuracy.papers.own_data import readable_errors
-from benchmarks.accuracy.papers.report import Part
-from benchmarks.harness.cells import Cell, Row
+from benchmarks.accuracy.papers.report import published
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.experiment import Options, Table
 from model_store.task import Task
 from personalization.state import State, StreamingMean
@@ -224,6 +222,8 @@ class PaperFedBiCross(PaperOnImages[Profile]):
     question = "What do the arms of FedBiCross's tables reach on other sets?"
     profiles = PROFILES
     tables = (Table("paper-fedbicross.cpu", data="../shared/data"),)
+    published = published(ARMS)
+    notes, baselines, columns, by = NOTES, BASELINES, PUBLISHED, ("set", "alpha")
     data_note, method_note = _DATA_NOTE, _METHOD_NOTE
     differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
     data_help = f"the folder with medmnist_npz, and {' and '.join(f'{name}.npz' for name in SETS)} in it"
@@ -244,6 +244,10 @@ class PaperFedBiCross(PaperOnImages[Profile]):
             for arm in arms
         ]
 
+    def prints(self, *place: Any) -> bool:
+        """The paper's figures are of one alpha and number of clients."""
+        return (self.profile.clients, place[-1]) == PUBLISHED_OF
+
     def _method(self, arm: Arm, set_: str) -> dict[str, Any]:
         """The configuration; none of the arm without training."""
         if arm.name == MOST_FREQUENT:
@@ -261,37 +265,10 @@ class PaperFedBiCross(PaperOnImages[Profile]):
     def _federations(self) -> OneShots:
         return OneShots(self.folder_of, self.options, self.profile.device)
 
-    @property
-    def sets(self) -> Sequence[str]:
-        """The profile's sets, or one's own."""
-        return (self.own_name,) if self.own else self.profile.sets
-
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """Train and test one arm."""
         with readable_errors(self.data):
             return self._federations.compute(cell)
-
-    def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
-        """The comparison and the ablation, of every set and alpha."""
-        found = {}
-        for set_ in self.sets:
-            for alpha in self.profile.alphas:
-                for part, arms in ARMS.items():
-                    wanted = (part, set_, alpha)
-                    own = [r for r in rows if tuple(r["cell"][n] for n in ("part", "set", "alpha")) == wanted]
-                    if own:
-                        printed = (self.profile.clients, alpha) == PUBLISHED_OF
-                        found[f"{part}.{set_}.{alpha}"] = Part(
-                            f"{part.capitalize()}: {set_}, alpha {alpha}",
-                            NOTES[part],
-                            own,
-                            {arm.name: arm.published if printed else {} for arm in arms},
-                            BASELINES[part],
-                            PUBLISHED if printed else (),
-                            METRIC,
-                            PAPERS_METRIC,
-                        )
-        return found
 
 
 class OneShots(Runs):

@@ -9,7 +9,7 @@ A cell is one arm of one seed, on one set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,11 +20,9 @@ from torch import Tensor, nn
 
 from benchmarks.accuracy.papers.arms import Arm, Start, cost, starting_at
 from benchmarks.accuracy.papers.classification import (
-    METRIC,
     METRICS,
     MOST_FREQUENT,
     NO_COST,
-    PAPERS_METRIC,
     Answer,
     Clients,
     PaperOnImages,
@@ -32,8 +30,8 @@ from benchmarks.accuracy.papers.classification import (
     most_frequent,
 )
 from benchmarks.accuracy.papers.own_data import readable_errors
-from benchmarks.accuracy.papers.report import Part
-from benchmarks.harness.cells import Cell, Row
+from benchmarks.accuracy.papers.report import published
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.experiment import Options, Table
 from model_store.manifest import NetworkSpec
 from model_store.store import Store
@@ -182,6 +180,8 @@ class PaperFedIns(PaperOnImages[Profile]):
     question = "What do the arms of FedIns's tables reach on other sets?"
     profiles = PROFILES
     tables = (Table("paper-fedins.cpu", data="../shared/data"),)
+    published = published(ARMS)
+    notes, baselines, columns = NOTES, BASELINES, PUBLISHED
     data_note, method_note = _DATA_NOTE, _METHOD_NOTE
     differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
     data_help = f"the folder with medmnist_npz, and {' and '.join(f'{name}.npz' for name in SETS)} in it"
@@ -218,11 +218,6 @@ class PaperFedIns(PaperOnImages[Profile]):
     def _federations(self) -> Tuned:
         return Tuned(self.folder_of, self.options, self.profile.device)
 
-    @property
-    def sets(self) -> Sequence[str]:
-        """The profile's sets, or one's own."""
-        return (self.own_name,) if self.own else self.profile.sets
-
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """Train and test one arm."""
         arm = next(arm for arm in ARMS[cell["part"]] if arm.name == cell["arm"])
@@ -230,25 +225,6 @@ class PaperFedIns(PaperOnImages[Profile]):
             if arm.name == MOST_FREQUENT:
                 return self._federations.most_frequent(cell)
             return self._federations.compute(cell, arm.method)
-
-    def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
-        """The comparison and the ablation of every set."""
-        found = {}
-        for set_ in self.sets:
-            for part, arms in ARMS.items():
-                own = [row for row in rows if (row["cell"]["part"], row["cell"]["set"]) == (part, set_)]
-                if own:
-                    found[f"{part}.{set_}"] = Part(
-                        f"{part.capitalize()}: {set_}",
-                        NOTES[part],
-                        own,
-                        {arm.name: arm.published for arm in arms},
-                        BASELINES[part],
-                        PUBLISHED,
-                        METRIC,
-                        PAPERS_METRIC,
-                    )
-        return found
 
 
 class Tuned(Runs):

@@ -11,7 +11,7 @@ A cell is one arm of one seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
 from benchmarks.accuracy.papers.organs import PLACES, assemble, read, regrouped
 from benchmarks.accuracy.papers.own_data import PaperOnData, readable_errors
-from benchmarks.accuracy.papers.report import Part
-from benchmarks.harness.cells import Cell, Row
+from benchmarks.accuracy.papers.report import published
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.experiment import OptionError, Options, Table
 from training.data.cases import SPLITS, Federation, Site
 from training.data.federation import load_federation
@@ -136,6 +136,9 @@ class PaperFedOap(PaperOnData[Profile]):
     profiles = PROFILES
     tables = (Table("paper-fedoap.cpu", data="../shared/data"),)
     kind = "segmentation"
+    published = published(ARMS)
+    notes, baselines, columns = NOTES, BASELINES, PUBLISHED
+    metric, papers_metric, by = "Dice", "Dice of slices with a tumour", ()
     data_note, method_note = _DATA_NOTE, _METHOD_NOTE
     differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
     data_help = "the folder with tumour_organs, brain_lgg_flair and breast_ultrasound"
@@ -203,24 +206,6 @@ class PaperFedOap(PaperOnData[Profile]):
             for site, network in networks(trained.publication, federation.sites, organs.device)
         }
         return {"sites": found, "cost": cost(trained.history)}
-
-    def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
-        """The comparison and the ablation."""
-        found = {}
-        for part, arms in ARMS.items():
-            own = [row for row in rows if row["cell"]["part"] == part]
-            if own:
-                found[part] = Part(
-                    part.capitalize(),
-                    NOTES[part],
-                    own,
-                    {arm.name: arm.published for arm in arms},
-                    BASELINES[part],
-                    PUBLISHED,
-                    "Dice",
-                    "Dice of slices with a tumour",
-                )
-        return found
 
 
 class Organs(Trainer):

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
 from benchmarks.accuracy.papers.own_data import PaperOnData, readable_errors
-from benchmarks.accuracy.papers.report import Part
 from benchmarks.accuracy.unseen.official import by_official_protocol
-from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.experiment import Options, Table
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
@@ -196,6 +195,9 @@ class PaperIopFl(PaperOnData[Profile]):
     profiles = PROFILES
     tables = (Table("paper-iop-fl.cpu", data="../shared/data"),)
     kind = "segmentation"
+    published, notes, columns = PUBLISHED_BY_PART, NOTES, PUBLISHED
+    baselines = dict.fromkeys(PUBLISHED_BY_PART, "FedAvg")
+    metric, papers_metric = "Dice", "Dice as the paper's code has it"
     data_note, method_note = _DATA_NOTE, _METHOD_NOTE
     differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
     data_help = f"the folder with {' and '.join(SITES)}"
@@ -251,25 +253,6 @@ class PaperIopFl(PaperOnData[Profile]):
         """Train and test one arm inside, or all arms at one site outside."""
         with readable_errors(self.data):
             return _inside(self._sets, cell) if cell["part"] == "inside" else _outside(self._sets, cell)
-
-    def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
-        """Inside and outside of every set."""
-        found = {}
-        for set_ in self.sets:
-            for part, published in PUBLISHED_BY_PART.items():
-                own = [row for row in rows if (row["cell"]["set"], row["cell"]["part"]) == (set_, part)]
-                if own:
-                    found[f"{part}.{set_}"] = Part(
-                        f"{part.capitalize()}: {set_}",
-                        NOTES[part],
-                        own,
-                        published,
-                        "FedAvg",
-                        PUBLISHED,
-                        "Dice",
-                        "Dice as the paper's code has it",
-                    )
-        return found
 
 
 class Sets(Trainer):

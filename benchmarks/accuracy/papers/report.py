@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -170,15 +169,60 @@ class Part:
         )
 
 
+# part -> arm -> what the paper prints for it, by column
+Published: TypeAlias = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
+def published(arms: Mapping[str, Sequence[Any]]) -> Published:
+    """What the paper prints, of the arms of every part."""
+    return {part: {arm.name: arm.published for arm in own} for part, own in arms.items()}
+
+
 class PaperTables(Experiment[P]):
-    """An experiment of which the page has a `Part` per table. `differs` says what differs from the paper."""
+    """An experiment of which the page has a `Part` per table. `differs` says what differs from the paper.
+
+    `published`, `notes` and `baselines` have every part; `columns` and both metrics are those of all parts.
+    The fields `by` of a cell divide a part further.
+    """
 
     differs: ClassVar[str]
+    published: ClassVar[Published]
+    notes: ClassVar[Mapping[str, str]]
+    baselines: ClassVar[Mapping[str, str]]
+    columns: ClassVar[Sequence[str]]
+    metric: ClassVar[str]
+    papers_metric: ClassVar[str]
+    by: ClassVar[Sequence[str]] = ("set",)
     _drawn: tuple[Sequence[Row], Mapping[str, Part]] | None = None
 
-    @abstractmethod
     def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
         """The parts that have a row, by a short name for the file of their figure."""
+        grouped: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows:
+            key = (row["cell"]["part"], *(row["cell"][name] for name in self.by))
+            grouped.setdefault(key, []).append(row)
+        return {".".join(map(str, key)): self._part(*key, rows=own) for key, own in grouped.items()}
+
+    def prints(self, *place: Any) -> bool:  # noqa: ARG002
+        """Whether the paper's figures stand beside this place, which has the values of `by`."""
+        return True
+
+    def _part(self, part: str, *place: Any, rows: Sequence[Row]) -> Part:
+        printed, arms = self.prints(*place), self.published[part]
+        words = (
+            f"{value}" if name == "set" else f"{name} {value}"
+            for name, value in zip(self.by, place, strict=True)
+        )
+        return Part(
+            ": ".join([part.capitalize(), *([", ".join(words)] if place else [])]),
+            self.notes[part],
+            rows,
+            arms if printed else {arm: {} for arm in arms},
+            self.baselines[part],
+            self.columns if printed else (),
+            self.metric,
+            self.papers_metric,
+        )
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """What differs from the paper, then every part."""
