@@ -86,6 +86,9 @@
     └── JobError                      a job cannot be created, changed or continued
         ├── JobUnknown           404  no such job
         ├── JobStillRunning      409  only a finished job can do this
+        ├── JobMakesNoMask       404  a job of this kind has no result
+        ├── JobWithoutMask       409  the job failed or was cancelled
+        ├── JobFilesDeleted      410  the result expired or was deleted
         ├── QueueFull            503  too many jobs of the hospital wait
         ├── TooManyFollowers     503  too many clients follow jobs
         ├── IdempotencyConflict  422  the idempotency key belongs to another request
@@ -609,6 +612,24 @@ class JobStillRunning(JobError):
     """The job still waits or runs."""
 
     status, slug, title = 409, "job-not-over", "The job is not over"
+
+
+class JobMakesNoMask(JobError):
+    """A job of this kind ends with a candidate or a cohort, not with a result."""
+
+    status, slug, title = 404, "no-result", "This job makes no mask"
+
+
+class JobWithoutMask(JobError):
+    """The job failed or was cancelled."""
+
+    status, slug, title = 409, "job-without-result", "The job made no mask"
+
+
+class JobFilesDeleted(JobError):
+    """The result expired, or a client deleted it."""
+
+    status, slug, title = 410, "files-deleted", "The result was deleted"
 
 
 class QueueFull(JobError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -60,7 +61,7 @@ def check_place(context: ServiceContext, hospital: str, key: str | None) -> None
 
 @dataclass(frozen=True)
 class AdaptationSubmission:
-    """One request. `uploads` are the scans that came with it, `formats` their formats."""
+    """One request. `uploads` are the scans that came with it."""
 
     context: ServiceContext
     hospital: str
@@ -68,17 +69,19 @@ class AdaptationSubmission:
     key: str | None
     request_id: str
     uploads: list[Upload] = field(default_factory=list)
-    formats: list[str] = field(default_factory=list)
 
     def is_new(self) -> bool:
         """Return whether the idempotency key is new, so the scans must be decoded. Raises as `make`."""
         new = self._before() is None
         if new:
-            self._asked_of()
+            # Rejects what cannot be adapted before its scans are decoded.
+            _ = self._chosen
         return new
 
-    def make(self) -> tuple[str, bool]:
+    def make(self, formats: Sequence[str] = ()) -> tuple[str, bool]:
         """Create the job, or find the job of this idempotency key: (id, whether it is new).
+
+        `formats` are those of the uploads.
 
         Raises:
             RequestInvalid: an option that this kind of model does not have.
@@ -89,7 +92,7 @@ class AdaptationSubmission:
         before = self._before()
         if before is not None:
             return before, False
-        parent, adaptation, options = self._asked_of()
+        parent, adaptation, options = self._chosen
         if isinstance(self.asked, CohortAdaptation):
             return self._submit(parent, adaptation, options, self.asked.cohort)
         with database.write() as session:
@@ -98,7 +101,7 @@ class AdaptationSubmission:
             ).id
         created = False
         try:
-            self._store(cohort)
+            self._store(cohort, formats)
             job, created = self._submit(parent, adaptation, options, cohort)
         finally:
             if not created:
@@ -115,7 +118,8 @@ class AdaptationSubmission:
             before = records.replayed(session, self.hospital, self.key, self._fingerprint())
             return None if before is None else before.id
 
-    def _asked_of(self) -> tuple[Artefact, Adaptation[Any], dict[str, Any]]:
+    @cached_property
+    def _chosen(self) -> tuple[Artefact, Adaptation[Any], dict[str, Any]]:
         """Resolve the parent, the adaptation of its kind, and the validated options."""
         parent = resolve_parent(
             self.context.store,
@@ -134,8 +138,8 @@ class AdaptationSubmission:
         scans = [upload.received_sha256 for upload in self.uploads]
         return submission.fingerprint({"scans": scans, **self.asked.model_dump(mode="json")})
 
-    def _store(self, cohort: str) -> None:
-        for number, (upload, found) in enumerate(zip(self.uploads, self.formats, strict=True), start=1):
+    def _store(self, cohort: str, formats: Sequence[str]) -> None:
+        for number, (upload, found) in enumerate(zip(self.uploads, formats, strict=True), start=1):
             cohorts.add_scan(
                 self.context.database,
                 self.context.settings,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from anyio import to_thread
 from sqlalchemy import func, select
@@ -19,27 +20,24 @@ from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.artefact import Artefact
-from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest
-from model_store.preprocessing import check_restorable, prepare
-from model_store.scan import decode, deidentify
+from model_store.scan import deidentify
 from personalization.options.presets import SCAN_DEFAULT
-from service.catalog.adapted import require_parts
-from service.catalog.network import Selection, adapted_to_scan
-from service.catalog.version import resolve_parent
+from service.catalog.adapted import require_parts, resolve_adaptable
+from service.catalog.network import adapted_to_scan
+from service.catalog.version import ResolvedVersion
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job, in_turn
 from service.database.hospitals import share_of
 from service.database.job_states import TERMINAL
 from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
+from service.inference.pipeline import PreparedScan, Stopwatch
 from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
 from service.kinds import SCAN_BY_JOB, kind_of
-from service.kinds.kind import ScanAdaptation
-from service.prediction.answer import check_routing, obey_guard
 from service.prediction.options import SegmentOptions
-from service.prediction.output import choose_output
+from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import ScanFile
 from service.settings import Settings, scan_limits
 
@@ -50,107 +48,124 @@ _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.05, 0.5
 # A scan with more in all slices together is left to a worker: its features are held in memory at once.
 MOST_PIXELS = 2**20
 
-
-@dataclass(frozen=True)
-class AtOnce:
-    """The file of the offered artefact that answers, and the choice for the receipt."""
-
-    file: str
-    selection: Selection
+Answered = TypeVar("Answered")
 
 
 @dataclass(frozen=True)
 class ScanRequest:
-    """A request to segment a scan with a model adapted to it."""
+    """A request to segment a scan with a model adapted to it.
+
+    `parent` is the artefact that is adapted, and `graph` its file that answers at once, for a scan that is
+    small enough; None where a worker has to. `predictor` reads the scan, and answers at once.
+    """
 
     context: ServiceContext
-    request_id: str
-    options: SegmentOptions
     upload: ScanFile
+    parent: Artefact
+    predictor: SegmentationPredictor
+    graph: str | None
 
-    async def accept(self) -> AtOnce | str:
-        """Say how the scan is answered at once, or create a durable job, send it on and return its id.
+    @classmethod
+    def of(
+        cls,
+        context: ServiceContext,
+        request_id: str,
+        options: SegmentOptions,
+        upload: ScanFile,
+        found: ResolvedVersion,
+        watch: Stopwatch,
+    ) -> ScanRequest:
+        """Choose the artefact to adapt, by the version that was found. Blocking.
 
         Raises:
-            SelectionError, HospitalUnknown, PredictionError, StoreError, ScanError: as for every scan.
-            NotAdaptableToScan, QueueFull, ScanQuotaExceeded, DiskFull.
+            SelectionError, NotAdaptableToScan: the options do not go with it.
+            StoreError: the model to be adapted does not open.
         """
-        if self.options.site is not None:
+        if options.site is not None:
             raise ParametersContradict(
                 "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
             )
-        parent, adaptation = await to_thread.run_sync(self._parent)
-        async with self.context.admission.turn():
-            at_once = await to_thread.run_sync(self._check, parent, adaptation)
-            if at_once is not None:
-                return at_once
-            content = await to_thread.run_sync(self._content)
-        return await to_thread.run_sync(self._keep, parent, content)
-
-    def _parent(self) -> tuple[Artefact, ScanAdaptation[Any]]:
-        options = self.options
-        found = resolve_parent(
-            self.context.store, self.context.database, options.model, options.hospital, "segmentation"
-        )
-        adaptation = kind_of(found).adaptation
+        parent = resolve_adaptable(context.store, found.artefact)
+        adaptation = kind_of(parent).adaptation
         if adaptation is None or adaptation.scan is None:
             raise NotAdaptableToScan(
-                f"'{found}' is of kind {found.manifest.kind}: ask without personalization=scan, or name "
+                f"'{parent}' is of kind {parent.manifest.kind}: ask without personalization=scan, or name "
                 f"{SCAN_BY_JOB}."
             )
-        check_routing(options, found)
-        return found, adaptation.scan
-
-    def _check(self, parent: Artefact, adaptation: ScanAdaptation[Any]) -> AtOnce | None:
-        """Reject now what the worker would reject later; find out whether no worker is needed."""
-        store = self.context.store
-        model = store.by_digest(adaptation.network(parent), ModelManifest)
-        manifest = model.manifest
-        options, task = self.options, manifest.task
-        scan = decode(self.upload.read(), scan_limits(self.context.settings, task))
-        choose_output(options.output, scan, task, options.segmentation_type, options.compress, options.voxels)
-        prepared = prepare(scan, manifest.task)
-        check_restorable(prepared.geometry, manifest.task)
-        warnings = check(summarise(scan, prepared), manifest.statistics, manifest.task)
-        obey_guard(self.options, warnings, manifest.task.name)
-        file, small = adaptation.graph, prepared.slices[:, 0].size <= MOST_PIXELS
-        usual = self.options.preset in (None, SCAN_DEFAULT) and self.options.shape_weight is None
-        if file is None or file not in parent.manifest.files or not (small and usual):
-            # Unlike this graph, a worker loads every part.
-            require_parts(store, parent)
-            return None
+        model = context.store.by_digest(adaptation.scan.network(parent), ModelManifest)
         why = f"`{SCAN_DEFAULT}`, for this scan alone"
-        return AtOnce(
-            file, adapted_to_scan(store, self.context.database, parent, model, options.hospital, why)
+        predictor = SegmentationPredictor(
+            request_id=request_id,
+            options=options,
+            selection=adapted_to_scan(context.store, parent, model, found.home, why),
+            input_sha256=upload.sha256,
+            input_bytes=upload.size,
+            limits=scan_limits(context.settings, model.manifest.task),
+            watch=watch,
         )
+        usual = options.preset in (None, SCAN_DEFAULT) and options.shape_weight is None
+        graph = adaptation.scan.graph if usual and adaptation.scan.graph in parent.manifest.files else None
+        return cls(context, upload, parent, predictor, graph)
 
-    def _content(self) -> bytes:
-        """What is kept of the scan: without the patient, unless the answer repeats the patient."""
-        data, settings = self.upload.read(), self.context.settings
-        if self.options.output in ("dicom-seg", "dicom-sr"):
+    async def accept(
+        self, request: Request, answer: Callable[[PreparedScan, str], Answered]
+    ) -> Answered | str:
+        """Answer at once, or create a durable job, send it on and return its id.
+
+        Args:
+            request: of the client that waits.
+            answer: runs a file of the parent on the whole scan, in a thread.
+
+        Raises:
+            HospitalUnknown, PredictionError, StoreError, ScanError: as for every scan.
+            QueueFull, ScanQuotaExceeded, DiskFull.
+            ClientDisconnect: the client left while it waited.
+        """
+        async with self.context.admission.turn() as waited:
+            self.predictor.watch.stages["wait"] = waited * 1000
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            made = await to_thread.run_sync(self._answer_or_prepare, answer)
+        return await to_thread.run_sync(self._keep, made) if isinstance(made, bytes) else made
+
+    def _answer_or_prepare(self, answer: Callable[[PreparedScan, str], Answered]) -> Answered | bytes:
+        """Answer, or reject what the worker would reject later and return what a job keeps of the scan."""
+        data = self.upload.read()
+        answered = self._answer(data, answer)
+        if answered is not None:
+            return answered
+        # Unlike the graph, a worker loads every part.
+        require_parts(self.context.store, self.parent)
+        if self.predictor.options.output in ("dicom-seg", "dicom-sr"):
             return data
-        return deidentify(data, scan_limits(settings), uid_key(settings))
+        # Without the patient, unless the answer repeats the patient.
+        return deidentify(data, scan_limits(self.context.settings), uid_key(self.context.settings))
 
-    def _keep(self, parent: Artefact, content: bytes) -> str:
-        context, job_id = self.context, records.new_id()
+    def _answer(self, data: bytes, answer: Callable[[PreparedScan, str], Answered]) -> Answered | None:
+        reading = self.predictor.read(data)
+        small = reading.prepared.slices[:, 0].size <= MOST_PIXELS
+        return answer(reading, self.graph) if self.graph is not None and small else None
+
+    def _keep(self, content: bytes) -> str:
+        context, options, job_id = self.context, self.predictor.options, records.new_id()
         folder = JobFolder(context.settings.open_files(), job_id)
         try:
             # The file comes before the row, because a job without its scan cannot run.
             folder.write_input(StoredScan(content, self.upload.sha256, self.upload.size))
             with context.database.write() as session:
-                _check_room(session, context.settings, self.options.hospital, len(content))
+                _check_room(session, context.settings, options.hospital, len(content))
                 records.create(
                     session,
                     context.settings,
                     kind="scan",
-                    hospital=self.options.hospital,
-                    model=parent.name,
-                    parent=parent.digest,
+                    hospital=options.hospital,
+                    model=self.parent.name,
+                    parent=self.parent.digest,
                     cohort=None,
-                    options=self.options.model_dump(mode="json"),
+                    options=options.model_dump(mode="json"),
                     job_id=job_id,
                     input_bytes=len(content),
-                    request_id=self.request_id,
+                    request_id=self.predictor.request_id,
                 )
         except OSError as error:
             folder.delete()

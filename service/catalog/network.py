@@ -33,13 +33,12 @@ from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import parent_behind
 from service.catalog.parts import PartRequest, Personalization, choose
-from service.catalog.version import NewVersions, ResolvedVersion, keep_served, resolve_version
+from service.catalog.version import NewVersions, ResolvedVersion, serve_version
 from service.database import Database
-from service.database.hospitals import site_of_hospital
 from service.errors import NoAdaptedVersion, ParametersContradict
 from service.kinds import ADAPTING_ITSELF, kind_of
 
-__all__ = ["Personalization", "Selection", "adapted_to_scan", "adapts_itself", "resolve_network"]
+__all__ = ["Personalization", "Selection", "adapted_to_scan", "resolve_network", "select_network"]
 
 FLAGGED = "descends-from-withdrawn"
 SITE_UNKNOWN = "site-unknown"
@@ -115,26 +114,47 @@ def resolve_network(
         HospitalUnknown: it is not registered.
         StoreError: the reference does not open.
     """
-    for name, value, belongs in (("site", site, "member"), ("cluster", cluster, "cluster")):
-        if value is not None and personalization != belongs:
-            raise ParametersContradict(
-                f"`{name}` belongs to personalization={belongs}, found personalization={personalization}; "
-                "leave one of them out."
-            )
-    while True:
-        found = resolve_version(store, database, model, hospital, kind, new_versions)
-        selection = _within(store, found, personalization, site, cluster)
-        if keep_served(database, found, new_versions):
-            return replace(selection, flagged=store.flagged(selection.offered))
+    return serve_version(
+        store,
+        database,
+        model,
+        hospital,
+        kind,
+        new_versions,
+        lambda found: select_network(store, found, personalization, site, cluster),
+    )
 
 
-def _within(
+def select_network(
+    store: Store,
+    found: ResolvedVersion,
+    personalization: Personalization | Literal["scan"] = "auto",
+    site: str | None = None,
+    cluster: str | None = None,
+) -> Selection:
+    """Choose the network inside a version. Reads the store: call it in a thread.
+
+    Raises:
+        SelectionError: the parameters name no network, or contradict each other.
+        StoreError: a part does not open.
+    """
+    selection = _selected(store, found, personalization, site, cluster)
+    return replace(selection, flagged=store.flagged(selection.offered))
+
+
+def _selected(
     store: Store,
     found: ResolvedVersion,
     personalization: Personalization | Literal["scan"],
     site: str | None,
     cluster: str | None,
 ) -> Selection:
+    for name, value, belongs in (("site", site, "member"), ("cluster", cluster, "cluster")):
+        if value is not None and personalization != belongs:
+            raise ParametersContradict(
+                f"`{name}` belongs to personalization={belongs}, found personalization={personalization}; "
+                "leave one of them out."
+            )
     artefact, owner, why = found.artefact, found.owner, found.why
     if (through := kind_of(artefact).adapts_itself_by) is not None:
         return _by_itself(found, personalization, through)
@@ -169,22 +189,9 @@ def _within(
 
 
 def adapted_to_scan(
-    store: Store,
-    database: Database,
-    offered: Artefact,
-    model: Artefact[ModelManifest],
-    hospital: str | None,
-    why: str,
+    store: Store, offered: Artefact, model: Artefact[ModelManifest], home: str | None, why: str
 ) -> Selection:
-    """The choice where `model`, a network of `offered`, is adapted to a scan of the hospital.
-
-    Raises:
-        HospitalUnknown: it is not registered.
-    """
-    home = None
-    if hospital is not None:
-        with database.read() as session:
-            home = site_of_hospital(session, hospital)
+    """The choice where `model`, a network of `offered`, is adapted to a scan of the member site `home`."""
     return Selection(
         offered,
         model,
@@ -200,19 +207,6 @@ def _unknown_site(artefact: Artefact, home: str | None) -> str | None:
     """The hospital's site, if the federation that trained the artefact had no such site."""
     trained_by = artefact.manifest.lineage.sites
     return home if trained_by and home not in trained_by else None
-
-
-def adapts_itself(
-    store: Store,
-    database: Database,
-    model: str | None,
-    hospital: str | None,
-    kind: TaskKind,
-    new_versions: NewVersions = "keep",
-) -> bool:
-    """Whether what is offered adapts to a scan on the spot, without a job. Raises as `resolve`."""
-    found = resolve_version(store, database, model, hospital, kind, new_versions)
-    return kind_of(found.artefact).adapts_itself_by is not None
 
 
 def _by_itself(found: ResolvedVersion, personalization: str, through: str) -> Selection:

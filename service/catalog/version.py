@@ -10,8 +10,9 @@ An assigned version may be one that was adapted to the hospital: it is assigned 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
@@ -29,8 +30,10 @@ from service.errors import (
     PartRequested,
     VersionNotNamed,
 )
+from service.kinds import kind_of
 from service.serving import assignments
 
+Chosen = TypeVar("Chosen")
 Cause = Literal["named", "assigned", "kept", "newest"]
 NewVersions = Literal["keep", "serve"]
 """Whether a hospital without a decision keeps its version when a newer one is published."""
@@ -55,6 +58,11 @@ class ResolvedVersion:
     def owner(self) -> str | None:
         """The hospital that this version was adapted for."""
         return adapted_for(self.artefact)
+
+    @property
+    def adapts_itself(self) -> bool:
+        """Whether its graph adapts to every scan as it runs, without a job."""
+        return kind_of(self.artefact).adapts_itself_by is not None
 
     @property
     def why(self) -> str:
@@ -129,7 +137,33 @@ def resolve_version(
     return found
 
 
-def keep_served(database: Database, found: ResolvedVersion, new_versions: NewVersions) -> bool:
+def serve_version(
+    store: Store,
+    database: Database,
+    model: str | None,
+    hospital: str | None,
+    kind: TaskKind | None,
+    new_versions: NewVersions,
+    choose: Callable[[ResolvedVersion], Chosen],
+) -> Chosen:
+    """Find the version and choose in it; record what a hospital without a decision is served from then on.
+
+    Args:
+        store, database, model, hospital, kind: see `resolve_version`.
+        new_versions: whether that hospital is served the newest version instead, whatever was recorded.
+        choose: what answers in that version. Called again if a decision came in between.
+
+    Raises:
+        Exception: as `resolve_version` and `choose`.
+    """
+    while True:
+        found = resolve_version(store, database, model, hospital, kind, new_versions)
+        chosen = choose(found)
+        if _keep_served(database, found, new_versions):
+            return chosen
+
+
+def _keep_served(database: Database, found: ResolvedVersion, new_versions: NewVersions) -> bool:
     """Record the version that answers a hospital without a decision, so that it serves until there is one.
 
     Returns whether it is in force: another request may have decided, or recorded another version, since it

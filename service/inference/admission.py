@@ -90,11 +90,12 @@ class Admission:
             line.mean_seconds += _MEMORY * (time.monotonic() - started - line.mean_seconds)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Hold a slot to decode a scan that is kept, however long the queue is."""
+    async def turn(self) -> AsyncIterator[float]:
+        """Hold a slot to decode a scan that is kept, however long the queue is; gives the seconds waited."""
+        arrived = time.monotonic()
         await self._line.acquire(self._share, queued=False)
         try:
-            yield
+            yield time.monotonic() - arrived
         finally:
             self._line.release(self._share)
 

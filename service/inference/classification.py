@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
-from model_store.guard import GuardWarning
 from model_store.manifest import NetworkManifest
-from model_store.scan import Limits, Scan
-from service.inference.pipeline import BeforeRunning, Stopwatch, add, read, run
+from model_store.scan import Scan
+from service.inference.pipeline import PreparedScan, Stopwatch, add, run
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession
 
@@ -35,7 +34,6 @@ class Classification:
 
     scan: Scan
     probabilities: NDArray[np.float64]
-    warnings: tuple[GuardWarning, ...]
     picked: tuple[PoolPick, ...] | None = None
 
     @property
@@ -46,21 +44,17 @@ class Classification:
 
 
 def classify(
-    data: bytes,
+    reading: PreparedScan,
     manifest: NetworkManifest,
     session: GraphSession,
-    limits: Limits,
     watch: Stopwatch,
-    before_running: BeforeRunning,
     routing: PickUnit = "scan",
 ) -> Classification:
-    """Classify the scan in `data`; arguments as of `pipeline.segment`.
+    """Classify a scan; arguments as of `pipeline.segment`.
 
     Raises:
-        ScanError: the scan cannot be read or does not fit the task.
         ArtefactDamaged: the network gives no probabilities for it.
     """
-    reading = read(data, manifest, limits, watch, before_running)
     picks = Picks(once=routing == "scan")
     parts = []
     for outputs in run(reading, session, watch, routing):
@@ -74,7 +68,7 @@ def classify(
     # A NaN is in no range.
     if not (probabilities >= 0).all() or not (abs(probabilities.sum(axis=1) - 1) <= _TOLERANCE).all():
         raise _damaged(session, "expected probabilities that add up to 1, found others")
-    return Classification(reading.scan, probabilities, reading.warnings, picks.picked)
+    return Classification(reading.scan, probabilities, picks.picked)
 
 
 def _damaged(session: GraphSession, what: str) -> ArtefactDamaged:

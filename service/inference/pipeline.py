@@ -6,7 +6,7 @@ Every step is a function of the bytes, the task and the graph, so the same scan 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -49,8 +49,9 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class PreparedScan:
-    """A decoded scan, the network's input, and the guard's warnings."""
+    """The bytes of a scan's file, the decoded scan, the network's input, and the guard's warnings."""
 
+    data: bytes
     scan: Scan
     prepared: Prepared
     warnings: tuple[GuardWarning, ...]
@@ -69,23 +70,16 @@ class Segmentation:
     geometry: Geometry
     classes: NDArray[np.uint8]
     uncertainty: float
-    warnings: tuple[GuardWarning, ...]
     attention: dict[str, float] | None = None
     picked: tuple[PoolPick, ...] | None = None
     uncertainty_map: NDArray[np.uint8] | None = None
 
 
-# Called with the decoded scan and the guard's warnings, before anything is run; it refuses by raising.
-BeforeRunning = Callable[[Scan, tuple[GuardWarning, ...]], None]
-
-
-def read(
-    data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatch, before_running: BeforeRunning
-) -> PreparedScan:
+def read(data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatch) -> PreparedScan:
     """Decode `data` (the bytes of a scan's file), prepare it for the task of `manifest`, and compare it with
     the scans of its training.
 
-    Raises ScanError for a scan that cannot be read or does not fit the task, and what `before_running` does.
+    Raises ScanError for a scan that cannot be read or does not fit the task.
     """
     with watch.stage("decode"):
         scan = decode(data, limits)
@@ -93,8 +87,7 @@ def read(
         prepared = prepare(scan, manifest.task)
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
-    before_running(scan, warnings)
-    return PreparedScan(scan, prepared, warnings)
+    return PreparedScan(data, scan, prepared, warnings)
 
 
 def run(
@@ -126,34 +119,29 @@ def run(
 
 
 def segment(
-    data: bytes,
+    reading: PreparedScan,
     manifest: NetworkManifest,
     session: GraphSession,
-    limits: Limits,
     watch: Stopwatch,
-    before_running: BeforeRunning,
     routing: PickUnit = "scan",
     *,
     whole: bool = False,
     with_map: bool = False,
 ) -> Segmentation:
-    """Segment the scan in `data`.
+    """Segment a scan.
 
     Args:
-        data: the bytes of a file.
+        reading: the scan, prepared for the task of `manifest`.
         manifest: of the network in `session`.
         session: the loaded graph.
-        limits: what a scan may cost.
         watch: receives the time of every stage.
-        before_running: see above.
         routing, whole: see `run`.
         with_map: whether the answer has the uncertainty of every voxel.
 
     Raises:
-        ScanError: the scan cannot be read or does not fit the task.
+        ScanError: the scan's grid is too large for a mask.
         ArtefactDamaged: the network gives no probabilities for it.
     """
-    reading = read(data, manifest, limits, watch, before_running)
     geometry = reading.prepared.geometry
     check_restorable(geometry, manifest.task)
     restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
@@ -177,7 +165,6 @@ def segment(
         geometry,
         classes,
         uncertainty.value,
-        reading.warnings,
         attention.shares,
         picks.picked,
         uncertainty_map,

@@ -56,7 +56,7 @@ KIND = ArtefactKind(
         source="a model per cluster of the federation's hospitals, as `python -m training.federate --method "
         "fedbicross` publishes it",
         options=PickingOptions,
-        run="service.worker.clusters:run_picking",
+        work="service.worker.clusters:PickingWork",
         sections=sections,
         words=Words(
             truth="no score on it was taken against a ground truth: this hospital sent none.",

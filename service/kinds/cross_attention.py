@@ -91,7 +91,7 @@ KIND = ArtefactKind(
         source="one model for tumours of any organ, as `python -m training.federate --method fedoap` "
         "publishes it",
         options=JoiningOptions,
-        run="service.worker.cross_attention:run_joining",
+        work="service.worker.cross_attention:JoiningWork",
         fallback_reason="no epoch had a higher validation Dice than zero-shot, which was kept",
         check=check,
         sections=sections,

@@ -61,7 +61,8 @@ class ScanAdaptation(Generic[Manifest]):
     Attributes:
         network: the digest of the model with the task and the statistics that a scan is checked against
             before a job is made.
-        run: `module:function` of the worker, called with the attempt; it returns an `AttemptOutcome`.
+        run: `module:function` of the worker, called with the attempt, the store and the parent; it returns
+            an `AttemptOutcome`.
         graph: the file of the artefact that answers a scan at once, without a job, by the preset
             `SCAN_DEFAULT`; an older artefact may have none.
     """
@@ -81,7 +82,7 @@ class Adaptation(Generic[Manifest]):
         source: what such an artefact is and which command publishes it, for a client who named another kind.
         options: what a request may ask for; a job keeps it as JSON.
         words: for the card.
-        run: `module:function` of the worker, called with the attempt; it returns a `PublishedCandidate`.
+        work: `module:class` of the worker, a `service.worker.cohort_job.CohortWork`.
         fallback_reason: reported where the best epoch is step 0.
         check: rejects a cohort before a job is made of it; called with the session, the parent and the
             cohort's id, it raises a ServiceError.
@@ -92,7 +93,7 @@ class Adaptation(Generic[Manifest]):
     source: str
     options: type[BaseModel]
     words: Words
-    run: str
+    work: str
     fallback_reason: str = ""
     check: CohortCheck = lambda _session, _parent, _cohort: None
     sections: CardSections = lambda _result, _epochs: ()

@@ -108,7 +108,7 @@ KIND = ArtefactKind(
         source="a global model with those of the federation's sites, as `python -m training.federate "
         "--method iop-fl` publishes it with consent",
         options=RoutingOptions,
-        run="service.worker.routing_space:run_routing",
+        work="service.worker.routing_space:RoutingWork",
         fallback_reason="no epoch was better than step 0 by the loss; the candidate is step 0",
         sections=sections,
         scan=ScanAdaptation(

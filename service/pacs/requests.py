@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from sqlalchemy.orm import Session
 
-from service.catalog.network import Selection, adapts_itself, resolve_network
+from service.catalog.network import Selection, select_network
+from service.catalog.version import ResolvedVersion, serve_version
 from service.cohorts import cohorts
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
@@ -185,27 +186,23 @@ class PacsSubmission:
                 "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave them "
                 "out."
             )
-        if options.personalization == "scan" and not adapts_itself(
+
+        def choose(found: ResolvedVersion) -> Selection:
+            if options.personalization == "scan" and not found.adapts_itself:
+                raise ParametersContradict(
+                    f"personalization=scan with {SCAN_BY_JOB} is not offered on a PACS: leave it out, or "
+                    "fetch the series and send it to POST /segment."
+                )
+            return select_network(store, found, options.personalization, options.site)
+
+        selection = serve_version(
             store,
             database,
             options.model,
             options.hospital,
             "segmentation",
             self.context.settings.new_versions,
-        ):
-            raise ParametersContradict(
-                f"personalization=scan with {SCAN_BY_JOB} is not offered on a PACS: leave it out, or fetch "
-                "the series and send it to POST /segment."
-            )
-        selection = resolve_network(
-            store,
-            database,
-            options.model,
-            options.hospital,
-            options.personalization,
-            options.site,
-            kind="segmentation",
-            new_versions=self.context.settings.new_versions,
+            choose,
         )
         check_routing(options, selection.offered)
         if options.output in ("dicom-seg", "dicom-sr"):

@@ -13,12 +13,12 @@ from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
 from model_store.guard import GuardWarning
-from model_store.scan import Limits, Note, Scan
+from model_store.scan import Limits, Note
 from model_store.task import TaskKind
 from service.catalog.network import Selection
 from service.errors import ParametersContradict, ScanUnlikeTask
-from service.inference.pipeline import Stopwatch
-from service.inference.pool import PickUnit, PoolPick
+from service.inference.pipeline import PreparedScan, Stopwatch, read
+from service.inference.pool import PoolPick
 from service.inference.sessions import GraphSession
 from service.kinds import ADAPTING_ITSELF, kind_of
 from service.prediction.options import ScanOptions
@@ -70,73 +70,90 @@ def check_routing(options: ScanOptions, offered: Artefact) -> None:
         )
 
 
+@dataclass(frozen=True)
+class LoadedGraph:
+    """A graph that answers, loaded.
+
+    `network` is the network that it is of, for the receipt; `whole` whether it takes all slices of a scan at
+    once.
+    """
+
+    session: GraphSession
+    network: ModelReceipt
+    whole: bool = False
+
+
 @dataclass
 class Predictor(ABC, Generic[Options]):
-    """One received scan, with its network chosen and loaded.
+    """One received scan, with its network chosen.
 
-    `network` is what answers inside `selection`, for the receipt; `input_sha256` and `input_bytes` the digest
-    and size of the bytes that were received; `whole` whether the graph takes all slices of a scan at once.
+    `input_sha256` and `input_bytes` are digest and size of the bytes that were received.
     """
 
     request_id: str
     options: Options
     selection: Selection
-    session: GraphSession
-    network: ModelReceipt
     input_sha256: str
     input_bytes: int
     limits: Limits
     watch: Stopwatch
-    whole: bool = False
 
     # Those of the task that the network was trained for.
     KIND: ClassVar[TaskKind]
 
-    @abstractmethod
-    def make(self, data: bytes) -> Answer:
-        """Run the network on the scan in `data`. Raises ScanError, StoreError, ServiceError."""
+    def read(self, data: bytes) -> PreparedScan:
+        """Read the scan in `data` for the network. Every rejection of a scan or its options is raised here.
 
-    @property
-    def routing(self) -> PickUnit:
-        """How a volume picks from a pool. Raises ParametersContradict for a model without a pool."""
-        check_routing(self.options, self.selection.offered)
-        return self.options.routing or "scan"
-
-    def _before_running(self, scan: Scan, warnings: tuple[GuardWarning, ...]) -> None:  # noqa: ARG002 - for subclasses
-        obey_guard(self.options, warnings, self.selection.manifest.task.name)
-
-    def _warning_names(self, warnings: Sequence[GuardWarning], notes: Sequence[Note]) -> list[str]:
-        """Return warning codes for the response header.
-
-        `warnings` are the guard's, which judges the scan; `notes` are on its container and header, and have
-        names of their own.
+        Raises:
+            ScanError: it cannot be read or does not fit the task.
+            PredictionError, ParametersContradict: the request's options do not fit the scan or the model.
         """
-        unlike = [UNLIKE_TASK] if warnings else []
-        return list(dict.fromkeys([*self.selection.warnings, *(note.name for note in notes), *unlike]))
+        check_routing(self.options, self.selection.offered)
+        reading = read(data, self.selection.manifest, self.limits, self.watch)
+        self._check(reading)
+        obey_guard(self.options, reading.warnings, self.selection.manifest.task.name)
+        return reading
 
-    def _warning_texts(self, warnings: Sequence[GuardWarning], notes: Sequence[Note]) -> list[str]:
+    @abstractmethod
+    def make(self, reading: PreparedScan, graph: LoadedGraph) -> Answer:
+        """Run the network on the scan. Raises StoreError, ServiceError."""
+
+    def _check(self, reading: PreparedScan) -> None:
+        """Raise ScanError or PredictionError if this scan cannot have this answer."""
+
+    def _warning_names(self, reading: PreparedScan, more: Sequence[Note] = ()) -> list[str]:
+        """Return warning codes for the response header, each once.
+
+        The guard's warnings have one, and judge the scan. Its notes, and `more` of them for this answer, are
+        on its container and header, and have names of their own.
+        """
+        unlike = [UNLIKE_TASK] if reading.warnings else []
+        notes = (note.name for note in (*reading.scan.notes, *more))
+        return list(dict.fromkeys([*self.selection.warnings, *notes, *unlike]))
+
+    def _warning_texts(self, reading: PreparedScan, more: Sequence[Note] = ()) -> list[str]:
         """Return what a JSON answer lists; arguments as `_warning_names`."""
         return [
             *self.selection.warnings.values(),
-            *(note.text for note in notes),
-            *(each.text for each in warnings),
+            *(note.text for note in (*reading.scan.notes, *more)),
+            *(each.text for each in reading.warnings),
         ]
 
     def _headers(
-        self, warnings: Sequence[GuardWarning], notes: Sequence[Note], filename: str
+        self, graph: LoadedGraph, reading: PreparedScan, filename: str, more: Sequence[Note] = ()
     ) -> dict[str, str]:
-        names = self._warning_names(warnings, notes)
+        names = self._warning_names(reading, more)
         return {
             "Locum-Model": str(self.selection.offered),
-            "Locum-Graph": self.session.digest,
+            "Locum-Graph": graph.session.digest,
             "Locum-Personalization": self.selection.header,
-            "Locum-Warnings": str(len(self._warning_texts(warnings, notes))),
+            "Locum-Warnings": str(len(self._warning_texts(reading, more))),
             **({"Locum-Warning-Names": ", ".join(names)} if names else {}),
             "Server-Timing": self.watch.header(),
             "Content-Disposition": f'inline; filename="{filename}"',
         }
 
-    def _receipt(self, **options: str) -> Receipt:
+    def _receipt(self, graph: LoadedGraph, **options: str) -> Receipt:
         """Make the receipt; `options` are the values of options that the request left out."""
         selection = self.selection
         return Receipt(
@@ -144,14 +161,14 @@ class Predictor(ABC, Generic[Options]):
             input_sha256=self.input_sha256,
             input_bytes=self.input_bytes,
             model=receipt_of(selection.offered),
-            network=self.network,
-            graph=self.session.digest,
+            network=graph.network,
+            graph=graph.session.digest,
             personalization=selection.personalization,
             site=selection.site,
             cluster=selection.cluster,
             why=selection.why,
             options={**self.options.model_dump(), **options},
-            provider=self.session.provider,
+            provider=graph.session.provider,
             **software(),
         )
 

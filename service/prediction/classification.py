@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +10,9 @@ from pydantic import BaseModel, Field
 
 from service.about import NOTICE
 from service.inference.classification import Classification, classify
+from service.inference.pipeline import PreparedScan
 from service.inference.uncertainty import entropy
-from service.prediction.answer import Answer, Predictor
+from service.prediction.answer import Answer, LoadedGraph, Predictor
 from service.prediction.options import ClassifyOptions
 from service.prediction.output import POOL_SELECTION_TEXT, PickReport, pool_selections
 from service.prediction.receipt import Receipt
@@ -47,39 +47,34 @@ class ClassificationReport(ClassReport):
     notice: str = NOTICE
 
 
-@dataclass
 class ClassificationPredictor(Predictor[ClassifyOptions]):
     """One scan to be classified."""
 
     KIND = "classification"
 
-    def make(self, data: bytes) -> Answer:
-        """Classify the scan in `data`. Raises as the base class."""
+    def make(self, reading: PreparedScan, graph: LoadedGraph) -> Answer:
+        """Classify the scan. Raises as the base class."""
         found = classify(
-            data,
-            self.selection.manifest,
-            self.session,
-            self.limits,
-            self.watch,
-            self._before_running,
-            self.routing,
+            reading, self.selection.manifest, graph.session, self.watch, self.options.routing or "scan"
         )
         with self.watch.stage("encode"):
-            body = self._report(found).model_dump_json().encode()
-        headers = self._headers(found.warnings, found.scan.notes, "classification.json")
-        return Answer(body, "application/json", headers, found.picked, unlike=found.warnings)
+            body = self._report(found, reading, graph).model_dump_json().encode()
+        headers = self._headers(graph, reading, "classification.json")
+        return Answer(body, "application/json", headers, found.picked, unlike=reading.warnings)
 
-    def _report(self, found: Classification) -> ClassificationReport:
+    def _report(
+        self, found: Classification, reading: PreparedScan, graph: LoadedGraph
+    ) -> ClassificationReport:
         names = self.selection.manifest.task.class_names
         slices = [class_report(row, names) for row in found.probabilities]
         return ClassificationReport(
             **class_report(found.mean, names).model_dump(),
             slices=slices if found.scan.is_volume else None,
             picked=pool_selections(found.picked),
-            warnings=self._warning_texts(found.warnings, found.scan.notes),
+            warnings=self._warning_texts(reading),
             shape=list(found.scan.grid),
             timing_ms=self._timing(),
-            receipt=self._receipt(),
+            receipt=self._receipt(graph),
         )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from model_store.guard import GuardWarning
-from model_store.scan import Scan, open_series
-from service.inference.pipeline import Segmentation, segment
-from service.prediction.answer import Answer, Predictor
+from model_store.preprocessing import check_restorable
+from model_store.scan import Note, Scan, open_series
+from service.inference.pipeline import PreparedScan, Segmentation, segment
+from service.prediction.answer import Answer, LoadedGraph, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
 from service.prediction.options import SegmentOptions
@@ -25,73 +23,79 @@ from service.prediction.output import (
 )
 
 
-@dataclass
 class SegmentationPredictor(Predictor[SegmentOptions]):
     """One scan to be segmented."""
 
-    output: Output = field(default="json", init=False)
-
     KIND = "segmentation"
 
-    def make(self, data: bytes) -> Answer:
-        """Segment the scan in `data` and encode the output. Raises as the base class."""
+    def make(self, reading: PreparedScan, graph: LoadedGraph) -> Answer:
+        """Segment the scan and encode the output. Raises as the base class."""
         selection, task = self.selection, self.selection.manifest.task
         found = segment(
-            data,
+            reading,
             selection.manifest,
-            self.session,
-            self.limits,
+            graph.session,
             self.watch,
-            self._before_running,
-            self.routing,
-            whole=self.whole,
+            self.options.routing or "scan",
+            whole=graph.whole,
             with_map=self.options.voxels == "uncertainty",
         )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
-            notes = found.scan.notes
-            media_type, filename = MEDIA_TYPES[self.output]
+            output = self._output(reading.scan)
+            more: tuple[Note, ...] = ()
+            media_type, filename = MEDIA_TYPES[output]
             segmentation = None
-            if self.output in ("dicom-seg", "dicom-sr"):
-                series, receipt = open_series(data, self.limits), self._receipt(output=self.output)
+            if output in ("dicom-seg", "dicom-sr"):
+                series, receipt = open_series(reading.data, self.limits), self._receipt(graph, output=output)
                 kind = self.options.segmentation_type or "binary"
-                if self.output == "dicom-seg":
+                if output == "dicom-seg":
                     body = encode_seg(series, found.classes, task, receipt, kind)
                 else:
                     volumes = {label: each.volume_ml or 0.0 for label, each in measure(found, task).items()}
                     body, segmentation = encode_report(series, found.classes, task, receipt, volumes, kind)
                 # Afterwards, since a header that cannot be read has been refused by now.
-                notes = (*notes, *notes_on(series))
+                more = notes_on(series)
             else:
                 body, media_type = encode(
-                    self.output,
+                    output,
                     found,
                     task,
                     title,
-                    self._warning_names(found.warnings, notes),
-                    lambda: self._report(found),
+                    self._warning_names(reading),
+                    lambda: self._report(found, reading, graph, output),
                     compress=self.options.compress is not False,
                 )
-        headers = self._headers(found.warnings, notes, filename) | {"Locum-Labels": label_header(task)}
-        return Answer(body, media_type, headers, found.picked, segmentation, found.warnings)
+        headers = self._headers(graph, reading, filename, more) | {"Locum-Labels": label_header(task)}
+        return Answer(body, media_type, headers, found.picked, segmentation, reading.warnings)
 
-    def _before_running(self, scan: Scan, warnings: tuple[GuardWarning, ...]) -> None:
-        options, task = self.options, self.selection.manifest.task
-        self.output = choose_output(
-            options.output, scan, task, options.segmentation_type, options.compress, options.voxels
+    def _check(self, reading: PreparedScan) -> None:
+        self._output(reading.scan)
+        check_restorable(reading.prepared.geometry, self.selection.manifest.task)
+
+    def _output(self, scan: Scan) -> Output:
+        options = self.options
+        return choose_output(
+            options.output,
+            scan,
+            self.selection.manifest.task,
+            options.segmentation_type,
+            options.compress,
+            options.voxels,
         )
-        super()._before_running(scan, warnings)
 
-    def _report(self, found: Segmentation) -> SegmentationReport:
+    def _report(
+        self, found: Segmentation, reading: PreparedScan, graph: LoadedGraph, output: Output
+    ) -> SegmentationReport:
         return SegmentationReport(
             labels=measure(found, self.selection.manifest.task),
             uncertainty=found.uncertainty,
             attention=found.attention,
             picked=pool_selections(found.picked),
-            warnings=self._warning_texts(found.warnings, found.scan.notes),
+            warnings=self._warning_texts(reading),
             shape=list(found.classes.shape),
             label_names=label_names(self.selection.manifest.task),
             centroids=centroids(found.classes, self.selection.manifest.task),
             timing_ms=self._timing(),
-            receipt=self._receipt(output=self.output),
+            receipt=self._receipt(graph, output=output),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from anyio import to_thread
@@ -91,10 +90,10 @@ async def adapt(
                 raise missing(_SCANS)
             asked = _read_form(form.fields)
             accepting = AdaptationSubmission(context, hospital, asked, idempotency_key, request_id, uploads)
+            formats: list[str] = []
             if await to_thread.run_sync(accepting.is_new):
                 formats = await take_in(uploads, settings, context.admission)
-                accepting = replace(accepting, formats=formats)
-            job, created = await to_thread.run_sync(accepting.make)
+            job, created = await to_thread.run_sync(accepting.make, formats)
     else:
         named = parse(CohortAdaptation, await request.body())
         accepting = AdaptationSubmission(context, hospital, named, idempotency_key, request_id)

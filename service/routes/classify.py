@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.catalog.network import Selection, resolve_network
+from service.catalog.network import resolve_network
 from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
@@ -15,7 +16,7 @@ from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
 from service.prediction.classification import ClassificationPredictor, ClassificationReport
 from service.prediction.options import ClassifyOptions, read_options, request_body
-from service.routes.scan_request import answer_now, answer_upload, receive_scan, scan_in
+from service.routes.scan_request import answer_now, receive_scan, scan_in
 
 router = APIRouter(tags=["classification"], route_class=AuditedRoute)
 
@@ -40,7 +41,6 @@ async def classify_scan(request: Request, context: AsReader) -> Response:
     order of its axes; its probabilities are the mean over its slices. `slices` has those of each slice.
     """
     watch = Stopwatch()
-    request_id = request.state.request_id
     with await receive_scan(request, context, watch) as form:
         options = read_options(ClassifyOptions, form.fields)
         scan = scan_in(form)
@@ -58,10 +58,6 @@ async def classify_scan(request: Request, context: AsReader) -> Response:
             kind=ClassificationPredictor.KIND,
             new_versions=context.settings.new_versions,
         )
-
-        def answer(selection: Selection) -> Response:
-            return answer_upload(
-                ClassificationPredictor, context, request_id, options, selection, scan, watch
-            )
-
-        return await answer_now(request, context, watch, select, answer)
+        with watch.stage("select"):
+            selection = await to_thread.run_sync(select)
+        return await answer_now(request, context, ClassificationPredictor, options, selection, scan, watch)

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse
 from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card
 from service.context import ServiceContext
-from service.database.job_states import TERMINAL, WITH_RESULT, JobState
+from service.database.job_states import TERMINAL, JobState
 from service.errors import JobStillRunning
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
@@ -24,6 +24,7 @@ from service.http.problems import Problem, problem_responses
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.followers import Follower
+from service.jobs.results import read_result
 from service.jobs.views import JobSummary, JobView, summary, view
 from service.validation import HOSPITAL_ID
 
@@ -94,31 +95,7 @@ def get_result(context: AsReader, job: JobId) -> Response:
 
     After a segmentation was stored in a PACS, it is a JSON object with the UIDs of the stored instance.
     """
-    with context.database.read() as session:
-        found = records.get(session, job)
-    if found.kind not in WITH_RESULT:
-        raise Problem(
-            404,
-            "no-result",
-            "This job makes no mask",
-            f"Job {job} is of kind '{found.kind}': what came of it is its candidate, at /jobs/{job}.",
-        )
-    if found.state not in TERMINAL:
-        raise JobStillRunning(
-            f"job {job} is {found.state}: follow /jobs/{job}/events, or ask again in a while"
-        )
-    if found.state not in ("succeeded", "fell_back"):
-        raise Problem(
-            409, "job-without-result", "The job made no mask", f"Job {job} is {found.state}: {found.reason}."
-        )
-    stored = JobFolder(context.settings.open_files(), job).read_result()
-    if stored is None:
-        raise Problem(
-            410,
-            "files-deleted",
-            "The result was deleted",
-            f"The files of job {job} have expired or were deleted: send the scan again.",
-        )
+    stored = read_result(context.database, context.settings.open_files(), job)
     return Response(stored.body, headers=dict(stored.headers), media_type=stored.media_type)
 
 

@@ -2,12 +2,10 @@
 
 with await receive_scan(request, context, watch) as form:
     scan = scan_in(form)
-    return await answer_now(request, context, watch, select, answer)
+    return await answer_now(request, context, kind, options, selection, scan, watch)
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from anyio import to_thread
 from fastapi import Request
@@ -15,6 +13,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, SsfPoolManifest
 from model_store.scan import MOST_FILES
 from service.catalog.network import Selection
@@ -22,8 +21,8 @@ from service.context import ServiceContext
 from service.http.audit import concerns
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
-from service.inference.pipeline import Stopwatch
-from service.prediction.answer import Options, Predictor, receipt_of
+from service.inference.pipeline import PreparedScan, Stopwatch
+from service.prediction.answer import LoadedGraph, Options, Predictor, receipt_of
 from service.runtime.spool import ScanFile, Upload, pack
 from service.serving import key_usage
 from service.settings import scan_limits
@@ -67,58 +66,57 @@ def scan_in(form: UploadForm, field: str = "scan") -> Upload:
 async def answer_now(
     request: Request,
     context: ServiceContext,
-    watch: Stopwatch,
-    select: Callable[[], Selection],
-    answer: Callable[[Selection], Response],
-) -> Response:
-    """Choose the network, wait for a slot and answer in it; `select` and `answer` run in threads.
-
-    Raises what they raise, ServiceBusy beyond the queue, and ClientDisconnect when the client left while it
-    waited.
-    """
-    with watch.stage("select"):
-        selection = await to_thread.run_sync(select)
-    concerns(request, version=selection.offered.digest, artefact=str(selection.offered))
-    async with context.admission.slot() as waited:
-        watch.stages["wait"] = waited * 1000
-        if await request.is_disconnected():
-            raise ClientDisconnect
-        return await to_thread.run_sync(answer, selection)
-
-
-def answer_upload(
     kind: type[Predictor[Options]],
-    context: ServiceContext,
-    request_id: str,
     options: Options,
     selection: Selection,
     upload: ScanFile,
     watch: Stopwatch,
-    *,
-    scan_graph: str | None = None,
 ) -> Response:
-    """Load the network and run it on the upload, in a thread. Raises ScanError, StoreError, ServiceError.
+    """Wait for a slot, read the upload and run the chosen network on it, in a thread.
 
-    `scan_graph` is a file of the offered artefact that takes the scan as a whole, in place of the network's.
+    Raises as `answer_prepared`, ServiceBusy beyond the queue, and ClientDisconnect when the client left while
+    it waited.
     """
-    artefact, file = (selection.model, GRAPH) if scan_graph is None else (selection.offered, scan_graph)
-    graph = artefact.manifest.files[file].sha256
-    with watch.stage("load"):
-        session = context.sessions.get(graph, lambda: artefact.read(file))
-    with watch.stage("read"):
-        data = upload.read()
-    answer = kind(
-        request_id=request_id,
+    concerns(request, version=selection.offered.digest, artefact=str(selection.offered))
+    predictor = kind(
+        request_id=request.state.request_id,
         options=options,
         selection=selection,
-        session=session,
-        network=receipt_of(artefact),
         input_sha256=upload.sha256,
         input_bytes=upload.size,
         limits=scan_limits(context.settings, selection.manifest.task),
         watch=watch,
-        whole=scan_graph is not None,
-    ).make(data)
+    )
+
+    def answer() -> Response:
+        with watch.stage("read"):
+            data = upload.read()
+        return answer_prepared(context, predictor, predictor.read(data), selection.model, GRAPH)
+
+    async with context.admission.slot() as waited:
+        watch.stages["wait"] = waited * 1000
+        if await request.is_disconnected():
+            raise ClientDisconnect
+        return await to_thread.run_sync(answer)
+
+
+def answer_prepared(
+    context: ServiceContext,
+    predictor: Predictor[Options],
+    reading: PreparedScan,
+    artefact: Artefact,
+    file: str,
+    *,
+    whole: bool = False,
+) -> Response:
+    """Load a graph, the `file` of an artefact, and run it on a scan that was read, in a thread.
+
+    `whole`: the graph takes all slices at once. Raises ScanError, StoreError, ServiceError.
+    """
+    watch, selection, options = predictor.watch, predictor.selection, predictor.options
+    with watch.stage("load"):
+        session = context.sessions.get(artefact.manifest.files[file].sha256, lambda: artefact.read(file))
+    answer = predictor.make(reading, LoadedGraph(session, receipt_of(artefact), whole))
     context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
         watch.stages["inference"] / 1000
     )

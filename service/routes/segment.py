@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import Annotated, Any
 
 from anyio import to_thread
@@ -12,7 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from service.adaptation.scan_requests import ScanRequest, wait_for
-from service.catalog.network import Selection, adapts_itself, resolve_network
+from service.catalog.network import Selection, select_network
+from service.catalog.version import ResolvedVersion, serve_version
 from service.context import ServiceContext
 from service.database.job_states import TERMINAL
 from service.errors import ParametersContradict
@@ -22,16 +22,16 @@ from service.http.conditions import preferred_wait
 from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
-from service.inference.pipeline import Stopwatch
+from service.inference.pipeline import PreparedScan, Stopwatch
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.jobs.results import read_result
 from service.jobs.views import JobView, view
 from service.kinds import SCAN_BY_JOB
 from service.prediction.options import SegmentOptions, read_options, request_body
 from service.prediction.output import SegmentationReport
 from service.prediction.segmentation import SegmentationPredictor
-from service.routes.jobs import get_result
-from service.routes.scan_request import answer_now, answer_upload, receive_scan, scan_in
+from service.routes.scan_request import answer_now, answer_prepared, receive_scan, scan_in
 from service.runtime.spool import ScanFile
 
 router = APIRouter(tags=["segmentation"], route_class=AuditedRoute)
@@ -108,55 +108,42 @@ async def answer_or_start(
     """
     request_id = request.state.request_id
     concerns(request, hospital=options.hospital, scan=scan.sha256)
-    by_job = options.personalization == "scan" and not await to_thread.run_sync(
-        adapts_itself,
+    with watch.stage("select"):
+        chosen = await to_thread.run_sync(_choose, context, request_id, options, scan, watch)
+    if isinstance(chosen, Selection):
+        return await answer_now(request, context, SegmentationPredictor, options, chosen, scan, watch)
+
+    def answer_at_once(reading: PreparedScan, graph: str) -> Response:
+        concerns(request, version=chosen.parent.digest, artefact=str(chosen.parent))
+        return answer_prepared(context, chosen.predictor, reading, chosen.parent, graph, whole=True)
+
+    return await chosen.accept(request, answer_at_once)
+
+
+def _choose(
+    context: ServiceContext, request_id: str, options: SegmentOptions, scan: ScanFile, watch: Stopwatch
+) -> Selection | ScanRequest:
+    """Choose the network that answers, or the artefact that is adapted to the scan."""
+
+    def within(found: ResolvedVersion) -> Selection | ScanRequest:
+        if options.personalization == "scan" and not found.adapts_itself:
+            return ScanRequest.of(context, request_id, options, scan, found, watch)
+        if options.preset is not None or options.shape_weight is not None:
+            raise ParametersContradict(
+                "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave "
+                "them out."
+            )
+        return select_network(context.store, found, options.personalization, options.site)
+
+    return serve_version(
         context.store,
         context.database,
         options.model,
         options.hospital,
         SegmentationPredictor.KIND,
         context.settings.new_versions,
+        within,
     )
-    if not by_job:
-        if options.preset is not None or options.shape_weight is not None:
-            raise ParametersContradict(
-                "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave "
-                "them out."
-            )
-        select = partial(
-            resolve_network,
-            context.store,
-            context.database,
-            options.model,
-            options.hospital,
-            options.personalization,
-            options.site,
-            kind=SegmentationPredictor.KIND,
-            new_versions=context.settings.new_versions,
-        )
-
-        def answer(selection: Selection) -> Response:
-            return answer_upload(SegmentationPredictor, context, request_id, options, selection, scan, watch)
-
-        return await answer_now(request, context, watch, select, answer)
-    accepted = await ScanRequest(context, request_id, options, scan).accept()
-    if not isinstance(accepted, str):
-        found = accepted
-
-        def answer_at_once(selection: Selection) -> Response:
-            return answer_upload(
-                SegmentationPredictor,
-                context,
-                request_id,
-                options,
-                selection,
-                scan,
-                watch,
-                scan_graph=found.file,
-            )
-
-        return await answer_now(request, context, watch, lambda: found.selection, answer_at_once)
-    return accepted
 
 
 async def result_within(request: Request, context: ServiceContext, job_id: str, seconds: float) -> Response:
@@ -168,7 +155,8 @@ async def result_within(request: Request, context: ServiceContext, job_id: str, 
 
 def _collected(context: ServiceContext, job_id: str) -> Response:
     try:
-        return get_result(context, job_id)
+        stored = read_result(context.database, context.settings.open_files(), job_id)
+        return Response(stored.body, headers=dict(stored.headers), media_type=stored.media_type)
     finally:
         # The client never saw the job's id, so no request will fetch or delete its result. Files that cannot
         # be deleted now are expired; the answer is sent in any case.

@@ -92,7 +92,7 @@ def publish(
     def admit() -> None:
         store.by_digest(parent.digest)
         # The store holds its lock here: no other process can publish under this name after the check.
-        earlier = published_by(attempt.settings.open_store(), name, job.id)
+        earlier = published_by(store, name, job.id)
         if earlier is not None:
             raise _AlreadyPublished(earlier)
         attempt.check_cancelled()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_store.errors import LocumStoreError, ScanError
 from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
-from model_store.preprocessing import prepare, prepare_mask
+from model_store.preprocessing import Prepared, prepare, prepare_mask
 from model_store.scan import Limits, decode, decode_mask
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
@@ -109,8 +109,7 @@ def load_labelled(
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         # An equal share of the slices that the earlier scans left.
         budget = max(1, room // after)
-        # Copies, because slices with neighbours share memory and torch tensors must not.
-        kept = evenly(torch.from_numpy(prepared.slices.copy()), budget)
+        kept = evenly(slices_of(prepared), budget)
         left_out += len(target) - len(kept)
         room -= len(kept)
         images.append(kept)
@@ -193,9 +192,11 @@ def load_images(
     for file in files:
         check_cancelled()
         try:
-            slices, summary = prepare_scan(file.read(), task, limits)
+            scan = decode(file.read(), limits)
+            prepared = prepare(scan, task)
         except ScanError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
+        slices, summary = slices_of(prepared), summarise(scan, prepared)
         total += len(slices)
         parts.append(evenly(slices, budget))
         summaries.append(summary)
@@ -211,12 +212,10 @@ def load_images(
     )
 
 
-def prepare_scan(data: bytes, task: Task, limits: Limits) -> tuple[Tensor, ScanSummary]:
-    """Return a scan's network input [S, C, H, W] and the guard's summary of it. Raises ScanError."""
-    scan = decode(data, limits)
-    prepared = prepare(scan, task)
+def slices_of(prepared: Prepared) -> Tensor:
+    """Return a scan's network input [S, C, H, W] as a tensor."""
     # A copy, because slices with neighbours share memory and torch tensors must not.
-    return torch.from_numpy(prepared.slices.copy()), summarise(scan, prepared)
+    return torch.from_numpy(prepared.slices.copy())
 
 
 def evenly(slices: Tensor, most: int = MOST_IMAGES) -> Tensor:

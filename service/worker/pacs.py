@@ -41,7 +41,7 @@ from service.jobs.leases import fenced
 from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
 from service.pacs.requests import PACS, STORE, STORE_UNLIKE
-from service.prediction.answer import Answer, receipt_of
+from service.prediction.answer import Answer, LoadedGraph, receipt_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import Upload, pack_into
@@ -174,17 +174,17 @@ def _answer(attempt: Attempt, data: bytes) -> tuple[Answer, str]:
         options.site,
         kind="segmentation",
     )
-    answer = SegmentationPredictor(
+    predictor = SegmentationPredictor(
         request_id=job.request_id or job.id,
         options=options,
         selection=selection,
-        session=load(selection.model.read(GRAPH), settings),
-        network=receipt_of(selection.model),
         input_sha256=sha256(data),
         input_bytes=len(data),
         limits=scan_limits(settings, selection.manifest.task),
         watch=Stopwatch(),
-    ).make(data)
+    )
+    graph = LoadedGraph(load(selection.model.read(GRAPH), settings), receipt_of(selection.model))
+    answer = predictor.make(predictor.read(data), graph)
     for warning in filter(None, answer.headers.get("Locum-Warning-Names", "").split(", ")):
         attempt.warn(warning)
     if answer.picked is not None and options.hospital is not None:

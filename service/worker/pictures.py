@@ -17,7 +17,7 @@ from model_store.scan import decode, decode_mask
 from model_store.task import Task
 from service.about import NOTICE
 from service.cohorts.files import ScanFile
-from service.inference.pipeline import Segmentation, Stopwatch, segment
+from service.inference.pipeline import Segmentation, Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
 from service.prediction.overlay import Panel, choose_slices, overlay
@@ -135,4 +135,6 @@ def load(graph: bytes, settings: Settings) -> GraphSession:
 
 def run(data: bytes, manifest: ModelManifest, session: GraphSession, settings: Settings) -> Segmentation:
     """Segment a scan's file as the API does."""
-    return segment(data, manifest, session, scan_limits(settings), Stopwatch(), lambda _scan, _warnings: None)
+    watch = Stopwatch()
+    reading = read(data, manifest, scan_limits(settings), watch)
+    return segment(reading, manifest, session, watch)

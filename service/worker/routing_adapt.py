@@ -37,14 +37,13 @@ class LoadedSpace:
         return self.manifest.task
 
 
-def load_space(store: Store, digest: str) -> LoadedSpace:
-    """Load the routing space with this digest.
+def load_space(store: Store, offered: Artefact[RoutingSpaceManifest]) -> LoadedSpace:
+    """Load the models of a routing space.
 
     Raises:
-        StoreError: the artefact or one of its models is missing, withdrawn, damaged or of another kind.
+        StoreError: one of them is missing, withdrawn, damaged or of another kind.
         StateError: the models do not fit each other.
     """
-    offered = store.by_digest(digest, RoutingSpaceManifest)
     global_model = store.by_digest(offered.manifest.global_model, ModelManifest)
     manifest = global_model.manifest
     inside = {site: _state(store.by_digest(part)) for site, part in offered.manifest.inside.items()}

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from model_store.artefact import Artefact
 from model_store.digest import sha256
+from model_store.manifest import RoutingSpaceManifest
+from model_store.store import Store
 from personalization.export import to_onnx
 from personalization.options.presets import SCAN_DEFAULT
 from personalization.test_time.adapt import Adaptation
@@ -15,51 +18,48 @@ from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import recipe_of
 from service.catalog.network import adapted_to_scan
+from service.database.hospitals import site_of_hospital
 from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
 from service.jobs.files import StoredResult
+from service.prediction.answer import LoadedGraph
 from service.prediction.options import SegmentOptions
 from service.prediction.receipt import ModelReceipt
 from service.prediction.segmentation import SegmentationPredictor
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome
-from service.worker.cohort_images import evenly, prepare_scan
+from service.worker.cohort_images import evenly, slices_of
 from service.worker.device import device_of
 from service.worker.pictures import load
 from service.worker.routing_adapt import LoadedSpace, load_space
 
 
-def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
-    """Adapt and answer. The runner reports any error as the job's reason."""
+def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> AttemptOutcome:
+    """Adapt `parent` and answer. The runner reports any error as the job's reason."""
     scan = attempt.folder.read_input()
     if scan is None:
         raise AdaptationRejected("the scan is not there any more; send it again")
-    options = SegmentOptions.model_validate(attempt.job.options)
-    watch, store = Stopwatch(), attempt.settings.open_store()
-    with watch.stage("prepare"):
-        loaded = load_space(store, attempt.job.parent)
-        slices, _ = prepare_scan(scan.content, loaded.task, scan_limits(attempt.settings))
-    with watch.stage("adapt"):
-        adaptation, graph = _adapted_graph(attempt, options, loaded, slices)
-    attempt.set_stage("segmenting")
-    answer = SegmentationPredictor(
+    options, watch = SegmentOptions.model_validate(attempt.job.options), Stopwatch()
+    with watch.stage("load"):
+        loaded = load_space(store, parent.expect(RoutingSpaceManifest))
+    why = "the models of the space, weighed for this scan alone"
+    predictor = SegmentationPredictor(
         request_id=attempt.job.request_id or attempt.job.id,
         options=options,
         selection=adapted_to_scan(
-            store,
-            attempt.database,
-            loaded.offered,
-            loaded.global_model,
-            options.hospital,
-            "the models of the space, weighed for this scan alone",
+            store, loaded.offered, loaded.global_model, _home(attempt, options.hospital), why
         ),
-        session=load(graph, attempt.settings),
-        network=ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph)),
         input_sha256=scan.received_sha256,
         input_bytes=scan.received_bytes,
-        limits=scan_limits(attempt.settings),
+        limits=scan_limits(attempt.settings, loaded.task),
         watch=watch,
-    ).make(scan.content)
+    )
+    reading = predictor.read(scan.content)
+    with watch.stage("adapt"):
+        adaptation, graph = _adapted_graph(attempt, options, loaded, slices_of(reading.prepared))
+    attempt.set_stage("segmenting")
+    network = ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph))
+    answer = predictor.make(reading, LoadedGraph(load(graph, attempt.settings), network))
     attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
     result = {"epochs": adaptation.history[-1].epoch, "best_epoch": adaptation.best_epoch}
@@ -67,6 +67,14 @@ def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
         return AttemptOutcome("succeeded", adaptation.stopped, result)
     reason = adaptation.stopped or "no epoch was better than step 0 by the loss"
     return AttemptOutcome("fell_back", f"{reason}; the mask is that of step 0", result)
+
+
+def _home(attempt: Attempt, hospital: str | None) -> str | None:
+    """The hospital's site in the federation. Raises HospitalUnknown."""
+    if hospital is None:
+        return None
+    with attempt.database.read() as session:
+        return site_of_hospital(session, hospital)
 
 
 def _adapted_graph(

@@ -24,9 +24,9 @@ from service.jobs import records
 from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
+from service.worker.cohort_job import run_adaptation, run_scan
 from service.worker.device import prepare_torch
 from service.worker.pacs import run_pacs_cohort, run_pacs_segment
-from service.worker.registry import run_adaptation, run_scan
 
 _log = logging.getLogger("locum.worker")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model_store.digest import sha256
-from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
+from model_store.manifest import GRAPH, WEIGHTS, ModelManifest, RoutingSpaceManifest
 from model_store.store import Store
 from service.cohorts import cohorts
 from service.database import Database, Hospital, Job, JobEvent, upgrade
@@ -20,7 +20,7 @@ from service.jobs.files import JobFolder, StoredScan
 from service.runtime.spool import Upload
 from service.settings import Settings
 from service.worker.candidate import CandidateDraft
-from service.worker.routing_adapt import LoadedSpace
+from service.worker.routing_adapt import LoadedSpace, load_space
 from tests.helpers.model_store.graphs import graph_of
 
 
@@ -37,6 +37,10 @@ class Workplace:
     def space(self) -> str:
         """The digest of the routing space."""
         return self.store.open("organ").digest
+
+    def loaded(self) -> LoadedSpace:
+        """The routing space, as the worker loads it."""
+        return load_space(self.store, self.store.by_digest(self.space, RoutingSpaceManifest))
 
     def cohort(self, scans: Mapping[str, bytes], hospital: str = "dune") -> str:
         with self.database.write() as session:

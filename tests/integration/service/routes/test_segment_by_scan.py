@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,13 @@ import httpx
 import numpy as np
 import pytest
 
+from model_store import guard
 from model_store.artefact import Artefact
 from model_store.digest import sha256
+from model_store.manifest import GRAPH, SCAN_GRAPH
 from model_store.scan import decode
+from model_store.scans import formats
+from model_store.store import Store
 from service.database.job_states import JobEnd
 from service.jobs import leases, records
 from service.jobs.files import JobFolder, StoredResult
@@ -137,6 +143,40 @@ def test_waiting_scan_has_its_patient_only_where_the_answer_repeats_it(
         np.testing.assert_array_equal(decode(kept.content).voxels, decode(scan).voxels)
         for planted in (b"Planted", b"PLANTED", STUDY.encode(), SERIES.encode(), b"19610203"):
             assert planted not in kept.content
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_scan_request_resolves_its_version_and_reads_its_scan_once(
+    start: Callable[..., Any],
+    tmp_path: Path,
+    publish_bright: Publish,
+    scan: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: bool,
+) -> None:
+    space, calls = publish_space(tmp_path / "store", publish_bright), Counter[str]()
+    if at_once:
+        store = Store(tmp_path / "store")
+        store.publish(space.manifest, {SCAN_GRAPH: store.by_digest(space.manifest.global_model).read(GRAPH)})
+    api = start(tmp_path / "store")
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return function(*given, **named)
+
+        return call
+
+    # Below every module that could ask for them again.
+    monkeypatch.setattr(Store, "open", counted("resolved", Store.open))
+    monkeypatch.setattr(guard, "ScanSummary", counted("guarded", guard.ScanSummary))
+    reading = [replace(each, read=counted("decoded", each.read)) for each in formats.FORMATS]
+    monkeypatch.setattr(formats, "FORMATS", tuple(reading))
+    answer = ask(api, scan)
+    assert answer.status_code == (200 if at_once else 202), answer.text
+    assert calls == {"resolved": 1, "decoded": 1, "guarded": 1}
+    if at_once:
+        assert answer.content == api.segment(scan, model="bright", personalization="global").content
 
 
 def test_prefer_wait_returns_the_mask_and_deletes_its_files(api: Any, scan: bytes) -> None:

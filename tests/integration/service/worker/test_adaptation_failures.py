@@ -23,7 +23,6 @@ from service.database import Cohort, Job, JobEvent
 from service.jobs import leases
 from service.worker.attempt import Attempt
 from service.worker.candidate import publish
-from service.worker.routing_adapt import load_space
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import outside_scans
 from tests.helpers.service.workplace import Workplace, draft_of, opened
@@ -133,7 +132,7 @@ def test_publishing_a_candidate_of_a_withdrawn_parent_is_rejected(place: Workpla
     job_id = place.adaptation(place.cohort(outside_scans(1)))
     lease = leases.claim(place.database, job_id, "worker", place.settings)
     assert lease is not None
-    loaded = load_space(place.store, place.space)
+    loaded = place.loaded()
     withdrawn(place, job_id)
     draft = draft_of(loaded)
     with pytest.raises(ArtefactWithdrawn):

@@ -26,7 +26,6 @@ from service.errors import LeaseLost
 from service.jobs import leases, records
 from service.worker.attempt import Attempt
 from service.worker.candidate import publish
-from service.worker.routing_adapt import load_space
 from service.worker.routing_space import DYNAMIC
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import ARGUMENTS, ORGAN, outside_scans, volume
@@ -89,7 +88,7 @@ def test_adaptation_job_publishes_a_candidate_with_lineage_and_gate(finished: Wo
 
 def practised(place: Workplace) -> None:
     """Publish the routing space once more, with a playbook of two members."""
-    loaded = load_space(place.store, place.space)
+    loaded = place.loaded()
     doses = {"half": (0.5, 0.5, 0.5), "full": (1.0, 1.0, 1.0)}
     trials = tuple(
         Trial(name, AdaptationConfig(preset="ladder", doses=chosen)) for name, chosen in doses.items()
@@ -308,7 +307,7 @@ def test_worker_that_lost_its_lease_cannot_publish(place: Workplace) -> None:
     stale = leases.claim(place.database, job_id, "stale", place.settings)
     assert stale is not None
     attempt = Attempt(place.database, stale, place.settings)
-    loaded = load_space(place.store, place.space)
+    loaded = place.loaded()
     draft = draft_of(loaded)
     place.expire(job_id)
     holder = leases.claim(place.database, job_id, "holder", place.settings)
@@ -332,7 +331,7 @@ def test_publishing_twice_for_one_job_makes_one_version(place: Workplace) -> Non
     job_id = place.adaptation(place.cohort(outside_scans(1)))
     lease = leases.claim(place.database, job_id, "worker", place.settings)
     assert lease is not None
-    attempt, loaded = Attempt(place.database, lease, place.settings), load_space(place.store, place.space)
+    attempt, loaded = Attempt(place.database, lease, place.settings), place.loaded()
     versions = {
         publish(
             attempt,

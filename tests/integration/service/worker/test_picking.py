@@ -12,6 +12,7 @@ import pytest
 from model_store.manifest import GRAPH
 from model_store.store import Store
 from personalization.options.picking import CRITERIA
+from service.settings import Settings
 from tests.helpers.service.drawn_clusters import as_png, finished, pictures, publish, submit
 from tests.helpers.service.workplace import Workplace
 
@@ -81,6 +82,14 @@ def test_picking_job_publishes_the_cluster_that_fits_the_scans(api: Any) -> None
     assert served.headers["locum-graph"] == picked.manifest.files[GRAPH].sha256
     # What it was made from is still there to be asked.
     assert api.classify(scan, hospital="oak", personalization="cluster", cluster="1").status_code == 200
+
+
+def test_job_opens_the_store_once(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, opened = submit(api, pictures("elm", 3), '{"criterion": "statistics"}'), []
+    open_store = Settings.open_store
+    monkeypatch.setattr(Settings, "open_store", lambda self: opened.append(1) or open_store(self))
+    assert finished(api, job)["state"] == "succeeded"
+    assert len(opened) == 1
 
 
 def test_picking_is_repeatable_and_follows_the_scans(api: Any) -> None:

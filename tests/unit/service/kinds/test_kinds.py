@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from inspect import signature
+from inspect import isabstract, signature
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import service
 from model_store import manifest
 from service.kinds import ADAPTABLE, ADAPTING_ITSELF, DESCRIPTION, KINDS, SCAN_BY_JOB
+from service.worker.cohort_job import CohortWork
 
 SERVICE = Path(next(iter(service.__path__)))
 MANIFESTS = {"AnyManifest", "BaseManifest", "NetworkManifest"} | {
@@ -48,10 +49,13 @@ def test_description_names_every_kind_and_groups_equal_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTABLE)
-def test_worker_functions_of_each_kind_take_an_attempt(name: str) -> None:
+def test_worker_of_each_kind_is_found_by_its_name(name: str) -> None:
     adaptation = ADAPTABLE[name]
-    for run in (adaptation.run, *([adaptation.scan.run] if adaptation.scan else [])):
-        assert list(signature(resolve_name(run)).parameters) == ["attempt"]
+    work = resolve_name(adaptation.work)
+    assert issubclass(work, CohortWork)
+    assert not isabstract(work)
+    if adaptation.scan is not None:
+        assert [*signature(resolve_name(adaptation.scan.run)).parameters] == ["attempt", "store", "parent"]
 
 
 def test_personal_models_are_not_adaptable() -> None:
