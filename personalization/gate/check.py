@@ -1,6 +1,6 @@
 """A gate is a tuple of checks. A check measures one number and compares it with one limit.
 
-    @check("agreement", "at least", 0.85, "Dice with the parent's masks")
+    @check("agreement", "at least", 0.85, "Dice with the parent's masks", "Its masks differ too much.")
     def agreement(observed: Observed) -> float:
         \"""Why the limit is 0.85.\"""
 
@@ -32,7 +32,8 @@ class CheckResult:
     """One check of a verdict; the fields are those of its JSON, in this order.
 
     A `value` of None was not measured and does not count against the candidate. NaN fails; a job's JSON has
-    null for both, and `passed` tells them apart. `meaning` is the check's sentence.
+    null for both, and `passed` tells them apart. `meaning` says what the value is, `failure` what a
+    failed check says of the candidate.
     """
 
     name: str
@@ -41,6 +42,7 @@ class CheckResult:
     passed: bool
     meaning: str
     bound: Bound
+    failure: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Check(Generic[T]):
         name: in JSON.
         bound: how the value is compared with the limit.
         limit: the value that just passes ("above": that just fails).
-        sentence: what the value is, for the card.
+        sentence: what the value is, for a person.
+        failure: what a failed check says of the candidate or the scans, as a sentence for a physician.
         reason: why this limit.
         measure: the value of what was observed; None where it cannot be measured.
     """
@@ -60,6 +63,7 @@ class Check(Generic[T]):
     bound: Bound
     limit: float
     sentence: str
+    failure: str
     reason: str
     measure: Callable[[T], float | None]
 
@@ -67,16 +71,16 @@ class Check(Generic[T]):
         """Measure, and compare with the limit."""
         value = self.measure(observed)
         passed = value is None or _HOLDS[self.bound](value, self.limit)
-        return CheckResult(self.name, value, self.limit, passed, self.sentence, self.bound)
+        return CheckResult(self.name, value, self.limit, passed, self.sentence, self.bound, self.failure)
 
 
 def check(
-    name: str, bound: Bound, limit: float, sentence: str
+    name: str, bound: Bound, limit: float, sentence: str, failure: str
 ) -> Callable[[Callable[[T], float | None]], Check[T]]:
     """Make a check of a function that measures; its docstring is the reason for the limit."""
 
     def make(measure: Callable[[T], float | None]) -> Check[T]:
-        return Check(name, bound, limit, sentence, inspect.getdoc(measure) or "", measure)
+        return Check(name, bound, limit, sentence, failure, inspect.getdoc(measure) or "", measure)
 
     return make
 

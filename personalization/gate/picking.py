@@ -31,7 +31,13 @@ class Pick:
     source_warnings: float
 
 
-@check("stability", "at least", 0.8, "share of draws from the scans (bootstrap) that pick the same cluster")
+@check(
+    "stability",
+    "at least",
+    0.8,
+    "share of draws from the scans (bootstrap) that pick the same cluster",
+    "Other draws of the same scans pick another cluster.",
+)
 def stability(pick: Pick) -> float | None:
     """A pick that one draw of the scans in five overturns depends on which scans happened to be sent."""
     return pick.stability
@@ -42,6 +48,7 @@ def stability(pick: Pick) -> float | None:
     "at least",
     0.05,
     "how much the answers depend on the image: 0 always the same, 1 sure, and all classes in equal parts",
+    "Its answers hardly depend on the image.",
 )
 def information(pick: Pick) -> float:
     """On the phantom, models that nearly always give the same answer have less, nearly all others more."""
@@ -53,6 +60,7 @@ def information(pick: Pick) -> float:
     "at most",
     0.06,
     "how far what the layers see in these scans is from what they expect (0 equal, 1 nothing in common)",
+    "These scans are too far from those of training.",
 )
 def statistics_distance(pick: Pick) -> float:
     """Beyond it, on the phantom, picks are wrong more often than right; some right picks are beyond it too
@@ -61,7 +69,13 @@ def statistics_distance(pick: Pick) -> float:
     return pick.costs["statistics"][pick.cluster]
 
 
-@check("source_warnings", "at most", 0.5, "share of the scans that do not look like those of training")
+@check(
+    "source_warnings",
+    "at most",
+    0.5,
+    "share of the scans that do not look like those of training",
+    "Too many scans do not look like those of training.",
+)
 def source_warnings(pick: Pick) -> float:
     """Where most scans do not look like training's, the other checks say little."""
     return pick.source_warnings

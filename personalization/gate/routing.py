@@ -160,6 +160,7 @@ class Observed:
     "at least",
     0.85,
     "Dice with the parent's masks, mean over the scans in which either finds anything",
+    "Its masks differ too much from those of the version it started from.",
 )
 def agreement(observed: Observed) -> float:
     """Two people who outline the same tumours agree at a Dice of 0.74 to 0.85 (Menze et al., IEEE TMI 2015).
@@ -177,6 +178,7 @@ def agreement(observed: Observed) -> float:
     "at least",
     0.8,
     "Dice with the masks of the same adaptation from another seed, or from half of the scans; the lowest",
+    "With another seed, or with half of the scans, its masks differ too much.",
 )
 def stability(observed: Observed) -> float | None:
     """The middle of the range in which two people agree, since a replica from half of the scans has also
@@ -191,6 +193,7 @@ def stability(observed: Observed) -> float | None:
     0.0,
     "how much more than the parent's the masks agree with those of the federation's models together: "
     "the lower bound (95 %) over scans, with training's statistics or these scans', the lower",
+    "Its masks are not shown to be nearer to what the federation's models say together.",
 )
 def consensus_gain(observed: Observed) -> float | None:
     """A candidate must show that it is nearer than its parent to what the federation says, by both kinds of
@@ -215,7 +218,13 @@ def consensus_gain(observed: Observed) -> float | None:
     return min((gain for gain in gains if gain is not None), default=None)
 
 
-@check("size_factor", "at most", 2.0, "by how much the class that changed most grew or shrank over all scans")
+@check(
+    "size_factor",
+    "at most",
+    2.0,
+    "by how much the class that changed most grew or shrank over all scans",
+    "A structure became far larger or smaller over all scans.",
+)
 def size_factor(observed: Observed) -> float:
     """A mask half or twice as large has a Dice of at most 0.67, so agreement would reject it too. This check
     names the cause, for each class over all scans together.
@@ -239,6 +248,7 @@ def size_factor(observed: Observed) -> float:
     "at most",
     0.2,
     "share of the scans in which the parent finds something and the candidate nothing",
+    "It finds nothing in scans in which the version before found something.",
 )
 def lost_target_rate(observed: Observed) -> float:
     """The parent's false alarms may disappear; a target that disappears in one scan of five is lost."""
@@ -251,6 +261,7 @@ def lost_target_rate(observed: Observed) -> float:
     "at most",
     0.1,
     "share of the scans with a mask far beyond the largest of the parent and of the members' targets",
+    "Some of its masks are far beyond the largest of before.",
 )
 def oversized_rate(observed: Observed) -> float:
     """One scan of ten may be unusual, but no anatomy doubles."""
@@ -264,6 +275,7 @@ def oversized_rate(observed: Observed) -> float:
     "at most",
     2.0,
     "pieces per mask, plus one, over those of the parent or of the members' targets, plus one",
+    "Its masks fall apart into more pieces.",
 )
 def fragments(observed: Observed) -> float:
     """Up to twice as many pieces, and one more; noise makes hundreds."""
@@ -271,7 +283,13 @@ def fragments(observed: Observed) -> float:
     return (found + 1) / (max(before, observed.targets.pieces) + 1)
 
 
-@check("source_warnings", "at most", 0.5, "share of the scans that do not look like those of training")
+@check(
+    "source_warnings",
+    "at most",
+    0.5,
+    "share of the scans that do not look like those of training",
+    "Too many scans do not look like those of training.",
+)
 def source_warnings(observed: Observed) -> float:
     """Where most scans do not look like training's, the other checks say little."""
     return observed.source_warnings
@@ -282,6 +300,7 @@ def source_warnings(observed: Observed) -> float:
     "at most",
     0.06,
     "how far the layers' statistics on these scans are from training's (0 equal, 1 nothing in common)",
+    "These scans are too far from those of training.",
 )
 def statistics_distance(observed: Observed) -> float:
     """Four times the distance of a good candidate at the outside phantom hospital (0.016; members 0.003).
@@ -295,6 +314,7 @@ def statistics_distance(observed: Observed) -> float:
     "above",
     0.0,
     "the change of Dice that the federation's practice predicts from these scans, without their masks",
+    "No gain is expected from what the member hospitals saw.",
 )
 def predicted_gain(observed: Observed) -> float | None:
     """Where no gain is expected the global model stays."""
@@ -306,6 +326,7 @@ def predicted_gain(observed: Observed) -> float | None:
     "at least",
     -TOLERANCE,
     "the lower bound of that prediction: of K + 1 hospitals like the K members about one does worse",
+    "From what the member hospitals saw, a loss is too likely.",
 )
 def gain_bound(observed: Observed) -> float | None:
     """A point of Dice is what members' own scanners make a model vary by; more is harm."""
@@ -317,6 +338,7 @@ def gain_bound(observed: Observed) -> float | None:
     "at least",
     -AWAY,
     "how much nearer the target is than the parent's to the size that the federation's members know",
+    "What it finds moved away from the size that the member hospitals know.",
 )
 def size_gain(observed: Observed) -> float | None:
     """In practice on phantoms most candidates that lost moved the target away from the members' size. It also
@@ -330,6 +352,7 @@ def size_gain(observed: Observed) -> float | None:
     "at most",
     BEYOND,
     "how far these scans are from all that the federation practised, in its standard deviations",
+    "These scans are unlike all that the member hospitals practised on.",
 )
 def beyond_practice(observed: Observed) -> float | None:
     """A prediction beyond what was practised rests on nothing. On phantoms, left out in turn and behind drawn
@@ -344,6 +367,7 @@ def beyond_practice(observed: Observed) -> float | None:
     "at least",
     1.0,
     "share of the smaller doses of the same recipe that pass these checks",
+    "A smaller change of the same kind was rejected.",
 )
 def smaller_doses(observed: Observed) -> float | None:
     """A larger dose is trusted only after every smaller one (fixed-sequence testing). On phantoms this

@@ -78,6 +78,11 @@ class CohortWork(ABC, Generic[Cohort, Made]):
     def judge(self, cohort: Cohort, made: Made) -> GateVerdict:
         """Observe the candidate, and judge it by the checks of its gate."""
 
+    def summary(self, cohort: Cohort, made: Made, verdict: GateVerdict) -> list[str]:  # noqa: ARG002
+        """Say in sentences what gain the verdict lets a person expect. The failed checks say their own."""
+        nothing = "No check found harm. No gain is predicted: there is nothing to predict it from."
+        return [nothing] if verdict.passed else []
+
     @abstractmethod
     def draw(self, cohort: Cohort, made: Made) -> None:
         """Draw a few scans for review."""
@@ -106,7 +111,8 @@ class CohortWork(ABC, Generic[Cohort, Made]):
         with self.watch.stage("adapt"):
             made = self.make(cohort)
         with self.watch.stage("judge"):
-            gate = as_json(self.judge(cohort, made).to_json())
+            verdict = self.judge(cohort, made)
+        gate = as_json({**verdict.to_json(), "summary": self.summary(cohort, made, verdict)})
         attempt.emit("gate", gate)
         attempt.set_stage("drawing")
         with self.watch.stage("draw"):

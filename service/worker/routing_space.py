@@ -27,7 +27,7 @@ from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import RoutingSpace
 from personalization.options.presets import AUTO
-from personalization.playbook import Choice, Playbook, choose
+from personalization.playbook import Choice, Playbook, RecipeRecord, choose
 from personalization.state import to_safetensors
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
@@ -107,6 +107,14 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
             self.device,
             self.watch.stages["adapt"] / 1000,
         )
+
+    @override
+    def summary(self, cohort: CohortImages, made: Candidate, verdict: GateVerdict) -> list[str]:
+        if made.choice is None:
+            return super().summary(cohort, made, verdict)
+        expected = made.choice.chosen.decision.expected
+        members = len(_record(made.choice, self.loaded.playbook).members)
+        return [expectation(expected.change, expected.bound, members)]
 
     @override
     def draw(self, cohort: CohortImages, made: Candidate) -> None:
@@ -242,13 +250,31 @@ def _coefficients(
     }
 
 
+def expectation(change: float, bound: float, members: int) -> str:
+    """Say what change of Dice the practice of so many members predicts, and its lower bound."""
+
+    def words(change: float) -> str:
+        return f"a {'gain' if change >= 0 else 'loss'} of {100 * abs(change):.1f} points"
+
+    some = f"about one hospital in {members + 1}" if members else "one of several hospitals"
+    return (
+        f"From what the member hospitals saw, {words(change)} of Dice is expected; {some} does worse than "
+        f"{words(bound)}."
+    )
+
+
+def _record(choice: Choice, playbook: Playbook | None) -> RecipeRecord:
+    """What the members saw of the chosen recipe."""
+    assert playbook is not None  # it made the choice
+    return next(each for each in playbook.recipes if each.name == choice.chosen.decision.trial)
+
+
 def _expected(choice: Choice, playbook: Playbook | None) -> dict[str, Any]:
     """What the playbook expects of each recipe that was tried here, and what that rests on, for the card."""
     assert playbook is not None  # it made the choice
-    trial = choice.chosen.decision.trial
-    record = next(each for each in playbook.recipes if each.name == trial)
+    record = _record(choice, playbook)
     return {
-        "recipe": trial,
+        "recipe": record.name,
         "promise": playbook.promise,
         "members": {name: [round(value, 4) for value in values] for name, values in record.members.items()},
         "tried": [

@@ -76,13 +76,20 @@ def _sums(scans_N: NDArray[np.int64], values_N: NDArray[np.float64]) -> NDArray[
     0.5,
     "Dice with the hospital's masks, mean over the validation patients with a tumour, who chose the "
     "epoch too",
+    "Its masks are too far from those that were drawn.",
 )
 def validation_dice(observed: ObservedJoining) -> float:
     """Below it two pixels are wrong for each that is found."""
     return observed.joining.best.dice
 
 
-@check("dice_gain", "at least", 0.01, "how much higher that is than the parent's, which is zero-shot")
+@check(
+    "dice_gain",
+    "at least",
+    0.01,
+    "how much higher that is than the parent's, which is zero-shot",
+    "It is not better than the shared model on the patients that it did not learn from.",
+)
 def dice_gain(observed: ObservedJoining) -> float:
     """A model that is not better than zero-shot by a point of Dice on the hospital's patients needs no
     version of its own. Step 0, where it was kept, fails here.
@@ -95,13 +102,20 @@ def dice_gain(observed: ObservedJoining) -> float:
     "at most",
     0.5,
     "share of the validation slices without a tumour in which one is found, specks left out",
+    "It finds a target in too many slices that were drawn without one.",
 )
 def false_positives(observed: ObservedJoining) -> float | None:
     """A reader of slices without a tumour must not find one in most of them."""
     return observed.joining.best.false_positives
 
 
-@check("giant", "at most", 0.1, "share of the scans with a mask over twice the largest that was drawn")
+@check(
+    "giant",
+    "at most",
+    0.1,
+    "share of the scans with a mask over twice the largest that was drawn",
+    "Some of its masks are far larger than the largest that was drawn.",
+)
 def oversized_rate(observed: ObservedJoining) -> float:
     """One scan of ten may be unusual; more that are over twice the largest drawn mask are not plausible."""
     drawn_share = (observed.drawn_size_S / observed.slices_S)[observed.labelled_S]
@@ -114,6 +128,7 @@ def oversized_rate(observed: ObservedJoining) -> float:
     "at most",
     0.5,
     "share of the scans without a mask in which nothing is found, beyond that of empty ones among the others",
+    "It finds nothing in too many of the scans without a mask.",
 )
 def lost_target_rate(observed: ObservedJoining) -> float | None:
     """Scans without a mask should be empty about as often as those with one. Which scans were drawn on may be
@@ -126,7 +141,13 @@ def lost_target_rate(observed: ObservedJoining) -> float | None:
     return float(np.mean(found < MIN_COMPONENT) - np.mean(drawn < MIN_COMPONENT))
 
 
-@check("fragments", "at most", 2.0, "pieces per mask, plus one, over those of the drawn ones, plus one")
+@check(
+    "fragments",
+    "at most",
+    2.0,
+    "pieces per mask, plus one, over those of the drawn ones, plus one",
+    "Its masks fall apart into more pieces than the drawn ones.",
+)
 def fragments(observed: ObservedJoining) -> float:
     """Up to twice as many pieces as were drawn, and one more."""
     found, drawn = (mean_fragments(maps, _CLASSES) for maps in (observed.found, observed.drawn))

@@ -32,21 +32,26 @@ class Epoch:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One line of the gate. `passed` is None for what could not be measured."""
+    """One line of the gate. `passed` is None for what could not be measured.
+
+    `failure` says of the candidate that the check failed; None unless it did.
+    """
 
     name: str
     meaning: str
     value: float | None
     limit: str
     passed: bool | None
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What the gate found."""
+    """What the gate found, check by check, and in sentences what gain to expect."""
 
     passed: bool
     checks: tuple[CheckRow, ...]
+    summary: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,9 @@ def _gate(found: Mapping[str, Any] | None) -> Gate | None:
     if not found or not isinstance(found.get("passed"), bool):
         return None
     checks = [check for check in found.get("checks", ()) if isinstance(check, dict)]
-    return Gate(found["passed"], tuple(_check(check) for check in checks))
+    summary = found.get("summary")
+    said = tuple(map(str, summary)) if isinstance(summary, list) else ()
+    return Gate(found["passed"], tuple(_check(check) for check in checks), said)
 
 
 def _check(found: Mapping[str, Any]) -> CheckRow:
@@ -182,12 +184,16 @@ def _check(found: Mapping[str, Any]) -> CheckRow:
     bound = _BOUNDS.get(str(found.get("bound")), "")
     # What was not measured counts for nothing; but a value that is no number has failed, and stays failed.
     unmeasured = value is None and passed is not False
+    name, meaning = str(found.get("name", "")).replace("_", " "), str(found.get("meaning", ""))
+    # A verdict of an older worker has no such sentence.
+    failure = str(found.get("failure") or f"Not passed: {name} ({meaning}).")
     return CheckRow(
-        name=str(found.get("name", "")).replace("_", " "),
-        meaning=str(found.get("meaning", "")),
+        name=name,
+        meaning=meaning,
         value=value,
         limit="–" if limit is None else f"{bound} {limit:.4g}".strip(),
         passed=None if unmeasured or not isinstance(passed, bool) else passed,
+        failure=failure if passed is False else None,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import pytest
 
+from personalization.gate import CheckResult
 from tests.e2e.page.conftest import Service, opened_page
 from tests.helpers.model_store.dicom_files import series, turned
 
@@ -142,39 +143,40 @@ def test_series_with_files_of_the_same_names_are_two_scans(page: Any, service: S
     assert len(service.client.get(f"{cohort}/scans").json()["scans"]) == 2
 
 
-def finished_job(**result: Any) -> dict[str, Any]:
-    """An adaptation with a lower bound of a loss of 0.8 points of Dice."""
-    checks = [
-        {"name": name, "value": value, "limit": 0.0, "bound": "at least", "passed": True, "meaning": ""}
-        for name, value in (("predicted_gain", 0.031), ("gain_bound", -0.008))
-    ]
+def finished_job(gate: dict[str, Any], **result: Any) -> dict[str, Any]:
     return {
         **{"id": 32 * "1", "kind": "adaptation", "state": "succeeded", "hospital": "dune", "model": "organ"},
         **{"attempt": 1, "queue_position": None, "progress": {}, "reason": None, "started_at": None},
         **{"created_at": "2026-01-02T03:04:05Z", "finished_at": None, "options": {}, "epochs": []},
-        **{"coefficients": None, "candidate": None, "gate": {"passed": True, "checks": checks}},
+        **{"coefficients": None, "candidate": None, "gate": gate},
         **{"warnings": [], "result": result},
     }
 
 
-@pytest.mark.parametrize(
-    ("members", "hospitals"), [(4, "about one hospital in 5"), (0, "one of several hospitals")]
-)
-def test_lower_bound_of_a_gain_is_not_called_the_worst_case(
-    page: Any, service: Service, members: int, hospitals: str
-) -> None:
+def test_verdict_is_shown_in_the_words_of_the_gate(page: Any, service: Service) -> None:
+    passed = CheckResult("agreement", 0.9, 0.8, True, "Dice with the parent's", "at least", "It differs.")
+    failed = replace(passed, name="lost_slices", passed=False, failure="It lost a slice of five.")
+    older = asdict(replace(failed, name="older"))
+    del older["failure"]
+    summary = ["A gain of 3.1 points of Dice is expected."]
+    checks = [asdict(passed), asdict(failed), older]
     playbook = {
         "recipe": "half",
         "promise": "",
-        "members": {f"site-{number}": [0.01] for number in range(members)},
         "tried": [{"recipe": "half", "predicted": 0.031, "bound": -0.008}],
     }
-    page.route(f"**/jobs/{32 * '1'}", lambda route: route.fulfill(json=finished_job(playbook=playbook)))
+    found = finished_job({"passed": False, "checks": checks, "summary": summary}, playbook=playbook)
+    page.route(f"**/jobs/{32 * '1'}", lambda route: route.fulfill(json=found))
     page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&job={32 * '1'}")
     job = page.get_by_role("region", name="Job", exact=True)
-    job.get_by_text("passed its gate").wait_for()
-    expected = f"a gain of 3.1 points of Dice is expected; {hospitals} does worse than a loss of 0.8 points."
-    assert expected in job.inner_text()
+    job.get_by_text("The gate rejects the candidate").wait_for()
+    assert summary[0] in job.inner_text()
+    assert job.get_by_role("listitem").all_inner_texts() == [
+        "It lost a slice of five.",
+        "Not passed: older (Dice with the parent's).",
+    ]
+    job.get_by_text("All 3 checks").click()
+    assert job.get_by_role("cell", name="lost slices").is_visible()
     job.get_by_text("What the members' practice expects").click()
     assert job.get_by_role("columnheader", name="Lower bound").is_visible()
 

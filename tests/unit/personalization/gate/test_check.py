@@ -43,6 +43,7 @@ def test_each_check_alone_decides_at_its_limit(gate: tuple[Check[Any], ...], che
 def test_names_are_unique_and_every_limit_has_its_reason(gate: tuple[Check[Any], ...]) -> None:
     assert [*limits(gate).items()] == [(check.name, check.limit) for check in gate]
     assert all(check.reason.endswith(".") and check.sentence for check in gate)
+    assert all(check.failure.endswith(".") for check in gate)
 
 
 def routing_case() -> dict[str, Any]:

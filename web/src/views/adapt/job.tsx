@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../../api/client";
 import { has } from "../../app/session";
-import { duration, many, moment, percent } from "../../ui/format";
+import { duration, moment, percent } from "../../ui/format";
 import { Notice, Rejection, type Tone } from "../../ui/notice";
 import { FINISHED, follow, type Job } from "./following";
 
@@ -13,6 +13,15 @@ interface Check {
   bound: string;
   passed: boolean;
   meaning: string;
+  /** What a failed check says of the candidate; verdicts of older workers have none. */
+  failure?: string;
+}
+
+interface Gate {
+  passed: boolean;
+  checks: Check[];
+  /** What gain to expect, in sentences. */
+  summary?: string[];
 }
 
 export const STATES: Record<string, { words: string; tone: Tone | "accent" }> = {
@@ -34,34 +43,6 @@ const STAGES: Record<string, string> = {
   judging: "judging the candidate",
   drawing: "drawing the pictures",
   publishing: "publishing the candidate",
-};
-
-/** What a failed check says of the candidate, in words; others are named with their own sentence. */
-const FAILED: Record<string, string> = {
-  agreement: "Its masks differ too much from those of the version it started from.",
-  consensus_gain: "Its masks are not shown to be nearer to what the federation's models say together.",
-  size_factor: "A structure became far larger or smaller over all scans.",
-  emptied: "It finds nothing in scans in which the version before found something.",
-  giant: "Some of its masks are far beyond the largest of before.",
-  fragments: "Its masks fall apart into more pieces.",
-  source_warnings: "Too many scans do not look like those of training.",
-  predicted_gain: "No gain is expected from what the member hospitals saw.",
-  gain_bound: "From what the member hospitals saw, a loss is too likely.",
-  size_gain: "What it finds moved away from the size that the member hospitals know.",
-  beyond_practice: "These scans are unlike all that the member hospitals practised on.",
-  smaller_doses: "A smaller change of the same kind was rejected.",
-  stability: "With another seed, or with half of the scans, its masks differ too much.",
-  statistics_distance: "These scans are too far from those of training.",
-};
-
-/** The same for a joining, which is judged by the hospital's own masks. */
-const FAILED_JOINING: Record<string, string> = {
-  validation_dice: "Its masks are too far from those that were drawn.",
-  dice_gain: "It is not better than the shared model on the patients that it did not learn from.",
-  false_positives: "It finds a target in too many slices that were drawn without one.",
-  giant: "Some of its masks are far larger than the largest that was drawn.",
-  emptied: "It finds nothing in too many of the scans without a mask.",
-  fragments: "Its masks fall apart into more pieces than the drawn ones.",
 };
 
 /** `onChange` is called with the job as it is, and after every change. */
@@ -151,36 +132,19 @@ function Preview({ job }: { job: Job }) {
   return <img class="preview" src={`jobs/${job.id}/preview?epoch=${epoch}`} alt={words} />;
 }
 
-/** The gate in words: what it decided, what gain is expected, and check by check. */
+/** The gate in words: what it decided, what gain to expect, why it rejects, and check by check. */
 function Verdict({ job }: { job: Job }) {
-  const gate = job.gate as unknown as { passed: boolean; checks: Check[] };
-  const gain = gate.checks.find((check) => check.name === "predicted_gain")?.value;
-  const bound = gate.checks.find((check) => check.name === "gain_bound")?.value;
+  const gate = job.gate as unknown as Gate;
   const failed = gate.checks.filter((check) => !check.passed);
-  const dice = gate.checks.find((check) => check.name === "validation_dice")?.value;
-  const risen = gate.checks.find((check) => check.name === "dice_gain")?.value;
-  const words = dice == null ? FAILED : FAILED_JOINING;
   const title = gate.passed ? "The candidate passed its gate" : "The gate rejects the candidate";
   return (
     <div class="stack tight">
       <Notice tone={gate.passed ? "good" : "bad"} title={title}>
-        {gain != null && (
-          <p>
-            {`From what the member hospitals saw, ${gain >= 0 ? "a gain" : "a loss"} of ${points(gain)} points of Dice is expected`}
-            {bound != null && `; ${someHospital(job)} does worse than ${bound < 0 ? "a loss" : "a gain"} of ${points(bound)} points`}.
-          </p>
-        )}
-        {dice != null && risen != null && (
-          <p>
-            {`On ${many(validated(job), "patient")} that it did not learn from, Dice is ${dice.toFixed(2)}: ${points(risen)} points ` +
-              `${risen >= 0 ? "more" : "less"} than the shared model. These patients chose the epoch, so the figure is optimistic.`}
-          </p>
-        )}
-        {gain == null && dice == null && gate.passed && <p>No check found harm. No gain is predicted: there is nothing to predict it from.</p>}
+        {gate.summary?.map((sentence) => <p key={sentence}>{sentence}</p>)}
         {failed.length > 0 && (
           <ul class="reasons">
             {failed.map((check) => (
-              <li key={check.name}>{words[check.name] ?? `Not passed: ${named(check.name)} (${check.meaning}).`}</li>
+              <li key={check.name}>{check.failure ?? `Not passed: ${named(check.name)} (${check.meaning}).`}</li>
             ))}
           </ul>
         )}
@@ -229,24 +193,12 @@ function Outcome({ check }: { check: Check }) {
 
 interface Practice {
   recipe: string;
-  /** Changes of Dice that each member saw. */
-  members?: Record<string, number[]>;
   promise: string;
   tried: { recipe: string; predicted: number; bound: number }[];
 }
 
 const practiceOf = (job: Job) => (job.result as { playbook?: Practice } | null)?.playbook;
 
-/** Which hospitals a lower bound from K members does not hold for. */
-function someHospital(job: Job): string {
-  const members = Object.keys(practiceOf(job)?.members ?? {}).length;
-  return members > 0 ? `about one hospital in ${members + 1}` : "one of several hospitals";
-}
-
-/** How many patients a joining was validated on. */
-const validated = (job: Job) => Number((job.result as { validation_patients?: number } | null)?.validation_patients ?? 0);
-
-const points = (change: number) => (100 * Math.abs(change)).toFixed(1);
 const named = (name: string) => name.replaceAll("_", " ");
 const figure = (value: number) => (Number.isInteger(value) ? String(value) : value.toPrecision(3));
 

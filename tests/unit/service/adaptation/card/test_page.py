@@ -54,8 +54,9 @@ FULL = Card(
         (
             CheckRow("agreement", "as the parent", 0.81, "≥ 0.5", True),
             CheckRow("stability", "over halves", None, "≥ 0.7", None),
-            CheckRow("fragments", "pieces", 7.3, "≤ 2", False),
+            CheckRow("fragments", "pieces", 7.3, "≤ 2", False, "Its masks fall apart."),
         ),
+        ("A gain of 3.1 points is expected.",),
     ),
     pictures=((Picture("scan 1, before", PNG), Picture("scan 1, after", PNG + b"!")),),
     warnings=("scan 3 is brighter than training's",),
@@ -221,6 +222,12 @@ def test_card_of_a_running_job_shows_epochs_and_shares() -> None:
     assert "Share of each model per layer" in found.text
     assert "They are drawn once the adaptation is finished" in found.text
     assert [circle for circle in found.named("circle") if circle["class"] == "chosen"] == []
+
+
+def test_card_says_what_gain_to_expect_and_what_failed() -> None:
+    shown = page(FULL).text
+    assert "A gain of 3.1 points is expected." in shown
+    assert shown.count("Its masks fall apart.") == 1
 
 
 def test_card_with_a_passed_gate_offers_assignment_without_override() -> None:

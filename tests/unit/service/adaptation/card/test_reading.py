@@ -102,15 +102,25 @@ def test_unmeasured_check_is_neither_passed_nor_failed(
         {"name": "size_factor", "value": 1.25, "limit": 2.0, "bound": "at most", "passed": True},
         {"name": "stability", "value": None, "limit": 0.7, "bound": "at least", "passed": True},
         # Not a number: JSON has none for it, and the gate has failed it.
-        {"name": "distance", "value": None, "limit": 0.1, "bound": "at most", "passed": False},
+        {
+            **{"name": "distance", "value": None, "limit": 0.1, "bound": "at most", "passed": False},
+            "failure": "It is too far.",
+        },
+        {"name": "older_one", "value": 1, "limit": 2, "bound": "at least", "passed": False, "meaning": "any"},
     ]
-    card = here.card(submit(here, state="failed", gate={"passed": False, "checks": checks}))
+    gate = {"passed": False, "checks": checks, "summary": ["No gain is expected."]}
+    card = here.card(submit(here, state="failed", gate=gate))
     assert card.gate is not None
     assert [(c.name, c.value, c.limit, c.passed) for c in card.gate.checks] == [
         ("size factor", 1.25, "≤ 2", True),
         ("stability", None, "≥ 0.7", None),
         ("distance", None, "≤ 0.1", False),
+        ("older one", 1, "≥ 2", False),
     ]
+    # The worker that wrote the last one knew no sentence for its failure.
+    said = [check.failure for check in card.gate.checks]
+    assert said == [None, None, "It is too far.", "Not passed: older one (any)."]
+    assert card.gate.summary == ("No gain is expected.",)
 
 
 @pytest.mark.parametrize(

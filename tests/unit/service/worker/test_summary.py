@@ -1,0 +1,29 @@
+"""The sentences beside a verdict: what gain a person may expect."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.worker.cross_attention import validation
+from service.worker.routing_space import expectation
+
+
+@pytest.mark.parametrize(
+    ("members", "hospitals"), [(4, "about one hospital in 5"), (0, "one of several hospitals")]
+)
+def test_lower_bound_of_a_gain_is_not_called_the_worst_case(members: int, hospitals: str) -> None:
+    assert expectation(0.031, -0.008, members) == (
+        "From what the member hospitals saw, a gain of 3.1 points of Dice is expected; "
+        f"{hospitals} does worse than a loss of 0.8 points."
+    )
+
+
+@pytest.mark.parametrize(
+    ("dice", "patients", "words"),
+    [
+        (0.8, 3, "On 3 patients that it did not learn from, Dice is 0.80: 20.0 points more than"),
+        (0.55, 1, "On 1 patient that it did not learn from, Dice is 0.55: 5.0 points less than"),
+    ],
+)
+def test_validation_says_patients_dice_and_difference(dice: float, patients: int, words: str) -> None:
+    assert validation(dice, 0.6, patients).startswith(words)
