@@ -209,4 +209,7 @@ def test_decision_after_a_rejected_one_is_made_on_what_serves_by_then(page: Any,
     dialog.wait_for(state="detached")
     page.get_by_role("list", name="History").get_by_text("again").wait_for()
     entries = service.client.get(f"{path}/history").json()["entries"]
-    assert [each["reason"] for each in entries] == ["first", "second", "meanwhile", "again"]
+    assert [each["reason"] for each in entries] == [
+        "the newest version; no decision was made",
+        *("first", "second", "meanwhile", "again"),
+    ]
