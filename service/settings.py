@@ -110,7 +110,7 @@ def _loaded_by(load: Callable[[Path], object]) -> Callable[[Path], Path]:
     return check
 
 
-Folder = Annotated[Path, AfterValidator(_absolute)]
+FolderPath = Annotated[Path, AfterValidator(_absolute)]
 
 MEBIBYTE = 1024 * 1024
 PREFIX = "LOCUM_"
@@ -128,18 +128,20 @@ class Settings(BaseSettings):
     store: Annotated[Path | str, BeforeValidator(_located)] = Field(
         Path(".locum/store"), description="of the published artefacts: a folder, or s3://BUCKET/PREFIX"
     )
-    cache: Folder = Field(DEFAULT_CACHE, description="folder of what was read from a bucket, at most 10 GiB")
-    trusted_keys: Annotated[Folder, AfterValidator(_loaded_by(TrustedKeys.load))] | None = Field(
+    cache: FolderPath = Field(
+        DEFAULT_CACHE, description="folder of what was read from a bucket, at most 10 GiB"
+    )
+    trusted_keys: Annotated[FolderPath, AfterValidator(_loaded_by(TrustedKeys.load))] | None = Field(
         None, description="public keys (PEM), a file or folder; only versions signed by one are opened"
     )
-    signing_key: Annotated[Folder, AfterValidator(_loaded_by(Signer.load))] | None = Field(
+    signing_key: Annotated[FolderPath, AfterValidator(_loaded_by(Signer.load))] | None = Field(
         None, description="file of the private key (PEM) that signs the versions that jobs publish"
     )
     graph_operators: Annotated[tuple[str, ...], NoDecode, BeforeValidator(operators_of)] = Field(
         (),
         description="operators that graphs may have beyond those of Locum's and MONAI's networks, by commas",
     )
-    state_dir: Folder = Field(
+    state_dir: FolderPath = Field(
         Path(".locum/state"), description="database, Redis, uploads; where `files` is unset, also those"
     )
     files: Annotated[Path | str, BeforeValidator(_located)] | None = Field(
@@ -192,10 +194,10 @@ class Settings(BaseSettings):
         (),
         description="origins of other pages that may call, such as https://viewer.example, by commas",
     )
-    tls_certificate: Folder | None = Field(
+    tls_certificate: FolderPath | None = Field(
         None, description="certificate chain (PEM); with tls_key, `python -m service` speaks HTTPS"
     )
-    tls_key: Folder | None = Field(None, description="the certificate's private key (PEM)")
+    tls_key: FolderPath | None = Field(None, description="the certificate's private key (PEM)")
 
     # which version answers
     new_versions: Literal["keep", "serve"] = Field(
@@ -309,10 +311,10 @@ class Settings(BaseSettings):
     )
 
     # PACS
-    pacs: Folder | None = Field(
+    pacs: FolderPath | None = Field(
         None, description="file (YAML) of the PACS that scans come from, and segmentations go to"
     )
-    dicom_node: Folder | None = Field(None, description="file (YAML) of `python -m service.dicom_node`")
+    dicom_node: FolderPath | None = Field(None, description="file (YAML) of `python -m service.dicom_node`")
 
     # logging
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -43,7 +43,7 @@ _BATCH, _PIXELS = 64, 2**19
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedCluster:
     """A model's outputs and statistics for each image, so that any subset of images can be evaluated.
 
     `answers` and `noisy` [N, K] are class probabilities, the latter for the images with noise. `moments`
@@ -63,7 +63,7 @@ class Observed:
 @torch.no_grad()
 def observe(
     network: nn.Module, images_NCHW: Tensor, seed: int = 0, check_cancelled: CancelCheck = never_cancelled
-) -> Observed:
+) -> ObservedCluster:
     """Run the model on images in evaluation mode, as when served, on its own device.
 
     `seed` draws the noise, which is the same for every model. `check_cancelled` is called before every batch,
@@ -90,7 +90,7 @@ def observe(
     means, variances = (
         [getattr(n, f"running_{what}").double().cpu() for n in norms] for what in ("mean", "var")
     )
-    return Observed(
+    return ObservedCluster(
         torch.cat(plain),
         torch.cat(noisy),
         torch.cat([torch.cat(found) for found in moments], dim=2),
@@ -128,7 +128,7 @@ def entropies(answers: Tensor) -> Tensor:
     return normalised
 
 
-def statistics_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
+def statistics_cost(observed: ObservedCluster, weights_DN: Tensor) -> Tensor:
     """Compute the mean squared Hellinger distance of batch-norm inputs from the running statistics.
 
     Each channel is treated as a normal distribution: 0 for equal, 1 for disjoint distributions (or NaN).
@@ -139,7 +139,7 @@ def statistics_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
     return squared_hellinger(expected_mean, expected_variance, mean_DC, variance_DC) @ observed.shares
 
 
-def information_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
+def information_cost(observed: ObservedCluster, weights_DN: Tensor) -> Tensor:
     """Compute the mean entropy minus the entropy of the mean answer.
 
     This is minus the mutual information of image and class, divided by log K: 0 for answers that are always
@@ -153,7 +153,7 @@ def variation(first_NK: Tensor, second_NK: Tensor) -> Tensor:
     return (first_NK - second_NK).abs().sum(dim=1) / 2
 
 
-def costs(criterion: Criterion, observed: Mapping[str, Observed]) -> dict[str, float]:
+def costs(criterion: Criterion, observed: Mapping[str, ObservedCluster]) -> dict[str, float]:
     """Compute the cost of every cluster's model by a criterion, over all images."""
     count = len(next(iter(observed.values())).answers)
     even = torch.full((1, count), 1 / count, dtype=torch.float64)
@@ -161,7 +161,7 @@ def costs(criterion: Criterion, observed: Mapping[str, Observed]) -> dict[str, f
 
 
 def _weighted(
-    criterion: Criterion, observed: Mapping[str, Observed], weights_DN: Tensor
+    criterion: Criterion, observed: Mapping[str, ObservedCluster], weights_DN: Tensor
 ) -> dict[str, Tensor]:
     """Compute the costs [D] for D weightings of the images; each row of `weights_DN` sums to 1."""
     if criterion == "consensus":
@@ -170,7 +170,7 @@ def _weighted(
     return {name: _COSTS[criterion](own, weights_DN) for name, own in observed.items()}
 
 
-_COSTS: Mapping[Criterion, Callable[[Observed, Tensor], Tensor]] = {
+_COSTS: Mapping[Criterion, Callable[[ObservedCluster, Tensor], Tensor]] = {
     "combined": lambda own, weights: statistics_cost(own, weights) + information_cost(own, weights),
     "statistics": statistics_cost,
     "information": information_cost,
@@ -192,7 +192,7 @@ def cheapest(found: Mapping[str, float]) -> str:
 
 def stability(
     criterion: Criterion,
-    observed: Mapping[str, Observed],
+    observed: Mapping[str, ObservedCluster],
     scan_of_image: Tensor,
     generator: torch.Generator,
     draws: int = 100,

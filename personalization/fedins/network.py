@@ -22,7 +22,7 @@ ENTRIES, SIMILARITIES, QUERY = "entries", "similarities", "query"
 
 
 @dataclass(frozen=True)
-class Answer:
+class PoolOutput:
     """Logits [B, K] or [B, K, H, W], and the entries that each image selected."""
 
     logits: Tensor
@@ -83,11 +83,11 @@ class InstanceAdaptive(nn.Module):
 
     def answer(
         self, image_BCHW: Tensor, query_BQ: Tensor | None = None, penalty_M: Tensor | None = None
-    ) -> Answer:
+    ) -> PoolOutput:
         """Answer each image, adapted by its own entries. With `query_BQ`, the query's pass is skipped."""
         query = self.query(image_BCHW) if query_BQ is None else query_BQ
         picked = self.pick(query, penalty_M)
-        return Answer(self.apply_delta(image_BCHW, self.pool.delta(picked)), picked)
+        return PoolOutput(self.apply_delta(image_BCHW, self.pool.delta(picked)), picked)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Compute logits [B, K] or [B, K, H, W]."""

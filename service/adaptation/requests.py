@@ -19,7 +19,7 @@ from service.database import Job
 from service.database.hospitals import require_hospital
 from service.errors import CohortEmpty
 from service.jobs import records, submission
-from service.kinds import Adaptation, kind_of
+from service.kinds import HospitalAdaptation, kind_of
 from service.runtime.spool import Upload
 from service.validation import COHORT_ID, parse
 
@@ -119,7 +119,7 @@ class AdaptationSubmission:
             return None if before is None else before.id
 
     @cached_property
-    def _chosen(self) -> tuple[Artefact, Adaptation[Any], dict[str, Any]]:
+    def _chosen(self) -> tuple[Artefact, HospitalAdaptation[Any], dict[str, Any]]:
         """Resolve the parent, the adaptation of its kind, and the validated options."""
         parent = resolve_parent(
             self.context.store,
@@ -151,7 +151,7 @@ class AdaptationSubmission:
             )
 
     def _submit(
-        self, parent: Artefact, adaptation: Adaptation[Any], options: Mapping[str, Any], cohort: str
+        self, parent: Artefact, adaptation: HospitalAdaptation[Any], options: Mapping[str, Any], cohort: str
     ) -> tuple[str, bool]:
         def create(session: Session) -> Job:
             cohorts.usable(session, self.hospital, cohort, lock=True)

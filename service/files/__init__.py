@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from service.errors import FilesUnavailable
-from service.files.folder import Folder
+from service.files.folder import FilesFolder
 
 _log = logging.getLogger("locum.service")
 
@@ -79,13 +79,13 @@ def open_files(location: Path | str) -> Files:
     One per process and place: a bucket's connections are shared between threads.
     """
     if isinstance(location, Path):
-        return Folder(location)
+        return FilesFolder(location)
     # Imported late: most services keep files in a folder, and do without the extra.
     try:
-        from service.files.bucket import Bucket
+        from service.files.bucket import FilesBucket
     except ModuleNotFoundError as error:
         raise FilesUnavailable(f"{location}: files in a bucket need 'pip install locum[s3]'") from error
-    return Bucket(location)
+    return FilesBucket(location)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ _RETRY_SECONDS = 5
 
 @dataclass(frozen=True)
 class _Staged:
-    bucket: Bucket
+    bucket: FilesBucket
     key: str
 
     def keep(self, key: str) -> None:
@@ -38,7 +38,7 @@ class _Staged:
         self.bucket.copy(self.key, key)
 
 
-class Bucket:
+class FilesBucket:
     """`Files` in a bucket. Address and credentials come from the environment, as for the model store."""
 
     def __init__(self, url: str) -> None:

@@ -31,7 +31,7 @@ class _Staged:
         sync_folder(to.parent.parent)
 
 
-class Folder:
+class FilesFolder:
     """`Files` in a folder, which need not exist yet."""
 
     def __init__(self, root: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from model_store import manifest
 from model_store.artefact import Artefact
-from service.kinds.kind import Adaptation, ArtefactKind, Parts, Words
+from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
 
 __all__ = [
     "ADAPTABLE",
@@ -21,8 +21,8 @@ __all__ = [
     "DESCRIPTION",
     "KINDS",
     "SCAN_BY_JOB",
-    "Adaptation",
     "ArtefactKind",
+    "HospitalAdaptation",
     "Parts",
     "Words",
     "kind_of",
@@ -42,7 +42,7 @@ def _described() -> Iterable[str]:
 
 # In the order of the union of all manifests.
 KINDS: Mapping[str, ArtefactKind[Any]] = {name: _declared(name) for name in manifest.KINDS}
-ADAPTABLE: Mapping[str, Adaptation[Any]] = {
+ADAPTABLE: Mapping[str, HospitalAdaptation[Any]] = {
     name: kind.adaptation for name, kind in KINDS.items() if kind.adaptation is not None
 }
 

@@ -11,7 +11,7 @@ from model_store.artefact import Artefact
 from model_store.manifest import ClustersManifest
 from personalization.options.picking import PickingOptions
 from service.kinds.card import Row, Section, Table, number
-from service.kinds.kind import Adaptation, ArtefactKind, Parts, Words
+from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
 
 _TEXT = Markup(
     "What each cluster's model costs on these scans, by every criterion: the least is best. The pick is by\n"
@@ -52,7 +52,7 @@ KIND = ArtefactKind(
     description="one per cluster of sites",
     summary="a model for each cluster of hospitals",
     parts=_parts,
-    adaptation=Adaptation(
+    adaptation=HospitalAdaptation(
         source="a model per cluster of the federation's hospitals, as `python -m training.federate --method "
         "fedbicross` publishes it",
         options=PickingOptions,

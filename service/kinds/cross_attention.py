@@ -19,7 +19,7 @@ from service.database import Cohort
 from service.database.hospitals import site_of_hospital
 from service.errors import AdaptationRejected, MasksInvalid, MasksMissing, MemberCannotJoin
 from service.kinds.card import Bars, Section, number
-from service.kinds.kind import Adaptation, ArtefactKind, Parts, Words
+from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
 
 _ZERO_SHOT = (
     "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
@@ -87,7 +87,7 @@ KIND = ArtefactKind(
     summary="joins a hospital with a few masks",
     parts=lambda artefact: Parts(artefact.manifest.global_model, artefact.manifest.inside),
     warnings={"global": {"zero-shot": _ZERO_SHOT}},
-    adaptation=Adaptation(
+    adaptation=HospitalAdaptation(
         source="one model for tumours of any organ, as `python -m training.federate --method fedoap` "
         "publishes it",
         options=JoiningOptions,

@@ -73,7 +73,7 @@ class ScanAdaptation(Generic[Manifest]):
 
 
 @dataclass(frozen=True)
-class Adaptation(Generic[Manifest]):
+class HospitalAdaptation(Generic[Manifest]):
     """Adapting to a hospital by a job of kind `adaptation`.
 
     Functions of the worker are named, not imported: the worker imports torch and the API does not.
@@ -124,7 +124,7 @@ class ArtefactKind(Generic[Manifest]):
     parts: Callable[[Artefact[Manifest]], Parts]
     warnings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     adapts_itself_by: str | None = None
-    adaptation: Adaptation[Manifest] | None = None
+    adaptation: HospitalAdaptation[Manifest] | None = None
 
     @property
     def name(self) -> str:

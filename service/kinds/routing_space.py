@@ -11,7 +11,7 @@ from markupsafe import Markup
 from model_store.manifest import SCAN_GRAPH, RoutingSpaceManifest
 from personalization.options.adaptation import RoutingOptions
 from service.kinds.card import Forest, HeatMap, Interval, Row, Section, Table, number
-from service.kinds.kind import Adaptation, ArtefactKind, Parts, ScanAdaptation, Words
+from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, ScanAdaptation, Words
 
 _TEXT = Markup(
     "Percent of each layer's weights, normalised per layer, from the image (left) to the mask (right).\n"
@@ -104,7 +104,7 @@ KIND = ArtefactKind(
     parts=lambda artefact: Parts(
         artefact.manifest.global_model, artefact.manifest.inside, gains=_gains(artefact.manifest)
     ),
-    adaptation=Adaptation(
+    adaptation=HospitalAdaptation(
         source="a global model with those of the federation's sites, as `python -m training.federate "
         "--method iop-fl` publishes it with consent",
         options=RoutingOptions,

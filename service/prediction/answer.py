@@ -31,7 +31,7 @@ UNLIKE_TASK = ScanUnlikeTask.slug
 
 
 @dataclass(frozen=True)
-class Answer:
+class EncodedAnswer:
     """The body, media type and headers of a response.
 
     `picked` are the entries picked from a pool, for the drift; `segmentation` is the SEG that a DICOM report
@@ -115,7 +115,7 @@ class Predictor(ABC, Generic[Options]):
         return reading
 
     @abstractmethod
-    def make(self, reading: PreparedScan, graph: LoadedGraph) -> Answer:
+    def make(self, reading: PreparedScan, graph: LoadedGraph) -> EncodedAnswer:
         """Run the network on the scan. Raises StoreError, ServiceError."""
 
     def _check(self, reading: PreparedScan) -> None:

@@ -12,7 +12,7 @@ from service.about import NOTICE
 from service.inference.classification import Classification, classify
 from service.inference.pipeline import PreparedScan
 from service.inference.uncertainty import entropy
-from service.prediction.answer import Answer, LoadedGraph, Predictor
+from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.options import ClassifyOptions
 from service.prediction.output import POOL_SELECTION_TEXT, PickReport, pool_selections
 from service.prediction.receipt import Receipt
@@ -52,7 +52,7 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
 
     KIND = "classification"
 
-    def make(self, reading: PreparedScan, graph: LoadedGraph) -> Answer:
+    def make(self, reading: PreparedScan, graph: LoadedGraph) -> EncodedAnswer:
         """Classify the scan. Raises as the base class."""
         found = classify(
             reading, self.selection.manifest, graph.session, self.watch, self.options.routing or "scan"
@@ -60,7 +60,7 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
         with self.watch.stage("encode"):
             body = self._report(found, reading, graph).model_dump_json().encode()
         headers = self._headers(graph, reading, "classification.json")
-        return Answer(body, "application/json", headers, found.picked, unlike=reading.warnings)
+        return EncodedAnswer(body, "application/json", headers, found.picked, unlike=reading.warnings)
 
     def _report(
         self, found: Classification, reading: PreparedScan, graph: LoadedGraph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from model_store.preprocessing import check_restorable
 from model_store.scan import Note, Scan, open_series
 from service.inference.pipeline import PreparedScan, Segmentation, segment
-from service.prediction.answer import Answer, LoadedGraph, Predictor
+from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
 from service.prediction.options import SegmentOptions
@@ -28,7 +28,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
 
     KIND = "segmentation"
 
-    def make(self, reading: PreparedScan, graph: LoadedGraph) -> Answer:
+    def make(self, reading: PreparedScan, graph: LoadedGraph) -> EncodedAnswer:
         """Segment the scan and encode the output. Raises as the base class."""
         selection, task = self.selection, self.selection.manifest.task
         found = segment(
@@ -67,7 +67,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     compress=self.options.compress is not False,
                 )
         headers = self._headers(graph, reading, filename, more) | {"Locum-Labels": label_header(task)}
-        return Answer(body, media_type, headers, found.picked, segmentation, reading.warnings)
+        return EncodedAnswer(body, media_type, headers, found.picked, segmentation, reading.warnings)
 
     def _check(self, reading: PreparedScan) -> None:
         self._output(reading.scan)

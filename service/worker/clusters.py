@@ -20,7 +20,7 @@ from model_store.manifest import GRAPH, WEIGHTS, ClustersManifest, ModelManifest
 from model_store.store import Store
 from model_store.task import Task
 from personalization.fedbicross.picking import (
-    Observed,
+    ObservedCluster,
     cheapest,
     costs,
     observe,
@@ -91,7 +91,7 @@ class Comparison:
 
     cluster: str
     costs: Mapping[Criterion, Mapping[str, float]]
-    answers: Mapping[str, Observed]
+    answers: Mapping[str, ObservedCluster]
 
 
 @dataclass

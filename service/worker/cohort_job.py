@@ -24,7 +24,7 @@ from service.catalog.adapted import adapted_name
 from service.cohorts.files import ScanFile
 from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
-from service.kinds import ADAPTABLE, SCAN_BY_JOB, Adaptation, kind_of
+from service.kinds import ADAPTABLE, SCAN_BY_JOB, HospitalAdaptation, kind_of
 from service.worker.attempt import Attempt, AttemptOutcome, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish, published_by
 from service.worker.cohort_images import cohort_files
@@ -159,7 +159,7 @@ def run_scan(attempt: Attempt) -> AttemptOutcome:
     return outcome
 
 
-def _adaptation(parent: Artefact) -> Adaptation[Any]:
+def _adaptation(parent: Artefact) -> HospitalAdaptation[Any]:
     found = kind_of(parent).adaptation
     if found is None:
         raise AdaptationRejected(

@@ -41,7 +41,7 @@ from service.jobs.leases import fenced
 from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
 from service.pacs.requests import PACS, STORE, STORE_UNLIKE
-from service.prediction.answer import Answer, LoadedGraph, receipt_of
+from service.prediction.answer import EncodedAnswer, LoadedGraph, receipt_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import Upload, pack_into
@@ -130,7 +130,7 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
 _UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
 
 
-def _packed(answer: Answer, network: str) -> bytes:
+def _packed(answer: EncodedAnswer, network: str) -> bytes:
     """The network's digest and the instances to be stored, the SEG before the report that refers to it."""
     packed = io.BytesIO()
     pack_into(packed.write, [network.encode(), *filter(None, [answer.segmentation]), answer.body])
@@ -158,7 +158,7 @@ def _fetch(attempt: Attempt, pacs: PacsClient) -> bytes:
     return data
 
 
-def _answer(attempt: Attempt, data: bytes) -> tuple[Answer, str]:
+def _answer(attempt: Attempt, data: bytes) -> tuple[EncodedAnswer, str]:
     """The answer, and the digest of the network that gave it."""
     attempt.set_stage("segmenting")
     job, settings = attempt.job, attempt.settings

@@ -14,7 +14,7 @@ from sqlalchemy import update
 from service.cohorts import cohorts
 from service.database import Cohort, Database, Job, upgrade
 from service.expiry import expire
-from service.files.folder import Folder
+from service.files.folder import FilesFolder
 from service.jobs.files import JobFolder, StoredResult
 from tests.helpers.service.cohort_bench import Bench, digest
 
@@ -108,7 +108,7 @@ def test_checkpoint_and_input_of_an_ended_job_are_deleted(bench: Bench) -> None:
 
 
 def test_job_folder_is_private_and_reads_only_whole_results(tmp_path: Path) -> None:
-    folder = JobFolder(Folder(tmp_path), "a" * 32)
+    folder = JobFolder(FilesFolder(tmp_path), "a" * 32)
     assert not folder.names
     assert folder.read_result() is None
     folder.write("result", b"half a result")
@@ -127,7 +127,7 @@ def test_job_folder_is_private_and_reads_only_whole_results(tmp_path: Path) -> N
 def test_delete_unfinished_tolerates_a_vanished_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = JobFolder(Folder(tmp_path), "a" * 32)
+    folder = JobFolder(FilesFolder(tmp_path), "a" * 32)
     folder.write(folder.INPUT, b"of a patient")
 
     def gone(*_: object) -> list[Path]:
@@ -142,7 +142,7 @@ def test_delete_unfinished_tolerates_a_vanished_folder(
 @pytest.mark.parametrize("job_id", ["../../etc", "", "A" * 32, "a" * 33])
 def test_job_folder_of_an_invalid_id_is_rejected(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(ValueError, match="no id of a job"):
-        JobFolder(Folder(tmp_path), job_id)
+        JobFolder(FilesFolder(tmp_path), job_id)
 
 
 def test_undeletable_cohort_does_not_block_other_cohorts(
@@ -186,14 +186,14 @@ def test_undeletable_job_and_orphaned_file_do_not_block_others(
     for path in (orphan, kept):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"of no scan")
-    remove = Folder.remove
+    remove = FilesFolder.remove
 
-    def on_a_broken_disk(self: Folder, *keys: str) -> None:
+    def on_a_broken_disk(self: FilesFolder, *keys: str) -> None:
         if any(stuck in key or odd in key for key in keys):
             raise OSError(errno.EIO, "Input/output error")
         remove(self, *keys)
 
-    monkeypatch.setattr(Folder, "remove", on_a_broken_disk)
+    monkeypatch.setattr(FilesFolder, "remove", on_a_broken_disk)
     expire(bench.database, bench.settings)
     assert not folder.names
     assert not orphan.exists()
@@ -213,7 +213,7 @@ def test_partial_files_of_a_killed_worker_are_deleted(bench: Bench) -> None:
 def test_job_folder_is_deleted_despite_a_concurrent_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = JobFolder(Folder(tmp_path), "a" * 32)
+    folder = JobFolder(FilesFolder(tmp_path), "a" * 32)
     for name in ("input", "result", "result.json"):
         folder.write(name, b"of a patient")
     unlink = os.unlink

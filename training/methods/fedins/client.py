@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from personalization.augmentation import Augmentation, transform, transform_images
-from personalization.fedins import Answer, InstanceAdaptive, fedins_loss, random_entries, usage_of
+from personalization.fedins import InstanceAdaptive, PoolOutput, fedins_loss, random_entries, usage_of
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
@@ -73,17 +73,17 @@ def routed(
     routing: PoolPicking,
     generator: torch.Generator,
     penalty_M: Tensor | None = None,
-) -> Answer:
+) -> PoolOutput:
     """The network's answer, or that of a control: one mean for the whole batch, or entries at random."""
     if routing == "instance":
         return network.answer(images, queries, penalty_M)
     if routing == "random":
         picked = random_entries(queries - network.pool.centre, network.pool.keys, network.top, generator)
-        return Answer(network.apply_delta(images, network.pool.delta(picked)), picked)
+        return PoolOutput(network.apply_delta(images, network.pool.delta(picked)), picked)
     picked = network.pick(queries, penalty_M)
     delta = network.pool.delta(picked)
     mean = type(delta)(*(tensor.mean(dim=0, keepdim=True) for tensor in vars(delta).values()))
-    return Answer(network.apply_delta(images, mean), picked)
+    return PoolOutput(network.apply_delta(images, mean), picked)
 
 
 def train_pool(

@@ -10,7 +10,7 @@ import pytest
 from model_store.scan import Limits
 from personalization.cancellation import never_cancelled
 from service.cohorts.files import ScanFile
-from service.files.folder import Folder
+from service.files.folder import FilesFolder
 from service.worker import cohort_images
 from service.worker.cohort_images import LabelledImages, load_labelled
 from tests.helpers.service.joining_federation import TUMOUR, drawn_scans
@@ -25,7 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ScanFile,
 
     def keep(name: str, content: bytes, to: Path) -> ScanFile:
         to.write_bytes(content)
-        return ScanFile(name, Folder(to.parent), to.name, hashlib.sha256(content).hexdigest())
+        return ScanFile(name, FilesFolder(to.parent), to.name, hashlib.sha256(content).hexdigest())
 
     return {
         name: (keep(name, scan, folder / name), keep(name, mask, folder / f"mask-{name}"))

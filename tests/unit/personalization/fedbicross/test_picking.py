@@ -10,7 +10,7 @@ from torch import nn
 
 from personalization.errors import NetworkError
 from personalization.fedbicross.picking import (
-    Observed,
+    ObservedCluster,
     cheapest,
     costs,
     entropies,
@@ -23,10 +23,10 @@ from personalization.networks import build
 from personalization.options.picking import CRITERIA
 
 
-def observed(answers: list[list[float]], noisy: list[list[float]] | None = None) -> Observed:
+def observed(answers: list[list[float]], noisy: list[list[float]] | None = None) -> ObservedCluster:
     given = torch.tensor(answers, dtype=torch.float64)
     nothing = torch.zeros(len(given), 2, 1, dtype=torch.float64)
-    return Observed(
+    return ObservedCluster(
         given,
         given if noisy is None else torch.tensor(noisy, dtype=torch.float64),
         nothing,

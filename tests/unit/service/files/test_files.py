@@ -12,7 +12,7 @@ import pytest
 from model_store.bucket import connect
 from service.errors import FileDamaged, FilesUnavailable
 from service.files import Files, open_files
-from service.files.bucket import Bucket
+from service.files.bucket import FilesBucket
 
 A, B = "a" * 32, "b" * 32
 
@@ -126,5 +126,5 @@ def test_bucket_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPa
         os, "environ", {**os.environ, "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_REGION": "x"}
     )
     with pytest.raises(FilesUnavailable, match="check AWS_ENDPOINT_URL") as caught:
-        Bucket("s3://away").check()
+        FilesBucket("s3://away").check()
     assert caught.value.headers == {"Retry-After": "5"}

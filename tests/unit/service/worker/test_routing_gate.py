@@ -23,7 +23,7 @@ from personalization.gate import Observed, consensus, shift_of_statistics, stati
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, recipe_of
 from service.cohorts.files import ScanFile
-from service.files.folder import Folder
+from service.files.folder import FilesFolder
 from service.worker import routing_gate
 from service.worker.cohort_images import CohortImages, load_images
 from service.worker.routing_gate import _replicas
@@ -38,7 +38,7 @@ def test_load_images_numbers_patients_and_scans_of_slices(tmp_path: Path) -> Non
     for name in ("anna-1.png", "anna-2.png", "bert-1.png"):
         Image.fromarray(draw.integers(255, size=(20, 20), dtype=np.uint8)).save(tmp_path / name)
         data = (tmp_path / name).read_bytes()
-        files.append(ScanFile(name, Folder(tmp_path), name, sha256(data).removeprefix("sha256:")))
+        files.append(ScanFile(name, FilesFolder(tmp_path), name, sha256(data).removeprefix("sha256:")))
     cohort = load_images(files, TASK, None, Limits(), lambda: None)
     assert cohort.patient_of_image.tolist() == [0, 0, 1]
     assert cohort.scan_of_image.tolist() == [0, 1, 2]
