@@ -19,7 +19,7 @@ from pynetdicom.association import Association
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 
 from service.dicom_node.configuration import load_node
-from service.dicom_node.scp import SUCCESS, StorageScp
+from service.dicom_node.scp import StorageScp
 from service.dicom_node.spool import Spool
 from tests.helpers.waiting import wait_for
 
@@ -69,12 +69,15 @@ def associate(scp: StorageScp, title: str = "CT1", address: str = HERE) -> Assoc
 
 
 def echoes(scp: StorageScp, title: str = "CT1", address: str = HERE) -> bool:
-    association = associate(scp, title, address)
-    if not association.is_established:
-        return False
-    found = association.send_c_echo().get("Status") == SUCCESS
-    association.release()
-    return found
+    """Whether an association is accepted, and C-ECHO answered."""
+    with connect(scp, address) as line:
+        line.sendall(_request(title))
+        if _received(line)[0] != 2:  # A-ASSOCIATE-AC
+            return False
+        line.sendall(data(3, _echo_request(1)))
+        answered = _received(line)[0] == 4  # P-DATA-TF
+        line.sendall(struct.pack(">BBLL", 5, 0, 4, 0))
+        return answered and _received(line)[0] == 6  # A-RELEASE-RP
 
 
 def connect(scp: StorageScp, address: str = HERE) -> socket.socket:
@@ -171,10 +174,42 @@ def test_command_set_beyond_64_kib_ends_the_association(node: Node) -> None:
 
 
 def test_command_sets_after_one_another_are_each_within_the_limit(node: Node) -> None:
-    association = associate(node())
-    for _ in range(1000):
-        assert association.send_c_echo().Status == SUCCESS
-    association.release()
+    with connect(node()) as line:
+        line.sendall(_request("CT1"))
+        assert _received(line)[0] == 2  # A-ASSOCIATE-AC
+        for number in range(8):
+            line.sendall(data(3, _echo_request(number)))
+            assert _received(line)[0] == 4  # P-DATA-TF
+        line.sendall(struct.pack(">BBLL", 5, 0, 4, 0))
+        assert _received(line)[0] == 6  # A-RELEASE-RP
+
+
+def _received(line: socket.socket) -> bytes:
+    """The next PDU."""
+    with line.makefile("rb", buffering=0) as stream:
+        found = bytearray()
+        while len(found) < 6 or len(found) < 6 + int.from_bytes(found[2:6], "big"):
+            wanted = 6 if len(found) < 6 else 6 + int.from_bytes(found[2:6], "big")
+            piece = stream.read(wanted - len(found))
+            assert piece, "the connection has ended"
+            found += piece
+    return bytes(found)
+
+
+def _echo_request(number: int) -> bytes:
+    """A C-ECHO-RQ (PS3.7 9.3.5.1) with a comment of 16 KiB, in Implicit VR Little Endian."""
+
+    def element(tag: int, value: bytes) -> bytes:
+        return struct.pack("<HHL", 0, tag, len(value)) + value
+
+    elements = (
+        element(0x0002, b"1.2.840.10008.1.1\0")
+        + element(0x0100, struct.pack("<H", 0x0030))
+        + element(0x0110, struct.pack("<H", number))
+        + element(0x0800, struct.pack("<H", 0x0101))
+        + element(0x0902, b"x" * 2**14)
+    )
+    return element(0x0000, struct.pack("<L", len(elements))) + elements
 
 
 def test_peer_from_an_address_of_no_sender_is_closed_at_once(node: Node) -> None:
