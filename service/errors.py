@@ -13,7 +13,7 @@
     ├── FilesUnavailable         503  the files of patients, or their key, cannot be used
     ├── FileDamaged              410  a file there has other bytes than were written
     ├── RequestInvalid           422  fields of a request are not valid
-    ├── AuthenticationError           who sent a request is not known
+    ├── AuthenticationError      401  who sent a request is not known
     │   ├── CredentialMissing    401  no bearer token, or of a kind that is not taken here
     │   ├── KeyNotValid          401  the API key is unknown, expired or revoked
     │   ├── TokenNotValid        401  the access token does not verify
@@ -44,7 +44,7 @@
     │   └── NoAdaptedVersion     404  no adapted version is assigned to the hospital
     ├── PredictionError               a scan is not answered
     │   ├── ScanUnlikeTask       422  the guard warns, and the request rejects such scans
-    │   ├── OutputMismatch            the scan cannot have this output
+    │   ├── OutputMismatch       422  the scan cannot have this output
     │   │   ├── NoPngMask        422  a volume has no PNG mask
     │   │   ├── NoNiftiMask      422  an image has no NIfTI mask
     │   │   ├── NoDicomSource    422  a scan that is no DICOM has no DICOM answer
@@ -105,7 +105,8 @@
 
 A message names the thing, what was expected, what was found, and what to do. Over HTTP an error is a problem
 (RFC 9457) with the status of its class (`service.http.problems`). An error without a status in the tree is a
-fault of the service: 500, and its message goes to the log only.
+fault of the service: 500, and its message goes to the log only. A class has a docstring where the
+tree does not say all.
 """
 
 from __future__ import annotations
@@ -135,8 +136,7 @@ class ServiceError(Exception):
         self.extensions = extensions
 
 
-class SettingsInvalid(ServiceError):
-    """A setting has an invalid value."""
+class SettingsInvalid(ServiceError): ...
 
 
 class AuditBroken(ServiceError):
@@ -158,14 +158,10 @@ class DatabaseUnavailable(ServiceError):
 
 
 class DatabaseFull(ServiceError):
-    """There is no space left for the database."""
-
     status, slug, title = 507, "disk-full", "The disk is full"
 
 
 class DatabaseDamaged(ServiceError):
-    """The file of the database has other bytes than were written."""
-
     status, slug, title = 503, "database-damaged", "The database is damaged"
 
 
@@ -186,8 +182,6 @@ class FilesUnavailable(ServiceError):
 
 
 class FileDamaged(ServiceError):
-    """A stored file has other bytes than were written."""
-
     status, slug, title = 410, "file-damaged", "The file is damaged"
 
 
@@ -202,8 +196,6 @@ class RequestInvalid(ServiceError):
 
 
 class AuthenticationError(ServiceError):
-    """The sender of a request is not known."""
-
     status = 401
 
     def __init__(self, message: str) -> None:
@@ -211,20 +203,14 @@ class AuthenticationError(ServiceError):
 
 
 class CredentialMissing(AuthenticationError):
-    """The request has no bearer token, or one of a kind that is not taken here."""
-
     slug, title = "credential-missing", "A credential is required"
 
 
 class KeyNotValid(AuthenticationError):
-    """The API key is unknown, expired or revoked."""
-
     slug, title = "key-not-valid", "The API key is not valid"
 
 
 class SessionOver(AuthenticationError):
-    """The cookie is of no session, or of one that has ended."""
-
     slug, title = "session-over", "The session has ended"
 
 
@@ -235,14 +221,10 @@ class CsrfTokenMissing(ServiceError):
 
 
 class TokenNotValid(AuthenticationError):
-    """The access token does not verify."""
-
     slug, title = "token-not-valid", "The access token is not valid"
 
 
 class ProviderUnavailable(ServiceError):
-    """The identity provider's keys cannot be fetched."""
-
     status, slug, title = 503, "provider-unavailable", "The identity provider does not answer"
 
 
@@ -258,35 +240,25 @@ class NotOnLoopback(ServiceError):
     status, slug, title = 403, "loopback-only", "Only loopback is answered without authentication"
 
 
-class AuthorizationError(ServiceError):
-    """The caller may not do this."""
+class AuthorizationError(ServiceError): ...
 
 
 class RoleMissing(AuthorizationError):
-    """The caller has none of the roles that the route requires."""
-
     status, slug, title = 403, "role-missing", "The caller has none of the roles for this"
 
 
 class GrantRefused(AuthorizationError):
-    """The caller may not grant this role, or for this hospital."""
-
     status, slug, title = 403, "grant-refused", "The caller may not grant this"
 
 
-class ApiKeyError(ServiceError):
-    """An API key cannot be created or changed."""
+class ApiKeyError(ServiceError): ...
 
 
 class KeyUnknown(ApiKeyError):
-    """There is no key of that id."""
-
     status, slug, title = 404, "key-unknown", "No such key"
 
 
 class KeyOver(ApiKeyError):
-    """The key has expired, was revoked or was rotated."""
-
     status, slug, title = 409, "key-over", "The key is over or replaced"
 
 
@@ -297,18 +269,13 @@ class KeyNameTaken(ApiKeyError):
 
 
 class HospitalUnknown(ServiceError):
-    """No hospital of that id is registered."""
-
     status, slug, title = 404, "hospital-unknown", "No such hospital"
 
 
-class SelectionError(ServiceError):
-    """No network answers a request."""
+class SelectionError(ServiceError): ...
 
 
 class ParametersContradict(SelectionError):
-    """Two parameters of one request exclude each other."""
-
     status, slug, title = 422, "contradiction", "The parameters contradict each other"
 
 
@@ -325,8 +292,6 @@ class VersionNotNamed(SelectionError):
 
 
 class PartRequested(SelectionError):
-    """The named artefact is a part of a composite."""
-
     status, slug, title = 422, "part-of-a-model", "Not offered on its own"
 
 
@@ -367,13 +332,10 @@ class NoGlobalModel(SelectionError):
 
 
 class NoAdaptedVersion(SelectionError):
-    """No adapted version is assigned to the hospital."""
-
     status, slug, title = 404, "no-adapted-version", "Nothing was adapted to this hospital"
 
 
-class PredictionError(ServiceError):
-    """A scan is not answered."""
+class PredictionError(ServiceError): ...
 
 
 class ScanUnlikeTask(PredictionError):
@@ -383,44 +345,30 @@ class ScanUnlikeTask(PredictionError):
 
 
 class OutputMismatch(PredictionError):
-    """The scan cannot have the requested output."""
-
     status, slug = 422, "output-mismatch"
 
 
 class NoPngMask(OutputMismatch):
-    """The scan is a volume."""
-
     title = "A volume has no PNG mask"
 
 
 class NoNiftiMask(OutputMismatch):
-    """The scan is an image."""
-
     title = "An image has no NIfTI mask"
 
 
 class NoDicomSource(OutputMismatch):
-    """The scan is no DICOM."""
-
     title = "Only DICOM is answered as DICOM"
 
 
 class NoVolumeToReport(OutputMismatch):
-    """The scan is an image."""
-
     title = "An image has no volume to report"
 
 
 class CodesMissing(OutputMismatch):
-    """The task has no codes for its labels."""
-
     title = "The labels have no codes"
 
 
 class LabelsOverlap(OutputMismatch):
-    """The labels overlap."""
-
     title = "Overlapping labels have no label map"
 
 
@@ -448,13 +396,10 @@ class GpuUnavailable(PredictionError):
     status, slug, title = 503, "no-gpu", "No GPU"
 
 
-class ViewerScanError(ServiceError):
-    """A scan of a viewer is not kept or not found."""
+class ViewerScanError(ServiceError): ...
 
 
 class ViewerScanUnknown(ViewerScanError):
-    """The caller has no such scan."""
-
     status, slug, title = 404, "viewer-scan-unknown", "No such scan"
 
 
@@ -464,13 +409,10 @@ class ViewerQuotaExceeded(ViewerScanError):
     status, slug, title = 507, "viewer-quota", "No room for a viewer's scan"
 
 
-class AssignmentError(ServiceError):
-    """An entry cannot be added to the serving log."""
+class AssignmentError(ServiceError): ...
 
 
 class AssignmentStale(AssignmentError):
-    """Another entry is in force than the one that the caller replaces."""
-
     status, slug, title = 412, "assignment-stale", "The serving log has moved on"
 
 
@@ -481,20 +423,14 @@ class NothingToRollBack(AssignmentError):
 
 
 class PartNotAssignable(AssignmentError):
-    """The version is a part of a composite."""
-
     status, slug, title = 409, "part-of-a-composite", "Not offered on its own"
 
 
 class AdaptedToAnother(AssignmentError):
-    """The version was adapted to another hospital."""
-
     status, slug, title = 409, "adapted-to-another", "Adapted to another hospital"
 
 
 class AnotherModel(AssignmentError):
-    """The version belongs to another model."""
-
     status, slug, title = 409, "another-model", "A version of another model"
 
 
@@ -510,31 +446,22 @@ class GateNotPassed(AssignmentError):
     status, slug, title = 409, "gate-refused", "The gate does not let this candidate serve"
 
 
-class CohortError(ServiceError):
-    """A cohort cannot be read or changed."""
+class CohortError(ServiceError): ...
 
 
 class CohortUnknown(CohortError):
-    """The hospital has no cohort of that id, or the cohort no scan of that name."""
-
     status, slug, title = 404, "cohort-unknown", "No such cohort or scan"
 
 
 class CohortDeleted(CohortError):
-    """Its scans have expired or were deleted."""
-
     status, slug, title = 410, "cohort-gone", "The scans of the cohort were deleted"
 
 
 class CohortInUse(CohortError):
-    """An unfinished job needs its scans."""
-
     status, slug, title = 409, "cohort-in-use", "A job needs the scans of the cohort"
 
 
 class ScanNameTaken(CohortError):
-    """A scan with other bytes has this name."""
-
     status, slug, title = 409, "scan-name-taken", "Another scan has this name"
 
 
@@ -557,18 +484,13 @@ class CohortFull(CohortError):
 
 
 class CohortEmpty(CohortError):
-    """The cohort has no scan."""
-
     status, slug, title = 422, "cohort-empty", "There is no scan to adapt to"
 
 
-class PacsError(ServiceError):
-    """A PACS cannot be used."""
+class PacsError(ServiceError): ...
 
 
 class PacsUnknown(PacsError):
-    """No PACS of this name is configured for the hospital."""
-
     status, slug, title = 404, "pacs-unknown", "No such PACS"
 
 
@@ -578,16 +500,13 @@ class PacsReadOnly(PacsError):
     status, slug, title = 409, "pacs-read-only", "Nothing may be stored in this PACS"
 
 
-class PacsUnavailable(PacsError):
-    """The PACS does not answer now."""
+class PacsUnavailable(PacsError): ...
 
 
-class PacsRefused(PacsError):
-    """The PACS rejects the credentials, the certificate or the instance."""
+class PacsRefused(PacsError): ...
 
 
-class SeriesMissing(PacsError):
-    """The PACS has no such series."""
+class SeriesMissing(PacsError): ...
 
 
 class SeriesMismatched(PacsError):
@@ -598,13 +517,10 @@ class PacsJobFailed(PacsError):
     """The query finds too much, the PACS did not answer for too long, or the request is gone."""
 
 
-class JobError(ServiceError):
-    """A job cannot be created, changed or continued."""
+class JobError(ServiceError): ...
 
 
 class JobUnknown(JobError):
-    """There is no job of that id."""
-
     status, slug, title = 404, "job-unknown", "No such job"
 
 
@@ -621,14 +537,10 @@ class JobMakesNoMask(JobError):
 
 
 class JobWithoutMask(JobError):
-    """The job failed or was cancelled."""
-
     status, slug, title = 409, "job-without-result", "The job made no mask"
 
 
 class JobFilesDeleted(JobError):
-    """The result expired, or a client deleted it."""
-
     status, slug, title = 410, "files-deleted", "The result was deleted"
 
 
@@ -639,20 +551,14 @@ class QueueFull(JobError):
 
 
 class TooManyFollowers(JobError):
-    """As many clients follow jobs as the limit allows."""
-
     status, slug, title = 503, "busy", "Too many clients follow jobs"
 
 
 class IdempotencyConflict(JobError):
-    """The idempotency key belongs to another request."""
-
     status, slug, title = 422, "idempotency-key-reused", "The key belongs to another request"
 
 
 class NotAdaptable(JobError):
-    """The artefact is of a kind that no job adapts."""
-
     status, slug, title = 422, "not-adaptable", "This kind of artefact cannot be adapted"
 
 
@@ -663,20 +569,14 @@ class NotAdaptableToScan(NotAdaptable):
 
 
 class MemberCannotJoin(JobError):
-    """The hospital is a member of the federation that trained the artefact."""
-
     status, slug, title = 422, "member-cannot-join", "The hospital is a member already"
 
 
 class MasksMissing(JobError):
-    """The cohort has too few masks to join with."""
-
     status, slug, title = 422, "masks-missing", "The hospital cannot join with these masks"
 
 
 class MasksInvalid(JobError):
-    """A mask of the cohort has values outside the task."""
-
     status, slug, title = 422, "mask-mismatch", "The hospital cannot join with these masks"
 
 
