@@ -139,6 +139,22 @@ def test_query_chooses_by_patient(place: Workplace) -> None:
     }
 
 
+def test_series_that_arrives_as_another_patients_is_skipped(place: Workplace, gate: Gate) -> None:
+    cohort, other = place.cohort({}), planted("ANOTHER", 1)
+    parts = b"".join(
+        b"--x\r\nContent-Type: application/dicom\r\n\r\n" + one + b"\r\n" for one in other.values()
+    )
+    kind = 'multipart/related; type="application/dicom"; boundary=x'
+    gate.rule = lambda method, path: (
+        (200, {"Content-Type": kind}, parts + b"--x--\r\n")
+        if "/series/" in path and "instances" not in path
+        else None
+    )
+    job = fill(place, cohort, query={"PatientID": "TWO*"})
+    assert job.result == {"found": 1, "added": 0, "already": 0, "skipped": {"SeriesMismatched": 1}}
+    assert scans(place, cohort) == []
+
+
 def test_attempt_after_a_failure_adds_the_rest(place: Workplace, gate: Gate) -> None:
     cohort = place.cohort({})
     fetched = 0
