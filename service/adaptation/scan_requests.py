@@ -213,18 +213,18 @@ def _check_room(session: Session, settings: Settings, hospital: str | None, size
     scans = f"scans of {'yours' if hospital is None else f'hospital {hospital!r}'} that wait for a worker"
     if size > share:
         detail = (
-            f"The scan has {size} bytes, and the {scans} may have {share} together: a larger one needs a "
-            "larger LOCUM_COHORT_QUOTA_BYTES."
+            f"The scan has {size} bytes, expected at most {share}, the limit of the {scans}: send a smaller "
+            "one, or let the operator raise LOCUM_COHORT_QUOTA_BYTES."
         )
     elif own + size > share:
         detail = (
-            f"The {scans} have {own} bytes, and {size} more are beyond the {share} that they may have of "
-            "LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
+            f"The {scans} have {own} bytes; with {size} more they exceed their limit of {share} "
+            "(LOCUM_COHORT_QUOTA_BYTES): send the scan again when GET /jobs?state=queued lists fewer jobs."
         )
     elif waiting + size > quota:
         detail = (
-            f"Expected room for {size} bytes among all scans that wait for a worker, found less of the "
-            f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again later."
+            f"The scans that wait for a worker may have {quota} bytes (LOCUM_COHORT_QUOTA_BYTES), expected "
+            f"{size} of them free, found fewer: send the scan again later."
         )
     else:
         return

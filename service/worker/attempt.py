@@ -122,7 +122,7 @@ class Attempt:
                 self._cancelled.set()
 
     def read_checkpoint(self) -> bytes | None:
-        """Return where an earlier attempt came to; None if there is nothing, or nothing to go on from."""
+        """Return the checkpoint of an earlier attempt; None without one. A damaged one is warned of."""
         try:
             return self.folder.read(self.folder.CHECKPOINT)
         except FileDamaged as error:

@@ -79,7 +79,7 @@ def verify() -> None:
 
 
 def run(job_id: str) -> None:
-    """Run a job: this one, or the one of which it is the turn."""
+    """Run the next job; a message says that one waits, and names it."""
     # Imports torch into the task process, only once there is a job.
     from service.worker.runner import run_next
 

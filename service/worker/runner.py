@@ -42,10 +42,10 @@ _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
 
 
 def run_next(job_id: str, settings: Settings) -> None:
-    """Run the job of which it is the turn, see `records.turns`.
+    """Run the next job, by the turns of the hospitals (`records.turns`).
 
-    A message says that a job waits. Which one is run is decided here, so that a hospital with many jobs does
-    not delay the others. The job of the message comes last: its worker may have died.
+    A message only says that a job waits: a hospital with many jobs must not delay the others. The job of the
+    message is tried last, because the worker that held it may have died.
     """
     database = Database(settings.resolved_database_url)
     try:

@@ -112,7 +112,7 @@ def test_waiting_scans_above_the_cohort_quota_are_507(
     refused = ask(api, scan)
     assert (refused.status_code, refused.json()["type"]) == (507, "urn:locum:problem:no-room")
     assert f"have {2 * len(scan)} bytes" in refused.json()["detail"]
-    assert "names fewer" in refused.json()["detail"]
+    assert "lists fewer" in refused.json()["detail"]
     larger = make_png(np.random.default_rng(0).integers(0, 256, (96, 96), np.uint8))
     assert f"may have {2 * len(scan)} together: a larger one needs" in ask(api, larger).json()["detail"]
     kept = {job.id for job in queued(api)}
@@ -131,10 +131,11 @@ def test_one_hospital_of_several_has_half_of_the_quota_of_waiting_scans(
     refused = ask(shared, scan, "north")
     assert (refused.status_code, refused.json()["type"]) == (507, "urn:locum:problem:no-room")
     assert f"'north' that wait for a worker have {len(scan)} bytes" in refused.json()["detail"]
-    assert f"beyond the {len(scan)} that" in refused.json()["detail"]
+    assert f"exceed their limit of {len(scan)} " in refused.json()["detail"]
     assert ask(shared, scan, "south").status_code == 202
     # Without what others have.
     full = ask(shared, scan, "west").json()["detail"]
     assert full.startswith(
-        f"Expected room for {len(scan)} bytes among all scans that wait for a worker, found"
+        f"The scans that wait for a worker may have {2 * len(scan)} bytes (LOCUM_COHORT_QUOTA_BYTES), "
+        f"expected {len(scan)} of them free, found fewer"
     )
