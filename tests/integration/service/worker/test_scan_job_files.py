@@ -114,7 +114,10 @@ def test_waiting_scans_above_the_cohort_quota_are_507(
     assert f"have {2 * len(scan)} bytes" in refused.json()["detail"]
     assert "lists fewer" in refused.json()["detail"]
     larger = make_png(np.random.default_rng(0).integers(0, 256, (96, 96), np.uint8))
-    assert f"may have {2 * len(scan)} together: a larger one needs" in ask(api, larger).json()["detail"]
+    assert (
+        f"expected at most {2 * len(scan)}, the limit of the scans of yours"
+        in ask(api, larger).json()["detail"]
+    )
     kept = {job.id for job in queued(api)}
     assert {folder.name for folder in (api.settings.state_dir / "jobs").iterdir()} == kept
     api.client.delete(accepted[0].headers["location"])
