@@ -42,6 +42,9 @@ IMAGE = "image"
 QUERY = "query"
 # Smaller ones, shapes and axes among them, stay within the graph, where they are read while it is optimised.
 _LARGE = 1024
+# What a node without inputs from outside gives is computed while a graph is loaded, beyond the limits of its
+# runs. Shapes, axes and positions are far smaller than this.
+_MOST_FOLDED_BYTES = 2**20
 
 
 class GraphPart(NamedTuple):
@@ -291,6 +294,9 @@ def _load(part: GraphPart, threads: int, device: str) -> onnxruntime.InferenceSe
     options.add_session_config_entry("session.use_env_allocators", "1")
     # The weights go with their session; what runs share stays.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    options.add_session_config_entry(
+        "optimization.constant_folding_max_output_size_in_bytes", str(_MOST_FOLDED_BYTES)
+    )
     # What was checked is what is loaded: not the other format that the same bytes may be.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     with tempfile.TemporaryDirectory(prefix="locum-") as empty:

@@ -125,6 +125,15 @@ def growing_graph(values: int) -> bytes:
     return to_bytes(network_of(nodes, [helper.make_tensor("many", TensorProto.INT64, [1], [values])]))
 
 
+def unfolding_graph(values: int) -> bytes:
+    """A network that needs `values` float32 values at once, which are known without its image."""
+    nodes = [
+        helper.make_node("ConstantOfShape", ["many"], ["big"]),
+        helper.make_node("ReduceMax", ["big"], ["shown"], keepdims=0),
+    ]
+    return to_bytes(network_of(nodes, [helper.make_tensor("many", TensorProto.INT64, [1], [values])]))
+
+
 def subgraph_of(*tensors: TensorProto) -> GraphProto:
     """A subgraph with these initializers."""
     output = helper.make_tensor_value_info("out", TensorProto.UINT8, None)

@@ -127,7 +127,7 @@ import numpy as np
 from service.errors import RunTooLarge
 from service.inference.limits import GraphLimits
 from service.inference.sessions import GraphSession
-from tests.helpers.model_store.graphs import SIDE, growing_graph
+from tests.helpers.model_store.graphs import SIDE, growing_graph, unfolding_graph
 
 MB = 10**6
 images, limits = np.zeros((1, 1, SIDE, SIDE), np.float32), GraphLimits(memory_bytes=600 * MB)
@@ -143,6 +143,12 @@ try:
 except RunTooLarge as error:
     print(error)
 assert session(120 * MB).run(images).probabilities.shape == (1, 1, SIDE, SIDE)
+# What is known without the image is not computed while the graph is loaded, beyond the limit.
+known = GraphSession("sha256:known", unfolding_graph(200 * MB), threads=1, device="cpu", limits=limits)
+try:
+    known.run(images)
+except RunTooLarge as error:
+    print(error)
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -153,8 +159,9 @@ def test_run_that_needs_more_memory_than_networks_may_use_is_refused_before_it_i
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    said, highest = done.stdout.splitlines()[0], int(done.stdout.split()[-2])
+    said, known, highest = *done.stdout.splitlines()[:2], int(done.stdout.split()[-2])
     assert "sha256:big: a run of 1 slices needs more than the 600000000 bytes" in said
+    assert "sha256:known: a run of 1 slices needs more than the 600000000 bytes" in known
     # The last one asks for eight gigabytes.
     assert highest < 1_500_000
 
