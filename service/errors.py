@@ -28,7 +28,7 @@
     ├── ApiKeyError                   an API key cannot be created or changed
     │   ├── KeyUnknown           404  no key of this id
     │   ├── KeyOver              409  the key has expired, was revoked or was rotated
-    │   └── KeyNameTaken         409  the name belongs to another key
+    │   └── KeyNameTaken         409  the hospital has a valid key of the name
     ├── HospitalUnknown          404  no hospital of this id is registered
     ├── SelectionError                no network answers a request
     │   ├── ParametersContradict 422  two parameters exclude each other
@@ -263,7 +263,7 @@ class KeyOver(ApiKeyError):
 
 
 class KeyNameTaken(ApiKeyError):
-    """A valid key has the name, or a key of other hospitals ever had it."""
+    """A valid key of the hospital has the name."""
 
     status, slug, title = 409, "key-name-taken", "Another key has this name"
 

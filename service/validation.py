@@ -28,9 +28,9 @@ DICOM_UID = r"^[0-9]+(\.[0-9]+)*$"
 PRINTABLE = r"^[^\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]+$"
 PRINTABLE_LINES = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]+$"
 
-# The actor `key:<name>` has at most 200 characters in tables.
+# The actor `key:<name>@<hospital>` has at most 200 characters in tables.
 KeyName = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=190, pattern=PRINTABLE)
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=130, pattern=PRINTABLE)
 ]
 
 # The expectation in words, in place of the pattern.

@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
 from model_store.store import Store
-from service.database import Job, caller_of
+from service.database import ANONYMOUS, Job, caller_of
 from service.errors import GateNotPassed, NotAdaptable, SecondPersonNeeded
+from service.identity import keys
 from service.kinds import ADAPTABLE, KINDS, kind_of
 
 _LONGEST = 128
@@ -90,16 +91,25 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
 
 
 def require_second_person(session: Session, artefact: Artefact) -> None:
-    """Reject the caller that started the job behind this adapted version.
+    """Reject the caller that started the job behind this adapted version, by whatever key.
 
     Raises:
-        SecondPersonNeeded: it did.
+        SecondPersonNeeded: it did, its key and the job's were made by one person, or nothing tells who did.
     """
     job, caller = job_of(session, artefact.digest), caller_of(session)
-    if job is not None and job.actor == caller.actor:
+    if job is None or job.actor is None or job.actor == ANONYMOUS.actor:
         raise SecondPersonNeeded(
-            f"{caller.actor} started the job that adapted '{artefact}', and this service has the two-person "
-            "rule: let another approver assign it",
+            f"nothing records who adapted '{artefact}', and this service has the two-person rule: adapt "
+            "again, and let another approver assign the new version",
+            job=None if job is None else job.id,
+        )
+    if keys.people_behind(session, job.actor) & keys.people_behind(session, caller.actor):
+        same = (
+            "" if job.actor == caller.actor else f", and one person can have both its key and {caller.actor}"
+        )
+        raise SecondPersonNeeded(
+            f"{job.actor} started the job that adapted '{artefact}'{same}. This service has the two-person "
+            "rule: let another approver assign it, by a token or a key of the command line (`keys create`)",
             job=job.id,
         )
 

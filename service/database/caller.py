@@ -26,7 +26,7 @@ class Caller:
     """Who asks.
 
     Attributes:
-        actor: name, for logs: `key:<name>` or `oidc:<subject>`.
+        actor: name, for logs: `key:<name>`, `key:<name>@<hospital>` or `oidc:<subject>`.
         roles: as granted; `has` knows which others they include.
         hospitals: ids of the hospitals that it may see; None for all of them.
         authenticated: whether a credential proves the actor.

@@ -15,13 +15,15 @@ import re
 import secrets
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import select, true
+from sqlalchemy import ColumnElement, select, true
 from sqlalchemy.orm import Session
 
 from service.audit import trail
 from service.database import ApiKey, Caller, Role, caller_of, in_turn
+from service.database.caller import SERVICE
 from service.database.hospitals import require_hospital
 from service.errors import GrantRefused, KeyNameTaken, KeyNotValid, KeyOver, KeyUnknown
+from service.validation import HOSPITAL_ID
 
 PREFIX = "locum_"
 _FORM = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_[A-Za-z0-9_-]{{43}}")
@@ -40,7 +42,7 @@ def create(
 
     Args:
         session: of a writing transaction.
-        name: the actor in logs is `key:<name>`.
+        name: unique among the valid keys of this hospital; other hospitals' keys are not compared.
         role: of the key.
         hospital: the one that it may see; None for all.
         expires_at: from then on it is rejected; None for never.
@@ -48,17 +50,14 @@ def create(
     Raises:
         HospitalUnknown: no such hospital is registered.
         GrantRefused: the caller may not grant this role or this hospital.
-        KeyNameTaken: a valid key has the name, or a key of other hospitals ever had it.
+        KeyNameTaken: a valid key of the hospital has the name.
     """
     _may_grant(session, role, hospital)
     if hospital is not None:
         require_hospital(session, hospital)
     in_turn(session, NAMES)
     now = datetime.now(UTC)
-    named = session.scalars(select(ApiKey).where(ApiKey.name == name)).all()
-    # Jobs and logs know a caller by its name alone: no hospital inherits those of another.
-    if any(row.hospital != hospital for row in named):
-        raise KeyNameTaken(f"the name {name!r} belongs to another key: choose another name")
+    named = session.scalars(select(ApiKey).where(*_called(name, hospital))).all()
     if any(refusal(row, now) is None for row in named):
         raise KeyNameTaken(
             f"a valid key is called {name!r}: rotate it, revoke it first, or choose another name"
@@ -100,7 +99,7 @@ def rotate(session: Session, key_id: str, overlap: timedelta) -> tuple[ApiKey, s
         raise KeyOver(f"{why}: create a key instead")
     # The name of a valid key passes to its successor alone. The first rotation shortened the old key's life,
     # so another would give too short a one.
-    later = select(ApiKey).where(ApiKey.name == old.name, ApiKey.created_at > old.created_at)
+    later = select(ApiKey).where(*_called(old.name, old.hospital), ApiKey.created_at > old.created_at)
     if (successor := session.scalars(later.order_by(ApiKey.created_at)).first()) is not None:
         raise KeyOver(
             f"the API key {PREFIX}{old.id} was replaced by {PREFIX}{successor.id}: rotate that one, or "
@@ -160,7 +159,46 @@ def refusal(row: ApiKey, now: datetime) -> str | None:
 def caller_with(row: ApiKey) -> Caller:
     """The caller that a key identifies."""
     hospitals = None if row.hospital is None else frozenset({row.hospital})
-    return Caller(f"key:{row.name}", frozenset({_role(row)}), hospitals, key=row.id, until=row.expires_at)
+    return Caller(_actor(row), frozenset({_role(row)}), hospitals, key=row.id, until=row.expires_at)
+
+
+def people_behind(session: Session, actor: str) -> frozenset[str]:
+    """The actors who may hold the credential of an actor.
+
+    A key's secret was shown to who created or rotated it over HTTP, and that key's to who made that one: the
+    first of them. A key from the command line (`keys create`) is its holder's own.
+    """
+    found, waiting, seen = set[str](), [actor], {actor}
+    while waiting:
+        current = waiting.pop()
+        makers = {row.created_by for row in _keys_of(session, current)} - {SERVICE.actor}
+        if not makers:
+            found.add(current)
+        waiting += makers - seen
+        seen |= makers
+    # Keys that were rotated by themselves alone have no first maker.
+    return frozenset(found or seen)
+
+
+def _keys_of(session: Session, actor: str) -> list[ApiKey]:
+    kind, _, rest = actor.partition(":")
+    if kind != "key":
+        return []
+    names = {rest, rest.rpartition("@")[0]}
+    rows = session.scalars(select(ApiKey).where(ApiKey.name.in_(names)))
+    return [row for row in rows if _actor(row) == actor]
+
+
+def _called(name: str, hospital: str | None) -> tuple[ColumnElement[bool], ...]:
+    return ApiKey.name == name, ApiKey.hospital.is_not_distinct_from(hospital)
+
+
+def _actor(row: ApiKey) -> str:
+    """`key:NAME@HOSPITAL`, or `key:NAME` of a key for all; no key's actor is that of another hospital's."""
+    if row.hospital is not None:
+        return f"key:{row.name}@{row.hospital}"
+    ambiguous = re.fullmatch(HOSPITAL_ID, row.name.rpartition("@")[2]) and "@" in row.name
+    return f"key:{row.name}@*" if ambiguous else f"key:{row.name}"
 
 
 def _add(

@@ -186,9 +186,8 @@ class ViewerScans:
         others = sum(each.size for each in _everything(self._root)) - sum(each.size for each in own)
         if others + scan.size > settings.viewer_quota_bytes:
             raise ViewerQuotaExceeded(
-                f"expected room for {scan.size} bytes beside the scans of other callers, found less of the "
-                f"{settings.viewer_quota_bytes} of LOCUM_VIEWER_QUOTA_BYTES: send the scan later, or let the "
-                "operator raise it"
+                "there is no room for this scan: send it later, or let the operator raise "
+                "LOCUM_VIEWER_QUOTA_BYTES"
             )
         room = settings.viewer_quota_bytes - others - scan.size
         while own and (len(own) >= settings.max_viewer_scans or sum(each.size for each in own) > room):

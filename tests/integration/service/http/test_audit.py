@@ -92,7 +92,7 @@ def test_segmented_scan_leaves_a_row_with_scan_version_and_request(
     kept, row = rows
     assert (kept["actor"], kept["action"]) == ("service", "version.kept")
     assert kept["version"] == row["version"]
-    assert (row["actor"], row["action"], row["outcome"]) == ("key:ada", "scan.segmented", 200)
+    assert (row["actor"], row["action"], row["outcome"]) == ("key:ada@north", "scan.segmented", 200)
     assert row["scan"] == f"sha256:{hashlib.sha256(scan).hexdigest()}"
     assert row["version"] == api.store.open("bright@1").digest
     assert (row["hospital"], row["request"]) == ("north", answer.headers["locum-request"])

@@ -55,12 +55,12 @@ def test_cookie_takes_the_place_of_the_key(api: Any, browser: httpx.Client) -> N
     assert "samesite=strict" in cookie
     signed_in = answer.json()
     assert (signed_in["actor"], signed_in["roles"], signed_in["hospitals"]) == (
-        "key:page",
+        "key:page@north",
         ["operator"],
         ["north"],
     )
     found = browser.get("/session").json()
-    assert (found["actor"], found["csrf"]) == ("key:page", signed_in["csrf"])
+    assert (found["actor"], found["csrf"]) == ("key:page@north", signed_in["csrf"])
     assert browser.get("/hospitals").json()["hospitals"][0]["id"] == "north"
     assert browser.get("/hospitals/south").status_code == 404
     assert browser.get("/keys").status_code == 403

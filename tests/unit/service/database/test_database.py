@@ -77,6 +77,37 @@ def test_downgrade_to_base_drops_every_table(database: Database) -> None:
     assert is_current(database)
 
 
+def test_upgrade_names_the_hospital_in_actors_of_its_keys(database: Database) -> None:
+    config = configuration()
+    key = (
+        "INSERT INTO api_key (id, name, role, hospital, digest, created_at, created_by) "
+        "VALUES (:id, :name, 'admin', :hospital, 'd', '2026-01-01 00:00:00+00:00', :by)"
+    )
+    rows = [
+        {"id": "1", "name": "ada", "hospital": "north", "by": "service"},
+        {"id": "2", "name": "ops", "hospital": None, "by": "key:ada"},
+        {"id": "3", "name": "ben", "hospital": "south", "by": "key:ops"},
+    ]
+
+    def makers() -> list[str]:
+        with database.read() as session:
+            return list(session.scalars(text("SELECT created_by FROM api_key ORDER BY id")))
+
+    def migrate(to: str) -> None:
+        with database.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            (command.upgrade if to == "head" else command.downgrade)(config, to)
+
+    migrate("0011")
+    with database.engine.begin() as connection:
+        connection.execute(text(key), rows)
+    migrate("head")
+    assert makers() == ["service", "key:ada@north", "key:ops"]
+    migrate("0011")
+    assert makers() == ["service", "key:ada", "key:ops"]
+    migrate("head")
+
+
 @pytest.mark.process
 def test_concurrent_upgrades_migrate_once(database_url: str) -> None:
     program = (

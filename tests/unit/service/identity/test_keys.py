@@ -35,15 +35,17 @@ def found(database: Database, key: str) -> Caller:
 
 
 def test_key_identifies_its_caller(database: Database) -> None:
-    assert found(database, make(database)) == Caller("key:pacs", frozenset({"reader"}), frozenset({"north"}))
+    assert found(database, make(database)) == Caller(
+        "key:pacs@north", frozenset({"reader"}), frozenset({"north"})
+    )
     assert found(database, make(database, "ops", None)).hospitals is None
 
 
 def test_caller_with_the_longest_name_writes(database: Database) -> None:
-    longest = "n" * 190
+    longest = "n" * 130
     caller = found(database, make(database, longest))
     with database.for_caller(caller).write() as session:
-        assert keys.create(session, "pacs", "reader", "north")[0].created_by == f"key:{longest}"
+        assert keys.create(session, "pacs", "reader", "north")[0].created_by == f"key:{longest}@north"
 
 
 def test_database_has_the_hash_and_not_the_key(database: Database) -> None:
@@ -127,31 +129,58 @@ def test_name_of_a_valid_key_is_taken_until_it_is_revoked(database: Database) ->
     make(database)
 
 
-@pytest.mark.parametrize(("first", "then"), [("north", "south"), ("north", None), (None, "south")])
-def test_name_of_a_revoked_key_is_not_given_to_another_hospital(
-    database: Database, first: str | None, then: str | None
-) -> None:
-    key = make(database, hospital=first)
-    with database.write() as session:
-        keys.revoke(session, key[6:18])
-    with pytest.raises(KeyNameTaken, match="'pacs' belongs to another key"):
-        make(database, hospital=then)
-    make(database, hospital=first)
+def test_name_is_taken_in_its_own_hospital_alone(database: Database) -> None:
+    """Else 409 would tell which programs another hospital has."""
+    made = [make(database, hospital=hospital) for hospital in ("north", "south", None)]
+    actors = [found(database, key).actor for key in made]
+    assert actors == ["key:pacs@north", "key:pacs@south", "key:pacs"]
+    for hospital in ("north", "south", None):
+        with pytest.raises(KeyNameTaken):
+            make(database, hospital=hospital)
 
 
-def test_one_of_two_hospitals_that_choose_a_name_at_once_has_it(database: Database) -> None:
+def test_no_key_for_all_has_the_actor_of_a_hospital_s_key(database: Database) -> None:
+    pairs = [("pacs", "north"), ("pacs@north", None), ("pacs@north@*", None), ("ada@hospital.example", None)]
+    actors = [found(database, make(database, name, hospital)).actor for name, hospital in pairs]
+    assert len({*actors}) == 4
+    assert actors[-1] == "key:ada@hospital.example"
+
+
+def test_one_of_two_that_choose_a_name_at_once_has_it(database: Database) -> None:
     barrier = Barrier(2)
 
-    def create(hospital: str) -> bool:
+    def create(_: int) -> bool:
         barrier.wait()
         try:
-            make(database, hospital=hospital)
+            make(database)
         except KeyNameTaken:
             return False
         return True
 
     with ThreadPoolExecutor(2) as pool:
-        assert sorted(pool.map(create, ("north", "south"))) == [False, True]
+        assert sorted(pool.map(create, range(2))) == [False, True]
+
+
+def test_people_behind_a_key_are_the_first_who_saw_its_secret(database: Database) -> None:
+    def people(actor: str) -> set[str]:
+        with database.read() as session:
+            return {*keys.people_behind(session, actor)}
+
+    with database.write() as session:
+        boss = keys.caller_with(keys.create(session, "boss", "admin", "north")[0])
+        own = keys.caller_with(keys.create(session, "own", "approver", "north")[0])
+    for maker, names in ((boss, ("first", "second")), (Caller("oidc:eve", boss.roles, None), ("third",))):
+        for name in names:
+            make(database.for_caller(maker), name)
+    assert people("key:first@north") == people("key:second@north") == people(boss.actor) == {boss.actor}
+    assert people("key:third@north") == people("oidc:eve") == {"oidc:eve"}
+    assert people(own.actor) == {own.actor}
+    # A rotation shows the secret, too; of a key by itself it changes nothing.
+    for maker, key in ((boss, boss.key), (boss, own.key)):
+        assert key is not None
+        with database.for_caller(maker).write() as session:
+            keys.rotate(session, key, SOON)
+    assert people(boss.actor) == people(own.actor) == {boss.actor}
 
 
 def test_key_for_an_unknown_hospital_is_rejected(database: Database) -> None:
