@@ -171,12 +171,12 @@ def people_behind(session: Session, actor: str) -> frozenset[str]:
     found, waiting, seen = set[str](), [actor], {actor}
     while waiting:
         current = waiting.pop()
-        makers = {row.created_by for row in _keys_of(session, current)} - {SERVICE.actor}
+        makers = {row.created_by for row in _keys_of(session, current)} - {SERVICE.actor, current}
         if not makers:
             found.add(current)
         waiting += makers - seen
         seen |= makers
-    # Keys that were rotated by themselves alone have no first maker.
+    # Keys that were rotated by each other have no first maker.
     return frozenset(found or seen)
 
 
@@ -197,7 +197,8 @@ def _actor(row: ApiKey) -> str:
     """`key:NAME@HOSPITAL`, or `key:NAME` of a key for all; no key's actor is that of another hospital's."""
     if row.hospital is not None:
         return f"key:{row.name}@{row.hospital}"
-    ambiguous = re.fullmatch(HOSPITAL_ID, row.name.rpartition("@")[2]) and "@" in row.name
+    _, at, end = row.name.rpartition("@")
+    ambiguous = at and (end == "*" or re.fullmatch(HOSPITAL_ID, end))
     return f"key:{row.name}@*" if ambiguous else f"key:{row.name}"
 
 

@@ -3,7 +3,9 @@
     issuer ──/.well-known/openid-configuration──> jwks_uri ──> keys, cached
 
 The keys are fetched at the first token, again every hour, and for a token with an unknown key, at most once
-in `COOLDOWN` seconds. While the provider is down, tokens with known keys are valid for another day.
+in `COOLDOWN` seconds. While the provider is down, tokens with known keys are valid for another day. Nothing
+that a token says makes one with a known key wait: the hourly fetch has a thread of its own, and of the tokens
+with unknown keys one at a time waits for a fetch.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ import json
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, get_args
 
 import httpx
 from joserfc import jwt
-from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError, MissingClaimError
-from joserfc.jwk import GuestProtocol, Key, KeySet
+from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError, MissingClaimError, SecurityWarning
+from joserfc.jwk import ECKey, GuestProtocol, JWKRegistry, Key, RSAKey
 
 from service.database import Caller, Role
 from service.errors import ProviderUnavailable, TokenNotValid
@@ -31,6 +34,7 @@ _REFRESH_SECONDS = 3600.0
 _STALE_SECONDS = 24 * 3600.0
 _TIMEOUT_SECONDS = 5.0
 _MOST_BYTES = 1024 * 1024
+_LEAST_RSA_BITS = 2048
 _LONGEST_SUBJECT = 190
 _LONGEST_TOKEN = 16 * 1024
 _TYPES = ("at+jwt", "application/at+jwt", "jwt")
@@ -74,7 +78,7 @@ class Verifier:
             raise TokenNotValid(
                 f"the claim {error.claim!r} of the access token is missing or not the expected one"
             ) from None
-        except (JoseError, ValueError, TypeError):
+        except (JoseError, ValueError, TypeError, RecursionError):
             # Not a JWT, another algorithm, or a wrong signature. The library's words may quote the token.
             raise TokenNotValid(
                 f"expected a JWT of the identity provider, signed with {' or '.join(ALGORITHMS)}"
@@ -100,7 +104,7 @@ class Verifier:
             f"oidc:{subject}",
             frozenset(role for role in known if role in given),
             None if EVERY_HOSPITAL in hospitals else frozenset(hospitals),
-            until=datetime.fromtimestamp(claims["exp"], UTC),
+            until=_instant(claims["exp"]),
         )
 
 
@@ -110,7 +114,7 @@ class _Keys:
     def __init__(self, issuer: str) -> None:
         self._issuer = issuer
         self._lock = threading.Lock()
-        self._set: KeySet | None = None
+        self._set: dict[str, Key] = {}
         self._fetched = self._tried = float("-inf")
 
     def find(self, kid: str) -> Key | None:
@@ -119,46 +123,96 @@ class _Keys:
         Raises:
             ProviderUnavailable: no keys could be fetched, now or in the last day.
         """
-        now = time.monotonic()
-        if now - self._fetched >= _REFRESH_SECONDS or self._named(kid) is None:
-            self._refresh(now)
-        if self._set is None or now - self._fetched >= _STALE_SECONDS:
-            raise ProviderUnavailable(
-                f"the keys of {self._issuer} cannot be fetched: send the request again later",
-                headers={"Retry-After": str(int(COOLDOWN))},
-            )
+        if self._age() >= _STALE_SECONDS:
+            self._refresh(wait=True)
+            if self._age() >= _STALE_SECONDS:
+                raise self._unavailable()
+        elif self._named(kid) is None and not self._refresh(wait=False):
+            # Another token waits for the answer already.
+            raise self._unavailable()
+        elif self._age() >= _REFRESH_SECONDS:
+            threading.Thread(target=self._refresh, kwargs={"wait": False}, daemon=True).start()
         return self._named(kid)
 
+    def _age(self) -> float:
+        return time.monotonic() - self._fetched
+
     def _named(self, kid: str) -> Key | None:
-        return next((key for key in self._set or () if key.kid == kid), None)
+        return self._set.get(kid)
 
-    def _refresh(self, now: float) -> None:
-        with self._lock:
+    def _unavailable(self) -> ProviderUnavailable:
+        return ProviderUnavailable(
+            f"the keys of {self._issuer} cannot be fetched: send the request again later",
+            headers={"Retry-After": str(int(COOLDOWN))},
+        )
+
+    def _refresh(self, *, wait: bool) -> bool:
+        """Fetch the keys; return whether no fetch is needed or under way in another thread by now."""
+        if not self._lock.acquire(blocking=wait):
+            return False
+        try:
             # Another thread may have tried while this one waited.
-            if now - self._tried < COOLDOWN:
-                return
-            try:
-                self._set, self._fetched = self._fetch(), time.monotonic()
-            except (httpx.HTTPError, JoseError, ValueError, TypeError, KeyError) as error:
-                _log.warning("the keys of %s cannot be fetched: %s", self._issuer, type(error).__name__)
-            finally:
-                self._tried = time.monotonic()
+            if time.monotonic() - self._tried >= COOLDOWN:
+                self._try()
+        finally:
+            self._lock.release()
+        return True
 
-    def _fetch(self) -> KeySet:
+    def _try(self) -> None:
+        try:
+            self._set, self._fetched = self._fetch(), time.monotonic()
+        except (httpx.HTTPError, ValueError, TypeError, KeyError, RecursionError) as error:
+            _log.warning("the keys of %s cannot be fetched: %s", self._issuer, type(error).__name__)
+        finally:
+            self._tried = time.monotonic()
+
+    def _fetch(self) -> dict[str, Key]:
+        """Return the usable keys by id. Raises ValueError where there is none."""
         with httpx.Client(timeout=_TIMEOUT_SECONDS) as client:
             described = _json(client, f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
             if described["issuer"] != self._issuer:
                 raise ValueError("another issuer")
             found = _json(client, described["jwks_uri"])
-        signing = [
-            key
-            for key in found["keys"]
-            if key.get("kty") in ("RSA", "EC") and key.get("use", "sig") == "sig" and "kid" in key
-        ]
-        return KeySet.import_key_set({"keys": signing})
+        signing = [_signing_key(each) for each in found["keys"] if isinstance(each, Mapping)]
+        usable = {key.kid: key for key in signing if key is not None and key.kid is not None}
+        if not usable:
+            raise ValueError("no usable key")
+        return usable
+
+
+def _signing_key(found: Mapping[str, Any]) -> Key | None:
+    """The key, if tokens may be signed with it; another one spoils no key beside it."""
+    kind, kid = found.get("kty"), found.get("kid")
+    if kind not in ("RSA", "EC") or found.get("use", "sig") != "sig" or not isinstance(kid, str):
+        return None
+    try:
+        with warnings.catch_warnings():
+            # Of short keys, which are not used.
+            warnings.simplefilter("ignore", SecurityWarning)
+            key = JWKRegistry.import_key({**found})
+    except (JoseError, ValueError, TypeError, KeyError):
+        key = None
+    if isinstance(key, RSAKey) and key.public_key.key_size >= _LEAST_RSA_BITS:
+        return key
+    if isinstance(key, ECKey) and key.curve_name == "P-256":
+        return key
+    _log.warning(
+        "a key of the identity provider is not used: it is no RSA key of 2048 bits and none of P-256"
+    )
+    return None
+
+
+def _instant(seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise TokenNotValid(
+            "the claim 'exp' of the access token is no instant of the years 1 to 9999"
+        ) from None
 
 
 def _json(client: httpx.Client, url: str) -> Any:
+    until = time.monotonic() + _TIMEOUT_SECONDS
     with client.stream("GET", url) as answer:
         answer.raise_for_status()
         content = b""
@@ -166,6 +220,8 @@ def _json(client: httpx.Client, url: str) -> Any:
             content += chunk
             if len(content) > _MOST_BYTES:
                 raise ValueError("too large")
+            if time.monotonic() > until:
+                raise ValueError("too slow")
     return json.loads(content)
 
 

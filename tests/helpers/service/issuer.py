@@ -20,7 +20,8 @@ AUDIENCE = "locum"
 class Issuer:
     """Its `url`, its keys by id, and how often each path was fetched.
 
-    `status` other than 200 is what every path answers; `claimed` another issuer than the description claims.
+    `status` other than 200 is what every path answers; `claimed` another issuer than the description claims;
+    `more_keys` are in its set as they are. It hangs while `answering` is clear.
     """
 
     def __init__(self, port: int) -> None:
@@ -28,6 +29,9 @@ class Issuer:
         self.keys: dict[str, RSAKey | ECKey] = {}
         self.fetched: Counter[str] = Counter()
         self.status = 200
+        self.more_keys: list[object] = []
+        self.answering = threading.Event()
+        self.answering.set()
         self.claimed = self.url
         self.add("rsa-1")
 
@@ -60,9 +64,9 @@ class Issuer:
     def document(self, path: str) -> dict[str, Any] | None:
         if path == "/.well-known/openid-configuration":
             return {"issuer": self.claimed, "jwks_uri": f"{self.url}/jwks"}
-        return (
-            {"keys": [key.as_dict(private=False) for key in self.keys.values()]} if path == "/jwks" else None
-        )
+        if path != "/jwks":
+            return None
+        return {"keys": [*self.more_keys, *(key.as_dict(private=False) for key in self.keys.values())]}
 
 
 @contextmanager
@@ -72,6 +76,7 @@ def running_issuer() -> Iterator[Issuer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             issuer.fetched[self.path] += 1
+            issuer.answering.wait(60)
             document = issuer.document(self.path)
             self.send_response(issuer.status if document is not None else 404)
             self.end_headers()
@@ -87,6 +92,7 @@ def running_issuer() -> Iterator[Issuer]:
     try:
         yield issuer
     finally:
+        issuer.answering.set()
         server.shutdown()
         server.server_close()
         thread.join(10)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from joserfc import jwt
 from joserfc.jwk import OctKey
 
-from service.database import Caller
+from service.database import Caller, Database
 from service.errors import ProviderUnavailable, TokenNotValid
 from service.identity import oidc
+from service.identity.authentication import Authenticator
 from service.settings import Settings
 from tests.helpers.service.issuer import AUDIENCE, Issuer, running_issuer
 
@@ -24,10 +28,12 @@ def issuer() -> Iterator[Issuer]:
         yield found
 
 
+def settings_of(issuer: Issuer, **settings: str) -> Settings:
+    return Settings(auth="oidc", oidc_issuer=issuer.url, oidc_audience=AUDIENCE, **settings)  # type: ignore[arg-type]
+
+
 def verifier(issuer: Issuer, **settings: str) -> oidc.Verifier:
-    return oidc.Verifier(
-        Settings(auth="oidc", oidc_issuer=issuer.url, oidc_audience=AUDIENCE, **settings)  # type: ignore[arg-type]
-    )
+    return oidc.Verifier(settings_of(issuer, **settings))
 
 
 @pytest.mark.parametrize("kind", ["RSA", "EC"])
@@ -48,6 +54,96 @@ def test_roles_and_hospitals_come_from_the_configured_claims(issuer: Issuer) -> 
 def test_token_without_a_known_role_has_none(issuer: Issuer, claims: dict[str, object]) -> None:
     found = verifier(issuer).caller(issuer.token(**claims, locum_hospitals=None))
     assert (found.roles, found.hospitals) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(
+    "exp",
+    [10**12, 10**30, -(10**30), 1e300, float("inf"), float("nan"), True, "soon", [1], {}, 2**63],
+    ids=lambda exp: str(exp)[:12],
+)
+def test_odd_expiry_is_an_ordinary_rejection(issuer: Issuer, exp: object) -> None:
+    """A token of the provider itself, which an error of the service must not become."""
+    with pytest.raises(TokenNotValid):
+        verifier(issuer).caller(issuer.token(exp=exp))
+
+
+@pytest.mark.parametrize("claim", ["nbf", "iat"])
+def test_other_odd_instants_are_rejected_or_ignored(issuer: Issuer, claim: str) -> None:
+    for value in (10**30, -(10**30), float("inf"), "soon"):
+        with suppress(TokenNotValid):
+            verifier(issuer).caller(issuer.token(**{claim: value}))
+
+
+def test_token_with_a_deep_header_is_rejected(issuer: Issuer) -> None:
+    deep = b'{"alg":"RS256","kid":"rsa-1","x":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    header = base64.urlsafe_b64encode(deep).rstrip(b"=").decode()
+    with pytest.raises(TokenNotValid):
+        verifier(issuer).caller(".".join([header, *issuer.token().split(".")[1:]]))
+
+
+BAD_KEYS: dict[str, object] = {
+    "toy": {"kty": "RSA", "kid": "bad", "use": "sig", "n": "wSNFZ4mrze8", "e": "AQAB"},
+    "short": {"kty": "RSA", "kid": "bad", "n": "w" + "A" * 170, "e": "AQAB"},
+    "symmetric": {"kty": "oct", "kid": "bad", "k": "c2VjcmV0"},
+    "symmetric as RSA": {"kty": "RSA", "kid": "bad", "k": "c2VjcmV0"},
+    "number": {"kty": "RSA", "kid": "bad", "n": 5, "e": "AQAB"},
+    "unknown curve": {"kty": "EC", "kid": "bad", "crv": "P-999", "x": "AA", "y": "AA"},
+    "point off its curve": {"kty": "EC", "kid": "bad", "crv": "P-256", "x": "AA", "y": "AA"},
+    "no object": "key",
+    "null": None,
+    "id of another type": {"kty": "RSA", "kid": ["bad"], "n": "w" + "A" * 350, "e": "AQAB"},
+}
+
+
+@pytest.mark.parametrize("bad", list(BAD_KEYS.values()), ids=list(BAD_KEYS))
+def test_bad_key_of_the_provider_spoils_no_good_one(issuer: Issuer, bad: object) -> None:
+    issuer.more_keys.append(bad)
+    issuer.add("ec", "EC")
+    checked = verifier(issuer)
+    assert checked.caller(issuer.token()).actor == "oidc:ada"
+    assert checked.caller(issuer.token("ec")).actor == "oidc:ada"
+    with pytest.raises(TokenNotValid, match="has not"):
+        checked.caller(issuer.token(header={"kid": "bad"}))
+
+
+def test_provider_with_bad_keys_alone_is_503(issuer: Issuer) -> None:
+    token = issuer.token()
+    issuer.keys.clear()
+    issuer.more_keys += BAD_KEYS.values()
+    with pytest.raises(ProviderUnavailable):
+        verifier(issuer).caller(token)
+
+
+def test_unknown_keys_hold_up_no_valid_token_while_the_provider_hangs(
+    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "COOLDOWN", 0.0)
+    monkeypatch.setattr(oidc, "_TIMEOUT_SECONDS", 120.0)
+    database = Database(f"sqlite:///{tmp_path / 'none.db'}")
+
+    async def scenario() -> None:
+        authenticator = Authenticator(settings_of(issuer), database)
+        await authenticator.authenticate(f"Bearer {issuer.token()}")
+        issuer.answering.clear()
+        unknown = [
+            asyncio.create_task(authenticator.authenticate(f"Bearer {issuer.token(header={'kid': f'{n}'})}"))
+            for n in range(20)
+        ]
+        # All but the one that waits for the provider are rejected.
+        async with asyncio.timeout(60):
+            while sum(task.done() for task in unknown) < 19:
+                await asyncio.sleep(0.01)
+        # A token that was not seen before, and then one while the keys are due to be fetched again.
+        assert (await authenticator.authenticate(f"Bearer {issuer.token(sub='eve')}")).actor == "oidc:eve"
+        monkeypatch.setattr(oidc, "_REFRESH_SECONDS", 0.0)
+        assert (await authenticator.authenticate(f"Bearer {issuer.token(sub='mia')}")).actor == "oidc:mia"
+        assert not issuer.answering.is_set()
+        issuer.answering.set()
+        outcomes = await asyncio.gather(*unknown, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {TokenNotValid, ProviderUnavailable}
+
+    asyncio.run(scenario())
+    database.dispose()
 
 
 NOW = int(time.time())
