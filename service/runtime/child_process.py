@@ -2,16 +2,19 @@
 
 The child has a session of its own, so that Ctrl-C in a terminal reaches this process alone, which then stops
 its children in order. A small shell beside it reads from a pipe; only this process holds the other end. When
-this process is gone, the shell reads the end of file and stops the child. (Linux has PR_SET_PDEATHSIG for
-that, but it fires when the starting *thread* ends, and other systems have none.)
+this process is gone, the shell reads the end of file and stops the child. On Linux the kernel sends SIGTERM
+too (PR_SET_PDEATHSIG, by util-linux's setpriv), so that the child ends although its shell was killed before.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO
 
@@ -29,6 +32,17 @@ exec 3<&0 < /dev/null
 ) > /dev/null 2>&1 &
 exec "$@" 3<&-
 """
+
+
+def _new_starter() -> None:
+    global _starter
+    # The kernel's signal comes when the thread that started the child ends: this one lasts to the end.
+    _starter = ThreadPoolExecutor(1, thread_name_prefix="children")
+
+
+_starter: ThreadPoolExecutor
+_new_starter()
+os.register_at_fork(after_in_child=_new_starter)
 
 
 class Child:
@@ -51,14 +65,17 @@ class Child:
             grace_seconds: between SIGTERM and SIGKILL.
         """
         self._grace = grace_seconds
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHED, str(max(1, round(grace_seconds * 10))), *command],
+        setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+        signalled = [] if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--"]
+        self._process = _starter.submit(
+            subprocess.Popen,
+            ["/bin/sh", "-c", _WATCHED, str(max(1, round(grace_seconds * 10))), *signalled, *command],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,
-        )
+        ).result()
 
     @property
     def pid(self) -> int:

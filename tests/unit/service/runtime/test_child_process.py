@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,29 @@ def test_child_ends_when_its_parent_is_killed(program: str) -> None:
         child.wait(20)
         # The output is at its end: neither the child nor its watcher holds it any more.
         assert parent.stdout.read() == ""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="NOT TESTED: setpriv is not installed")
+@pytest.mark.parametrize("thread", [False, True])
+def test_child_ends_when_its_watcher_and_then_its_parent_are_killed(thread: bool) -> None:
+    start = "threading.Thread(target=start).start()" if thread else "start()"
+    starts = (
+        "import threading, time; from service.runtime.child_process import Child\n"
+        "def start(): print(Child(['sleep', '600']).pid, flush=True)\n"
+        f"{start}; time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        while child.name() != "sleep" or len(group(child.pid)) < 2:
+            assert parent.poll() is None
+        for process in group(child.pid):
+            if process.pid != child.pid:
+                process.kill()
+        # The end of a thread that started it is no end of the process.
+        assert child.is_running()
+        parent.kill()
+        child.wait(20)
 
 
 def test_watcher_does_not_hold_an_inherited_lock(tmp_path: Path) -> None:
