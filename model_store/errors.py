@@ -2,24 +2,24 @@
 
     LocumStoreError
     ├── StoreError
-    │   ├── ReferenceInvalid      the reference is not `name`, `name@3` or `name@sha256:…`
-    │   ├── ReferenceNotFound     no artefact in the store has that reference
-    │   ├── ArtefactDamaged       a file is missing, truncated or has another digest
-    │   ├── ArtefactWithdrawn     the version was withdrawn, with a reason
-    │   ├── ArtefactUntrusted     no trusted key signed the version
-    │   ├── GraphRefused          a graph names other files, or has operators that are not allowed
-    │   ├── KeyUnusable           a file is not the key that it should be
-    │   ├── UnknownKind           this version of Locum does not know the manifest's kind or schema
-    │   ├── KindMismatch          the artefact is of another kind than expected
-    │   ├── PublishRefused        the draft cannot be published
-    │   └── StoreUnavailable      the S3 service does not answer, or refuses; the folder lost its models
-    ├── TaskError                 a task.yaml, or a value outside the task
+    │   ├── ReferenceInvalid
+    │   ├── ReferenceNotFound
+    │   ├── ArtefactDamaged
+    │   ├── ArtefactWithdrawn
+    │   ├── ArtefactUntrusted
+    │   ├── GraphRefused
+    │   ├── KeyUnusable
+    │   ├── UnknownKind
+    │   ├── KindMismatch
+    │   ├── PublishRefused
+    │   └── StoreUnavailable
+    ├── TaskError
     └── ScanError
-        ├── UnsupportedScan       a format, or a variant of one, that Locum does not read
-        ├── DamagedScan           truncated, inconsistent header, NaN
-        ├── ScanTooLarge          beyond the limits; raised before anything large is allocated
-        └── ScanMismatch          a valid scan that does not fit this task
-            └── MaskMismatch      a valid image that is not a mask of its scan
+        ├── UnsupportedScan
+        ├── DamagedScan
+        ├── ScanTooLarge
+        └── ScanMismatch
+            └── MaskMismatch
 
 A message names the thing, what was expected, what was found, and what to do.
 """
@@ -36,7 +36,7 @@ class StoreError(LocumStoreError):
 
 
 class ReferenceInvalid(StoreError):
-    """A reference or name does not follow the grammar."""
+    """A reference is not `name`, `name@3` or `name@sha256:…`, or a name does not follow the grammar."""
 
 
 class ReferenceNotFound(StoreError):
@@ -44,11 +44,11 @@ class ReferenceNotFound(StoreError):
 
 
 class ArtefactDamaged(StoreError):
-    """An artefact's files are not as published."""
+    """A file of an artefact is missing, truncated or has another digest."""
 
 
 class ArtefactWithdrawn(StoreError):
-    """The version was withdrawn (it has a tombstone)."""
+    """The version was withdrawn: it has a tombstone with a reason."""
 
 
 class ArtefactUntrusted(StoreError):
@@ -80,7 +80,7 @@ class StoreUnavailable(StoreError):
 
 
 class TaskError(LocumStoreError):
-    """A task is ill-defined, or data do not belong to it."""
+    """A task.yaml is ill-defined, or data do not belong to the task."""
 
 
 class ScanError(LocumStoreError):
@@ -92,11 +92,11 @@ class UnsupportedScan(ScanError):
 
 
 class DamagedScan(ScanError):
-    """The bytes do not match their header."""
+    """A scan is truncated, has an inconsistent header, or values that are not numbers."""
 
 
 class ScanTooLarge(ScanError):
-    """The scan exceeds the limits."""
+    """The scan exceeds the limits; raised before anything large is allocated."""
 
 
 class ScanMismatch(ScanError):

@@ -1,13 +1,13 @@
 """The errors of the package `personalization`.
 
 PersonalizationError
-├── NetworkError   a network's name, arguments or input are invalid
-├── StateError     states of different networks, a value that is not finite, a weight that is not positive
-├── LabelError     a label value outside the classes, or shapes that do not match
-├── RoutingError   a network that cannot be routed, or coefficients or images that do not fit it
-├── AdaptationError      an option out of its bounds, or images that cannot be adapted to
-│   └── CheckpointError  bytes that are not a checkpoint, or the checkpoint of another adaptation
-└── ExportError    a network that cannot become an onnx graph
+├── NetworkError
+├── StateError
+├── LabelError
+├── RoutingError
+├── AdaptationError
+│   └── CheckpointError
+└── ExportError
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class PersonalizationError(Exception):
 
 
 class NetworkError(PersonalizationError):
-    """A network that cannot be built, or an input that does not fit it."""
+    """A network's name, arguments or input are invalid."""
 
 
 class StateError(PersonalizationError):
-    """States that cannot be combined."""
+    """States are of different networks, or not finite, or have a weight that is not positive."""
 
 
 class LabelError(PersonalizationError):
-    """A prediction or ground truth that does not consist of valid class indices."""
+    """A label is outside the classes, or the shapes of labels do not match."""
 
 
 class RoutingError(PersonalizationError):

@@ -1,9 +1,13 @@
-"""Loss of supervised segmentation: soft Dice.
+"""The losses of supervised training, by name. To add one, add its function and its line in `LOSSES`.
 
 Legend: B batch, K classes, H and W height and width.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +16,9 @@ from torch.nn import functional
 from personalization.errors import LabelError
 
 SMOOTHING = 1e-5
+TaskKind: TypeAlias = Literal["segmentation", "classification"]
+# (logits [B, K, ...], class indices [B, ...]) -> scalar
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def soft_dice_loss(logits_BKHW: Tensor, target_BHW: Tensor) -> Tensor:
@@ -38,3 +45,23 @@ def soft_dice_loss(logits_BKHW: Tensor, target_BHW: Tensor) -> Tensor:
     overlap = (probability * truth).sum(axes)
     total = probability.sum(axes) + truth.sum(axes)
     return 1 - ((2 * overlap + SMOOTHING) / (total + SMOOTHING)).mean()
+
+
+def cross_entropy(logits_BK: Tensor, target_B: Tensor) -> Tensor:
+    """Compute the mean of -log softmax(logits) at the target's class, over images, or over their pixels."""
+    return functional.cross_entropy(logits_BK, target_B.long())
+
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A loss that a configuration can name, and the kinds of task that it is for."""
+
+    function: Loss
+    kinds: tuple[TaskKind, ...]
+
+
+LOSSES: Mapping[str, NamedLoss] = {
+    "dice": NamedLoss(soft_dice_loss, ("segmentation",)),
+    "cross-entropy": NamedLoss(cross_entropy, ("segmentation", "classification")),
+}
+DEFAULTS: Mapping[TaskKind, str] = {"segmentation": "dice", "classification": "cross-entropy"}

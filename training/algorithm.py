@@ -4,14 +4,14 @@ A method is an object with pure steps. It reads and writes no files, uses no glo
 no device: steps get their inputs as arguments and return their results. An engine runs the method: processes
 on one machine, or real hospitals over a network.
 
-The run follows the method's `plan`: phases (rounds at the sites, then one server step per round) and server
-stages (steps on the server alone), in order.
+The method's `plan` lists phases (rounds at the sites, then one server step per round) and server stages
+(steps on the server alone). Each carries its steps, and the engine runs them in order:
 
     for each phase, for each round:
-        site:    received = broadcast(...)       -> client_step(...)  -> uploads; and a memory that stays
-        server:  uploads reduced group by group  -> server_step(...)  -> the server's memory
+        site:    received = phase.broadcast(...)   -> phase.client_step(...)  -> uploads; a memory that stays
+        server:  uploads reduced group by group    -> phase.server_step(...)  -> the server's memory
     for each server stage, for each step:
-        server:  server_stage(...)                                    -> the server's memory
+        server:  stage.step(...)                                              -> the server's memory
 
 Tensors that sites and server exchange are declared in groups. A group has a *kind*, by which a site's egress
 policy may refuse it, and a *reduction*, by which the engine combines the sites' uploads:
@@ -23,15 +23,16 @@ policy may refuse it, and a *reduction*, by which the engine combines the sites'
 
 A complete toy method that federates a mean:
 
-    class Mean(Algorithm[list[float]]):
-        def plan(self): return (Phase("sum", 1, (), (Group("total", "statistics", "sum"),)),)
+    class Mean(Algorithm):
+        def plan(self):
+            total = Group("total", "statistics", "sum")
+            return (Phase("sum", 1, (), (total,), self.add, self.divide),)
         def initial(self, context): return Memory()
-        def broadcast(self, phase, server, site): return {}
-        def client_step(self, context, received, memory, data):
+        def add(self, context, received, memory, data):
             total = torch.tensor([sum(data), len(data)], dtype=torch.float64)
             return ClientResult({"total": {"sum_count": total}}, weight=len(data))
-        def server_step(self, context, server, round_):
-            total, count = round_.reduced["total"]["sum_count"]
+        def divide(self, context, server, result):
+            total, count = result.reduced["total"]["sum_count"]
             return Memory({}, {"mean": float(total / count)})
         def publication(self, server): return Publication("none", ())
 """
@@ -41,7 +42,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ __all__ = [
     "ModelDraft",
     "Noise",
     "Phase",
+    "Plan",
     "Publication",
     "Reduction",
     "RoundResult",
@@ -71,7 +73,6 @@ __all__ = [
 
 GroupKind = Literal["weights", "features", "statistics", "images"]
 Reduction = Literal["mean", "sum", "concat", "collect"]
-Data = TypeVar("Data")
 Noise = Callable[[str, State, float], np.random.Generator]
 
 
@@ -112,30 +113,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Rounds of work at the sites.
-
-    `downloads` names the groups of `broadcast` (their reduction is ignored). A phase with `consent` runs only
-    at sites that consented to it. `everyone` takes all sites, regardless of the run's participation.
-    """
-
-    name: str
-    rounds: int
-    downloads: tuple[Group, ...]
-    uploads: tuple[Group, ...]
-    consent: bool = False
-    everyone: bool = False
-
-
-@dataclass(frozen=True)
-class ServerStage:
-    """Work of the server alone. A checkpoint is written after each step."""
-
-    name: str
-    steps: int
-
-
-@dataclass(frozen=True)
 class Memory:
     """State that the server, or one site, keeps from round to round: tensors, and small JSON facts."""
 
@@ -149,7 +126,7 @@ def _no_key(purpose: str, content: State, deviation: float) -> np.random.Generat
 
 @dataclass(frozen=True)
 class StepContext:
-    """The context of a step. `round` counts from 0 within its phase or stage.
+    """The context of a step. `phase` names the phase or stage, `round` counts from 0 within it.
 
     `generator(purpose)` creates a CPU generator that depends only on the run's seed, the phase, the round,
     the site and the purpose: the same call gives the same numbers again. `bounds` are the site's bounds on
@@ -196,6 +173,70 @@ class RoundResult:
     metrics: Mapping[str, Mapping[str, float]]
 
 
+# (context, received groups, the site's memory, the site's data); the first three must not be changed in place
+ClientStep: TypeAlias = Callable[[StepContext, Mapping[str, State], Memory, Any], ClientResult]
+ServerStep: TypeAlias = Callable[[StepContext, Memory, RoundResult], Memory]
+
+
+def keep_memory(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
+    """The server step of a phase that changes nothing at the server."""
+    return server
+
+
+def send_nothing(server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG001
+    """The broadcast of a phase without downloads."""
+    return {}
+
+
+def as_received(server: Memory) -> Mapping[str, State]:  # noqa: ARG001
+    """The expectation of a phase with uploads that are like the downloads of the same name."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds of work at the sites, with the steps that do it: mostly methods of the algorithm.
+
+    Attributes:
+        name: names the phase in records, messages and seeds; unique in a plan.
+        downloads: the groups that `broadcast` makes (their reduction is ignored).
+        uploads: the groups that `client_step` makes.
+        client_step: runs one round at one site.
+        server_step: computes the server's memory after a round.
+        broadcast: makes the downloads for one site, from the server's memory. It returns the *same* tensor
+            objects for sites with equal downloads: the engine then writes them once.
+        expected: makes, by group, tensors with the names, shapes and types that uploads must have, from the
+            server's memory. Only for groups that were not sent, or differ from what was sent under their
+            name. Their values are what an update begins at, which a bound on its norm needs; tensors on the
+            `meta` device have none, and their groups have no bound.
+        consent: runs the phase only at sites that consented to it.
+        everyone: takes all sites, regardless of the run's participation.
+    """
+
+    name: str
+    rounds: int
+    downloads: tuple[Group, ...]
+    uploads: tuple[Group, ...]
+    client_step: ClientStep
+    server_step: ServerStep = keep_memory
+    broadcast: Callable[[Memory, str], Mapping[str, State]] = send_nothing
+    expected: Callable[[Memory], Mapping[str, State]] = as_received
+    consent: bool = False
+    everyone: bool = False
+
+
+@dataclass(frozen=True)
+class ServerStage:
+    """Work of the server alone. `step` computes its memory; a checkpoint is written after each step."""
+
+    name: str
+    steps: int
+    step: Callable[[StepContext, Memory], Memory]
+
+
+Plan: TypeAlias = tuple[Phase | ServerStage, ...]
+
+
 @dataclass(frozen=True)
 class ModelDraft:
     """One trained network, ready to become an artefact. `site` is None for a model of the federation.
@@ -231,48 +272,16 @@ class Publication:
     exhibits: Memory = field(default_factory=Memory)
 
 
-class Algorithm(ABC, Generic[Data]):
+class Algorithm(ABC):
     """A federated method. Must be picklable: engines send it to other processes."""
 
     @abstractmethod
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """List the phases and server stages of the run, in order."""
+    def plan(self) -> Plan:
+        """List the phases and server stages of the run, in order, with their steps."""
 
     @abstractmethod
     def initial(self, context: StepContext) -> Memory:
         """Make the server's memory before the first round."""
-
-    @abstractmethod
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """Return the groups of `phase.downloads` for one site.
-
-        Return the *same* tensor objects for sites with equal downloads: the engine then writes them once.
-        """
-
-    @abstractmethod
-    def client_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: Data
-    ) -> ClientResult:
-        """Run one round at one site. `received` and `memory` must not be changed in place."""
-
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
-        """Return, by group, tensors with the names, shapes and types that uploads of a phase must have.
-
-        Only for groups that were not sent, or differ from what was sent under their name. Their values are
-        what an update begins at, which a bound on its norm needs; tensors on the `meta` device have none, and
-        their groups have no bound.
-        """
-        return {}
-
-    @abstractmethod
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Compute the server's memory after a round."""
-
-    def server_stage(self, context: StepContext, server: Memory) -> Memory:  # noqa: ARG002
-        """Run one step of a server stage; `context` names the stage and the step."""
-        raise TypeError(
-            f"{type(self).__name__} plans the server stage '{context.phase}' but does not define it"
-        )
 
     def longest_part(self, sites: int) -> str:  # noqa: ARG002
         """Return the longest name that a run over `sites` sites may give a model that is not a site's own."""

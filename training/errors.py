@@ -1,15 +1,15 @@
 """The errors of the package `training`.
 
     TrainingError
-    ├── ProblemsFound            several problems at once, all listed in `.problems`
-    │   ├── FederationError      the hospitals' folders: pairs, masks, channels, empty sites
-    │   ├── ConfigurationError   a configuration file or an option
-    │   └── RunMismatch          a run folder that belongs to another configuration
-    ├── AlgorithmError           a method violated its own declaration (groups, shapes, keys)
-    ├── EgressRefused            a site's egress policy refuses an essential group of the method
-    ├── SiteFailed               one site's step failed; the engine drops the site for that round
-    ├── RoundFailed              every site of a round failed, or too few delivered
-    └── PublishError             the trained models could not be published
+    ├── ProblemsFound
+    │   ├── FederationError
+    │   ├── ConfigurationError
+    │   └── RunMismatch
+    ├── AlgorithmError
+    ├── EgressRefused
+    ├── SiteFailed
+    ├── RoundFailed
+    └── PublishError
 
 A message names the thing (file, site, round, tensor), what was expected, what was found and what to do.
 """
@@ -64,11 +64,11 @@ def _kind(problem: str) -> str:
 
 
 class FederationError(ProblemsFound):
-    """The federation's folders or files are invalid."""
+    """The hospitals' folders or files are invalid: pairs, masks, channels, empty sites."""
 
 
 class ConfigurationError(ProblemsFound):
-    """The method or the engine does not accept the configuration."""
+    """A configuration file or an option is not accepted."""
 
 
 class RunMismatch(ProblemsFound):
@@ -76,7 +76,7 @@ class RunMismatch(ProblemsFound):
 
 
 class AlgorithmError(TrainingError):
-    """A method violated its own declaration."""
+    """A method violated its own declaration of groups, shapes or keys."""
 
 
 class EgressRefused(TrainingError):

@@ -15,28 +15,34 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.console import Console
 
 from model_store.errors import LocumStoreError
-from model_store.graphs import operators_of
-from model_store.signing import Signer
 from model_store.store import REPORT, Store
-from model_store.task import Task, TaskKind
-from training.algorithm import Publication
+from model_store.task import TaskKind
+from training.algorithm import Phase, Publication
 from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation, RemoteSite, digest_of_sites
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
-from training.engine.folder import MOST_KEPT
 from training.errors import ConfigurationError, TrainingError
-from training.methods.registry import Method, methods
+from training.methods.registry import Method
 from training.methods.registry import method as find_method
 from training.observers import Log, MLflow, TensorBoard, WithLogs
+from training.options import (
+    DataOptions,
+    Engine,
+    ExecutionOptions,
+    LogOptions,
+    NetworkOptions,
+    PublishingOptions,
+    TrainingOptions,
+    grouped,
+)
 from training.phantom import phantom_of
 from training.playbook import DEFAULT, check_practises, make_playbook, with_playbook
 from training.progress import open_progress
@@ -49,147 +55,39 @@ from training.tasks import resolve as resolve_task
 if TYPE_CHECKING:
     from training.network.operator import Operator
 
-DEFAULT_STORE = ".locum/store"
 FAILED, INTERRUPTED = 2, 130
 Given = TypeVar("Given")
 
 
-class Engine(Enum):
-    """Where the hospitals of a run are."""
-
-    IN_PROCESS = "in-process"
-    NETWORK = "network"
-
-
+@grouped
 def federate(
-    method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")],
-    data: Annotated[
-        Path | None, typer.Option(help="The federation's folder, or an .npz; without it, a phantom.")
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
-    ] = None,
-    out: Annotated[
-        str,
-        typer.Option(envvar="LOCUM_STORE", help="The store to publish to: a folder, or s3://BUCKET/PREFIX."),
-    ] = DEFAULT_STORE,
-    backbone: Annotated[
-        str | None,
-        typer.Option(help="fedins: NAME[@VERSION] in the store, or a ViT's weights (.npz, .safetensors)."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the published model; the task's by default.")
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option(min=1, help="Sites to share an .npz out among; 5 by default.")
-    ] = None,
-    dirichlet: Annotated[
-        float | None, typer.Option(help="How evenly (large) or unevenly (small); 0.5 by default.")
-    ] = None,
-    leave_out: Annotated[list[str] | None, typer.Option(help="A site to leave out; may be repeated.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML with the sections `method` and `run`.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; decides no result.")] = None,
-    consent: Annotated[
-        str | None, typer.Option(help="Who agrees to the export of personal models: `all`, or SITE,SITE.")
-    ] = None,
-    run: Annotated[Path | None, typer.Option(help="The run's folder; beside the store by default.")] = None,
-    sign: Annotated[
-        Path | None, typer.Option(help="A private key (python -m model_store keygen) to sign versions with.")
-    ] = None,
-    graph_operators: Annotated[
-        str,
-        typer.Option(
-            envvar="LOCUM_GRAPH_OPERATORS", help="Operators that graphs may have beyond the built-in list."
-        ),
-    ] = "",
-    playbook: Annotated[
-        bool,
-        typer.Option(
-            "--playbook",
-            help="iop-fl: practise on members that consent, each in turn as the hospital from outside; "
-            "trains the federation once more for each of them.",
-        ),
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    resume_before: Annotated[
-        str | None,
-        typer.Option(help="PHASE:ROUND, such as train:17: take that round and later ones back, and go on."),
-    ] = None,
-    keep_rounds: Annotated[
-        int,
-        typer.Option(
-            min=1, max=MOST_KEPT, help="Rounds that can be taken back; each costs the disk a memory."
-        ),
-    ] = 1,
-    engine: Annotated[
-        Engine, typer.Option(help="Where the hospitals are: folders here, or processes on a network.")
-    ] = Engine.IN_PROCESS,
-    kit: Annotated[Path | None, typer.Option(help="network: the operator's kit.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="network: HOST:PORT to listen on, if not the kit's address.")
-    ] = None,
-    deadline: Annotated[
-        float | None, typer.Option(min=1, help="network: seconds after which a round drops late hospitals.")
-    ] = None,
-    quorum: Annotated[
-        int, typer.Option(min=1, help="network: hospitals that must deliver before a round ends.")
-    ] = 1,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Write TensorBoard's event files into this folder.")
-    ] = None,
-    mlflow: Annotated[str | None, typer.Option(help="Send figures to the MLflow server at this URL.")] = None,
+    training: TrainingOptions,
+    data: DataOptions,
+    publishing: PublishingOptions,
+    execution: ExecutionOptions,
+    network: NetworkOptions,
+    logging: LogOptions,
 ) -> None:
     """Federate the hospitals of a folder and publish what they learned."""
     with _failures_in_words(), ExitStack() as opened:
-        chosen = find_method(method)
-        method_config, run_config = _configured(
-            chosen,
-            config,
-            {"rounds": rounds, "backbone": backbone},
-            {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)},
-            # Defaults suit real scans; the phantom's few slices want their own.
-            phantom_of(chosen.kinds[0]).training if data is None and engine is Engine.IN_PROCESS else {},
-        )
-        signer = None if sign is None else Signer.load(sign)
-        store = Store(out, signer=signer, operators=_operators(graph_operators))
+        chosen = find_method(training.method)
+        method_config, run_config = _configured(chosen, training, data, publishing, network)
+        store = publishing.store()
         # Beside a store's folder; a bucket has nothing beside it.
         home = store.root.parent if isinstance(store.root, Path) else Path(".locum")
-        if engine is Engine.NETWORK:
-            _check_network(data, clients, dirichlet, playbook, run_config)
-            planned = opened.enter_context(
-                _over_network(
-                    _given_or_refused(kit, "kit", "the operator's kit"),
-                    resolve_task(_given_or_refused(task, "task", "what the hospitals train on")),
-                    method,
-                    method_config,
-                    run_config,
-                    store,
-                    name,
-                    run,
-                    home / "runs",
-                    deadline,
-                    quorum,
-                    listen,
-                    resume or resume_before is not None,
-                )
-            )
+        if network.engine is Engine.NETWORK:
+            _check_network(data, publishing, run_config)
+            job = _Job(training.method, method_config, run_config, store, publishing.name)
+            planned = opened.enter_context(_over_network(job, data.task, network, execution, home / "runs"))
         else:
-            federation = _federation(
-                data or _phantom(home, chosen.kinds[0]),
-                task,
-                {"clients": clients, "alpha": dirichlet},
-                run_config.seed,
-            )
-            name = name or federation.task.name
+            federation = _federation(data, data.data or _phantom(home, chosen.kinds[0]), run_config.seed)
+            name = publishing.name or federation.task.name
             check_names(name)
-            job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
-            planned = _Planned(job, name, run or home / "runs" / job.id)
-        going_on = GoingOn(resume, _round_of(resume_before), keep_rounds)
-        logs = _logs(planned, tensorboard, mlflow)
-        result, warnings = _train(planned, store, workers, going_on, playbook, logs)
+            prepared = method_config.prepared(store, federation.task, name)
+            run = Run(federation, training.method, prepared, run_config)
+            planned = _Planned(run, name, execution.run or home / "runs" / run.id)
+        logs = _logs(planned, logging)
+        result, warnings = _train(planned, store, execution, publishing.playbook, logs)
         _conclude(result, store, planned.folder, warnings)
 
 
@@ -203,23 +101,25 @@ class _Planned:
     operator: Operator | None = None
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What hospitals on a network are to train together, and where it is published."""
+
+    method: str
+    config: MethodConfig
+    settings: RunConfig
+    store: Store
+    name: str | None
+
+
 @contextmanager
 def _over_network(
-    kit: Path,
-    task: Task,
-    method: str,
-    config: MethodConfig,
-    settings: RunConfig,
-    store: Store,
-    name: str | None,
-    folder: Path | None,
-    folders: Path,
-    deadline: float | None,
-    quorum: int,
-    listen: str | None,
-    resume: bool,
+    job: _Job, task_name: str | None, network: NetworkOptions, execution: ExecutionOptions, folders: Path
 ) -> Iterator[_Planned]:
     """Listen for the kit's hospitals and wait until they joined; stop listening at the end."""
+    kit = _given_or_refused(network.kit, "kit", "the operator's kit")
+    task = resolve_task(_given_or_refused(task_name, "task", "what the hospitals train on"))
+    settings = job.settings
     try:
         # The extra `network` may not be installed.
         from training.network.kits import Kit
@@ -237,18 +137,19 @@ def _over_network(
             "the run does not fit the kit", [f"leave_out: {unknown}; hospitals: {known}"]
         )
     sites = tuple(sorted(set(opened.content.sites) - set(settings.leave_out)))
-    name = name or task.name
+    name = job.name or task.name
     check_names(name)
-    config = config.prepared(store, task, name)
+    config = job.config.prepared(job.store, task, name)
     console = Console(stderr=True)
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def id_of(names: Sequence[str]) -> str:
-        return network_id(method, config, settings, task, names)
+        return network_id(job.method, config, settings, task, names)
 
-    if resume:
+    folder = execution.run
+    if execution.resumes:
         folder, sites = run_to_resume(opened, folder, folders, sites, id_of)
         if gone := revoked.intersection(sites):
             say(f"resuming {folder} without {', '.join(sorted(gone))}: revoked since the run began")
@@ -259,27 +160,27 @@ def _over_network(
                 f"(runs in {folders}: {others or 'none'})"
             )
     folder = folder or folders / id_of(sites)
-    limits = RoundLimits(deadline, quorum)
-    with Operator(opened, folder, sites, method, config, settings, task, limits, listen) as operator:
-        say(f"listening on {listen or opened.content.address}")
+    limits = RoundLimits(network.deadline, network.quorum)
+    with Operator(
+        opened, folder, sites, job.method, config, settings, task, limits, network.listen
+    ) as operator:
+        say(f"listening on {network.listen or opened.content.address}")
         joined: tuple[Any, ...] = operator.gather(
-            lambda missing: say(f"waiting for {', '.join(missing)}"), resume=resume
+            lambda missing: say(f"waiting for {', '.join(missing)}"), resume=execution.resumes
         )
         federation: Federation[Any] = Federation(folder, task, joined, False, digest_of_sites(task, joined))
         # Sites that are left out are not in this federation.
         settings = operator.policies(settings.model_copy(update={"leave_out": ()}))
-        yield _Planned(Run(federation, method, config, settings), name, folder, operator)
+        yield _Planned(Run(federation, job.method, config, settings), name, folder, operator)
 
 
-def _check_network(
-    data: Path | None, clients: int | None, dirichlet: float | None, playbook: bool, settings: RunConfig
-) -> None:
+def _check_network(data: DataOptions, publishing: PublishingOptions, settings: RunConfig) -> None:
     """Reject options that only make sense with the hospitals' folders here. Raises ConfigurationError."""
     given = {
-        "--data": data,
-        "--clients": clients,
-        "--dirichlet": dirichlet,
-        "--playbook": playbook or None,
+        "--data": data.data,
+        "--clients": data.clients,
+        "--dirichlet": data.dirichlet,
+        "--playbook": publishing.playbook or None,
         "--consent": settings.consent or None,
         "egress": settings.egress or None,
         "feature_bounds": settings.feature_bounds or None,
@@ -294,14 +195,14 @@ def _check_network(
         raise ConfigurationError("the options do not fit --engine network", problems)
 
 
-def _logs(planned: _Planned, tensorboard: Path | None, mlflow: str | None) -> list[Log]:
+def _logs(planned: _Planned, options: LogOptions) -> list[Log]:
     """The logs that were asked for. Raises ConfigurationError."""
     job, logs = planned.job, list[Log]()
-    if tensorboard is not None:
-        logs.append(TensorBoard(tensorboard))
-    if mlflow is not None:
+    if options.tensorboard is not None:
+        logs.append(TensorBoard(options.tensorboard))
+    if options.mlflow is not None:
         tags = {"method": job.method, "seed": str(job.settings.seed)}
-        logs.append(MLflow(mlflow, planned.name, job.id, tags))
+        logs.append(MLflow(options.mlflow, planned.name, job.id, tags))
     return logs
 
 
@@ -334,72 +235,49 @@ def _failures_in_words() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _operators(text: str) -> tuple[str, ...]:
-    try:
-        return operators_of(text)
-    except ValueError as error:
-        raise ConfigurationError("--graph-operators cannot be used", [str(error)]) from error
-
-
 def _configured(
     method: Method,
-    file: Path | None,
-    method_options: Mapping[str, Any],
-    run_options: Mapping[str, Any],
-    defaults: Mapping[str, Any],
+    training: TrainingOptions,
+    data: DataOptions,
+    publishing: PublishingOptions,
+    network: NetworkOptions,
 ) -> tuple[MethodConfig, RunConfig]:
-    """Both configurations: options come before the file, and the file before `defaults`, of which a method
-    takes the fields that it has. Raises ConfigurationError.
+    """Both configurations: options come before the file, and the file before the phantom's own defaults, of
+    which a method takes the fields that it has. Raises ConfigurationError.
     """
-    method_section, run_section = read_sections(file)
+    method_section, run_section = read_sections(training.config)
+    # Defaults suit real scans; the phantom's few slices want their own.
+    phantom = data.data is None and network.engine is Engine.IN_PROCESS
+    defaults = phantom_of(method.kinds[0]).training if phantom else {}
     known = {field: value for field, value in defaults.items() if field in method.config.model_fields}
-    where = str(file) if file else "the options"
+    method_options = _given({"rounds": training.rounds, "backbone": training.backbone})
+    run_options = _given(
+        {"leave_out": data.leave_out or None, "seed": training.seed, "consent": publishing.consenting()}
+    )
+    where = str(training.config) if training.config else "the options"
     return (
-        parse(
-            method.config, known | method_section | _given(method_options), f"{where}, method {method.name}"
-        ),
-        parse(RunConfig, run_section | _given(run_options), f"{where}, run"),
+        parse(method.config, known | method_section | method_options, f"{where}, method {method.name}"),
+        parse(RunConfig, run_section | run_options, f"{where}, run"),
     )
 
 
-def _federation(
-    data: Path, task: str | None, shares: Mapping[str, float | None], seed: int
-) -> Federation[Any]:
+def _federation(options: DataOptions, data: Path, seed: int) -> Federation[Any]:
     """The federation of a folder, or of an .npz, which is shared out among made-up sites by the seed."""
-    given = _given(shares)
-    partition = Partition(**given, seed=seed) if given or data.is_file() else None
-    return load_federation(data, resolve_task(task) if task else None, partition)
-
-
-@dataclass(frozen=True)
-class GoingOn:
-    """Whether a run goes on from its folder, the round from which on it is repeated, and rounds to keep."""
-
-    resume: bool
-    before: tuple[str, int] | None
-    kept: int
-
-
-def _round_of(text: str | None) -> tuple[str, int] | None:
-    if text is None:
-        return None
-    phase, _, number = text.rpartition(":")
-    if not phase or not number.isdigit():
-        problem = f"expected PHASE:ROUND such as train:17, found '{text}'"
-        raise ConfigurationError("--resume-before", [problem])
-    return phase, int(number)
+    shares = _given({"clients": options.clients, "alpha": options.dirichlet})
+    partition = Partition(**shares, seed=seed) if shares or data.is_file() else None
+    return load_federation(data, resolve_task(options.task) if options.task else None, partition)
 
 
 def _train(
     planned: _Planned,
     store: Store,
-    workers: int | None,
-    going_on: GoingOn,
+    execution: ExecutionOptions,
     playbook: bool,
     logs: Sequence[Log],
 ) -> tuple[Result, list[str]]:
     """Execute the run, with its progress shown; returns its result and the warnings that were shown."""
     job, name, folder, operator = planned.job, planned.name, planned.folder, planned.operator
+    workers, taken_back = execution.workers, execution.taken_back()
     if playbook:
         check_practises(job)
     algorithm, sites, federation = job.algorithm(), job.specs(), job.federation
@@ -444,9 +322,9 @@ def _train(
             job,
             folder,
             workers=workers,
-            resume=going_on.resume,
-            resume_before=going_on.before,
-            kept=going_on.kept,
+            resume=execution.resume,
+            resume_before=taken_back,
+            kept=execution.keep_rounds,
             observer=observer,
             store=store,
             name=name,
@@ -480,7 +358,9 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     console = Console()
     for label, value in lines.items():
         console.print(f"{label:>8}  {_escaped(value)}", highlight=False, soft_wrap=True)
-    unexported = [entry for entry in result.history if entry.phase == "export" and not entry.sites]
+    plan = result.run.algorithm().plan()
+    consented = {step.name for step in plan if isinstance(step, Phase) and step.consent}
+    unexported = [entry for entry in result.history if entry.phase in consented and not entry.sites]
     if unexported:
         consent = (
             "have hospitals set `consents: true` in their policies, add --resume, and have them join again"
@@ -498,14 +378,6 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a person gave."""
     return {field: value for field, value in options.items() if value is not None}
-
-
-def _consent(text: str | None) -> tuple[str, ...] | Literal["all"] | None:
-    if text is None:
-        return None
-    if text.strip() == "all":
-        return "all"
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _phantom(folder: Path, kind: TaskKind) -> Path:

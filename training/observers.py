@@ -7,14 +7,11 @@ Both get one value per round, with the round as the step, under the same names: 
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import queue
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +20,14 @@ from typing import Any, Protocol
 from training.engine.history import Observer, RoundEntry, SiteEntry
 from training.errors import ConfigurationError
 
-_TIMEOUT_S = 2.0
 _MOST_PENDING = 1000  # rounds that wait for a slow server
 _GOODBYE_S = 10.0
-_MOST_METRICS = 1000  # in one request, by MLflow's limit
-_MISSING = "RESOURCE_DOES_NOT_EXIST"
+# Defaults of MLflow's client here: it gives up a server that is gone soon, and sends no telemetry.
+_MLFLOW = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "2",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 
 
 class Log(Protocol):
@@ -78,68 +78,52 @@ class TensorBoard:
 
 
 class MLflow:
-    """Sends figures to an MLflow server by its REST interface.
+    """Sends figures to an MLflow server, or another store of runs, by MLflow's own client.
 
-    A resumed run continues the same MLflow run.
+    A resumed run continues the same MLflow run. Raises ConfigurationError without the extra `mlflow`, and for
+    a URI that MLflow does not know.
     """
 
     name = "MLflow"
 
-    def __init__(self, url: str, experiment: str, run: str, tags: Mapping[str, str]) -> None:
-        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise ConfigurationError("MLflow cannot be reached", [f"expected an http(s) URL, found '{url}'"])
-        self._base = url.rstrip("/") + "/api/2.0/mlflow/"
-        self._experiment, self._name = experiment, run
-        self._tags = {**tags, "locum.run": run, "mlflow.runName": run}
+    def __init__(self, uri: str, experiment: str, run: str, tags: Mapping[str, str]) -> None:
+        for name, value in _MLFLOW.items():
+            os.environ.setdefault(name, value)
+        try:
+            from mlflow.entities import Metric
+            from mlflow.exceptions import MlflowException
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ConfigurationError(
+                "figures cannot be sent to MLflow", [f"{error}; pip install 'locum[mlflow]'"]
+            ) from error
+        try:
+            self._client: Any = MlflowClient(tracking_uri=uri)
+        except MlflowException as error:
+            raise ConfigurationError("figures cannot be sent to MLflow", [str(error).strip()]) from error
+        self._metric: Any = Metric
+        self._experiment, self._name, self._tags = experiment, run, {**tags, "locum.run": run}
         self._run: str | None = None
 
     def write(self, entry: RoundEntry, scalars: Mapping[str, float]) -> None:
         """Send the figures of a round."""
-        now = int(time.time() * 1000)
-        metrics = [
-            {"key": name, "value": value, "timestamp": now, "step": entry.round + 1}
-            for name, value in scalars.items()
-        ]
-        for first in range(0, len(metrics), _MOST_METRICS):
-            part = metrics[first : first + _MOST_METRICS]
-            self._ask("runs/log-batch", {"run_id": self._run_id(), "metrics": part})
+        now, step = int(time.time() * 1000), entry.round + 1
+        metrics = [self._metric(name, value, now, step) for name, value in scalars.items()]
+        self._client.log_batch(self._run_id(), metrics=metrics)
 
     def close(self, *, succeeded: bool) -> None:
         """Set the status of the MLflow run."""
-        status = {"status": "FINISHED" if succeeded else "KILLED", "end_time": int(time.time() * 1000)}
-        self._ask("runs/update", {"run_id": self._run_id(), **status})
+        self._client.set_terminated(self._run_id(), "FINISHED" if succeeded else "KILLED")
 
     def _run_id(self) -> str:
         if self._run is None:
-            experiment = self._experiment_id()
-            condition = f"tags.`locum.run` = '{self._name}'"
-            search = {"experiment_ids": [experiment], "filter": condition, "max_results": 1}
-            found = self._ask("runs/search", search).get("runs", [])
-            if not found:
-                tags = [{"key": key, "value": value} for key, value in self._tags.items()]
-                create = {"experiment_id": experiment, "start_time": int(time.time() * 1000), "tags": tags}
-                found = [self._ask("runs/create", create)["run"]]
-            self._run = str(found[0]["info"]["run_id"])
+            client = self._client
+            known = client.get_experiment_by_name(self._experiment)
+            experiment = known.experiment_id if known else client.create_experiment(self._experiment)
+            found = client.search_runs([experiment], f"tags.`locum.run` = '{self._name}'", max_results=1)
+            run = found[0] if found else client.create_run(experiment, tags=self._tags, run_name=self._name)
+            self._run = str(run.info.run_id)
         return self._run
-
-    def _experiment_id(self) -> str:
-        name = urllib.parse.urlencode({"experiment_name": self._experiment})
-        try:
-            found = self._ask(f"experiments/get-by-name?{name}")
-            return str(found["experiment"]["experiment_id"])
-        except urllib.error.HTTPError as error:
-            if json.load(error).get("error_code") != _MISSING:
-                raise
-        return str(self._ask("experiments/create", {"name": self._experiment})["experiment_id"])
-
-    def _ask(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        body = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(
-            self._base + path, data=body, headers={"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
 
 
 class WithLogs:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from model_store.task import Task
 from personalization.gate import Targets
@@ -68,8 +69,6 @@ from training.run import Run, execute
 SPACE = Group("space", "weights", "collect")
 TARGETS = Group("targets", "statistics", "collect")
 EPISODES = Group("episodes", "statistics", "collect")
-MEASURE = Phase("measure", 1, (), (TARGETS,), consent=True, everyone=True)
-PRACTISE = Phase("practise", 1, (SPACE, TARGETS), (EPISODES,), consent=True, everyone=True)
 
 _FEWEST = 2  # members; a recipe of each is judged by the others
 _NO_PLAYBOOK = "the federation's practice came to no playbook"
@@ -208,7 +207,8 @@ def check_practises(run: Run) -> tuple[str, ...]:
                 "report would count; leave out --playbook, or train without differential privacy"
             ],
         )
-    members = tuple(spec.name for spec in specs if may_take_part(PRACTISE, spec))
+    phases = Rotations(run.federation.task, {}, DEFAULT).plan()
+    members = tuple(spec.name for spec in specs if all(may_take_part(phase, spec) for phase in phases))
     if len(members) < _FEWEST:
         raise ConfigurationError(
             "the federation cannot practise",
@@ -236,7 +236,7 @@ def rotation_of(run: Run, member: str) -> Run:
     return replace(run, settings=run.settings.model_copy(update={"leave_out": left}))
 
 
-class Rotations(Algorithm[SiteData]):
+class Rotations(Algorithm):
     """Each member practises with the models that were trained without it."""
 
     def __init__(self, task: Task, spaces: Mapping[str, tuple[ModelDraft, ...]], practice: Practice) -> None:
@@ -246,23 +246,46 @@ class Rotations(Algorithm[SiteData]):
 
     def plan(self) -> tuple[Phase, ...]:
         """Measure targets, then practise."""
-        return (MEASURE, PRACTISE)
+        return (
+            Phase("measure", 1, (), (TARGETS,), self.measure, self.keep_targets, consent=True, everyone=True),
+            Phase(
+                "practise",
+                1,
+                (SPACE, TARGETS),
+                (EPISODES,),
+                self.practise,
+                self.keep_episodes,
+                self.send_space,
+                consent=True,
+                everyone=True,
+            ),
+        )
 
     def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
         """Nothing."""
         return Memory()
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """To practise: the models of the rotation without the site, and what the others' targets are like."""
-        if phase.name == "measure":
-            return {}
+    def send_space(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The models of the rotation without the site, and what the others' targets are like."""
         others = {name: own for name, own in server.facts["targets"].items() if name != site}
         return {
             SPACE.name: join({draft.site or GLOBAL: draft.weights for draft in self._spaces[site]}),
             TARGETS.name: _packed(_typical(others)),
         }
 
-    def client_step(
+    def measure(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,  # noqa: ARG002
+        data: SiteData,
+    ) -> ClientResult:
+        """Measure the targets of the site's scans of training and validation."""
+        _, targets, patients = _scans(data)
+        own = targets_of(targets, patients, self._classes)
+        return ClientResult({TARGETS.name: _packed(own)}, weight=1.0)
+
+    def practise(
         self,
         context: StepContext,
         received: Mapping[str, State],
@@ -271,12 +294,7 @@ class Rotations(Algorithm[SiteData]):
     ) -> ClientResult:
         """Practise on the site's scans of training and validation."""
         assert context.site is not None
-        sets = [data.all_train, data.val] if data.held_out else [data.all_train]
-        targets = torch.cat([torch.from_numpy(each.targets) for each in sets])
-        patients = [patient for each in sets for patient in each.patients]
-        if context.phase == "measure":
-            own = targets_of(targets, patients, self._classes)
-            return ClientResult({TARGETS.name: _packed(own)}, weight=1.0)
+        images, targets, patients = _scans(data)
         drafts = self._spaces[context.site]
         states = {draft.site or GLOBAL: part(received[SPACE.name], draft.site or GLOBAL) for draft in drafts}
         global_model = states.pop(GLOBAL)
@@ -284,7 +302,7 @@ class Rotations(Algorithm[SiteData]):
         space = RoutingSpace.of(network.name, network.arguments, states, global_model)
         episodes = practise(
             space,
-            torch.cat([torch.from_numpy(each.images) for each in sets]),
+            images,
             targets,
             patients,
             self._practice,
@@ -296,11 +314,13 @@ class Rotations(Algorithm[SiteData]):
         packed = {"json": torch.tensor(list(content), dtype=torch.uint8)}
         return ClientResult({EPISODES.name: packed}, weight=1.0)
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep what every member's targets look like, then its episodes."""
-        if context.phase == "measure":
-            found = {site: asdict(_unpacked(own)) for site, own in result.collected[TARGETS.name].items()}
-            return Memory(server.tensors, {"targets": found})
+    def keep_targets(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep what every member's targets look like."""
+        found = {site: asdict(_unpacked(own)) for site, own in result.collected[TARGETS.name].items()}
+        return Memory(server.tensors, {"targets": found})
+
+    def keep_episodes(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep every member's episodes."""
         found = {
             site: json.loads(bytes(state["json"].tolist()))
             for site, state in result.collected[EPISODES.name].items()
@@ -310,6 +330,16 @@ class Rotations(Algorithm[SiteData]):
     def publication(self, server: Memory) -> Publication:
         """Nothing: the playbook goes into another run's artefact."""
         return Publication("none", (), server.facts)
+
+
+def _scans(data: SiteData) -> tuple[Tensor, Tensor, list[str]]:
+    """Images, targets and patients of training and validation."""
+    sets = [data.all_train, data.val] if data.held_out else [data.all_train]
+    return (
+        torch.cat([torch.from_numpy(each.images) for each in sets]),
+        torch.cat([torch.from_numpy(each.targets) for each in sets]),
+        [patient for each in sets for patient in each.patients],
+    )
 
 
 def _typical(targets: Mapping[str, Mapping[str, float]]) -> Targets:

@@ -73,7 +73,7 @@ def check_names(name: str, parts: Sequence[str] = ()) -> None:
         raise ConfigurationError("what is trained cannot be published under this name", problems)
 
 
-def parts_of(algorithm: Algorithm[Any], sites: Sequence[SiteSpec]) -> tuple[str, ...]:
+def parts_of(algorithm: Algorithm, sites: Sequence[SiteSpec]) -> tuple[str, ...]:
     """Names of parts that a run may publish: of the sites that consent, and the longest other one. A method
     without an export publishes one model, which has no parts.
     """

@@ -147,7 +147,7 @@ class Run:
         check_trains(site)
         return site
 
-    def algorithm(self) -> Algorithm[Any]:
+    def algorithm(self) -> Algorithm:
         """Build the method for this federation's task.
 
         Raises ConfigurationError for an unknown method, one for another kind of task, or privacy of a group

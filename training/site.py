@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from model_store.errors import LocumStoreError
-from training.algorithm import Group, Phase, ServerStage
+from training.algorithm import Group, Phase, Plan
 from training.engine.egress import SiteSpec, may_take_part
 from training.errors import TrainingError
 from training.network.hospital import Hospital, Sent
@@ -41,9 +41,7 @@ class _Screen:
             self._console.print(f"waiting for the operator: {reason}")
         self._waiting = True
 
-    def joined(
-        self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec, patients: str
-    ) -> None:
+    def joined(self, invitation: Invitation, plan: Plan, spec: SiteSpec, patients: str) -> None:
         """Show the plan: what leaves in each phase, by this hospital's policy."""
         self._waiting = False
         self._console.print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -30,7 +31,7 @@ TAU = 0.9
 class Echo(FedAvg):
     """FedAvg without training: every site returns the weights it received."""
 
-    def client_step(
+    def train_step(
         self,
         context: StepContext,
         received: Mapping[str, State],
@@ -38,12 +39,18 @@ class Echo(FedAvg):
         data: SiteData | LabelledData,
     ) -> ClientResult:
         """Return the received weights."""
-        if context.phase == "describe":
-            return super().client_step(context, received, memory, data)
-        uploads: dict[str, State] = {SCORES.name: {"score": torch.zeros(2, dtype=torch.float64)}}
-        if context.phase == "train":
-            uploads[WEIGHTS.name] = received[WEIGHTS.name]
-        return ClientResult(uploads, 1.0)
+        scored = self.validate_step(context, received, memory, data)
+        return replace(scored, uploads={**scored.uploads, WEIGHTS.name: received[WEIGHTS.name]})
+
+    def validate_step(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,  # noqa: ARG002
+        data: SiteData | LabelledData,  # noqa: ARG002
+    ) -> ClientResult:
+        """Score nothing."""
+        return ClientResult({SCORES.name: {"score": torch.zeros(2, dtype=torch.float64)}}, 1.0)
 
 
 def site_data(site: str, slices: int, size: int) -> SiteData:

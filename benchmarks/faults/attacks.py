@@ -182,15 +182,15 @@ class Lying(FedAvg):
         super().__init__(config, task)
         self.attack = attack
 
-    def client_step(
+    def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """The honest step, and what the liar makes of it."""
-        lies = context.site == LIAR and context.phase == "train"
+        lies = context.site == LIAR
         if lies and self.attack == "labels":
             assert isinstance(data, SiteData)
             data = replace(data, train=replace(data.train, targets=1 - data.train.targets))
-        result = super().client_step(context, received, memory, data)
+        result = super().train_step(context, received, memory, data)
         if not lies:
             return result
         uploads = dict(result.uploads)

@@ -17,7 +17,7 @@ Data = TypeVar("Data")
 
 
 def federate(
-    algorithm: Algorithm[Any],
+    algorithm: Algorithm,
     sites: Sequence[SiteSpec],
     environment: RunEnvironment,
     work: Path,

@@ -45,7 +45,7 @@ def weights_of(megabytes: float) -> State:
     return {f"w{index}": torch.randn(count, generator=draw) for index in range(TENSORS)}
 
 
-class EchoWeights(Algorithm[Any]):
+class EchoWeights(Algorithm):
     """Weights to every site and back; the server takes their mean."""
 
     def __init__(self, config: EchoConfig, task: Task) -> None:  # noqa: ARG002
@@ -53,17 +53,18 @@ class EchoWeights(Algorithm[Any]):
 
     def plan(self) -> tuple[Phase, ...]:
         """Rounds of an echo."""
-        return (Phase("echo", self._config.rounds, (WEIGHTS,), (WEIGHTS,)),)
+        rounds = self._config.rounds
+        return (Phase("echo", rounds, (WEIGHTS,), (WEIGHTS,), self.give_back, self.keep_mean, self.send),)
 
     def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
         """Make random weights."""
         return Memory(weights_of(self._config.megabytes))
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+    def send(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
         """Send the same tensors to all."""
         return {WEIGHTS.name: server.tensors}
 
-    def client_step(
+    def give_back(
         self,
         context: StepContext,  # noqa: ARG002
         received: Mapping[str, State],
@@ -73,7 +74,7 @@ class EchoWeights(Algorithm[Any]):
         """Return what was received."""
         return ClientResult({WEIGHTS.name: received[WEIGHTS.name]}, 1.0)
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_mean(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
         """Keep the mean."""
         return Memory(dict(result.reduced[WEIGHTS.name]))
 

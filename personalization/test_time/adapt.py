@@ -5,7 +5,7 @@
         for each batch, each time the same:
             one step of the preset's objective, over what the preset learns
         measure over all images, with the same noise every time; stop if that is not safe
-    keep the safe state with the lowest loss, step 0 among them
+    keep the safe state with the lowest loss, step 0 among them (`personalization.keep_best`)
 
 No label is used. The loss that chooses an epoch is measured after it, not during it.
 """
@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.checkpoint import digest
 from personalization.errors import AdaptationError
 from personalization.iop_fl.network import parameter_groups, routed_layers
 from personalization.iop_fl.routers import PooledRouter
+from personalization.keep_best import KeepBest
 from personalization.networks.capabilities import MOST_DIMENSIONS, spatial_axes
 from personalization.state import State, clone
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord, Fingerprint
@@ -109,26 +111,15 @@ def learn(
     """
     _check(images_NCHW)
     run = _Run(learning, images_NCHW, config, limits, check_cancelled)
-    if resume is not None:
-        run.check(resume)
-    try:
-        run.begin(resume)
-        if after_epoch is not None:
-            after_epoch(run.checkpoint())
-        while not run.over:
-            run.epoch()
-            if after_epoch is not None:
-                after_epoch(run.checkpoint())
-    finally:
-        run.leave()
+    run.run(resume, after_epoch)
     last = run.history[-1]
     stopped = None if last.safe else f"stopped at epoch {last.epoch}: {last.reason}"
     fell_back = run.best_epoch == 0 and config.passes > 0
     return Adaptation(run.best_epoch, tuple(run.history), stopped, fell_back)
 
 
-class _Run:
-    """A running adaptation: its parameters, its progress, and the best state so far."""
+class _Run(KeepBest[EpochRecord, AdaptationCheckpoint]):
+    """A running adaptation."""
 
     def __init__(
         self,
@@ -139,7 +130,7 @@ class _Run:
         check_cancelled: CancelCheck,
     ) -> None:
         network, objective = learning.network, learning.objective
-        self._network, self._images, self._config = network, images, config
+        self._images, self._config = images, config
         self._objective, self._limits, self._check_cancelled = objective, limits, check_cancelled
         self._batches = [Batch.of(images, chosen) for chosen in objective.batches(len(images), config)]
         network.requires_grad_(False)
@@ -148,41 +139,30 @@ class _Run:
                 parameter.requires_grad_(True)
         groups = [{"params": parameters, "lr": rate} for parameters, rate in learning.groups]
         self._optimiser = torch.optim.Adam(groups, betas=(0.9, 0.999))
-        self._learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
+        learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
+        super().__init__(network, learned, config.passes)
+        self._initial = self.best
         frozen = {name: value for name, value in network.named_parameters() if not value.requires_grad}
         experts = digest(frozen | dict(network.named_buffers()) | learning.origin)
         self._fingerprint = Fingerprint(config.facts(), experts, digest({"images": images}))
-        self.history: list[EpochRecord] = []
-        self.best_epoch = 0
-        self._initial = self._best = clone(self._learned)
 
-    @property
-    def over(self) -> bool:
-        """Whether the adaptation has ended: all epochs are done, or the last one was not safe."""
-        last = self.history[-1]
-        return not last.safe or last.epoch == self._config.passes
-
-    def check(self, checkpoint: AdaptationCheckpoint) -> None:
-        """Raise CheckpointError if it is another adaptation's."""
-        self._fingerprint.check(checkpoint.fingerprint)
-
-    def begin(self, checkpoint: AdaptationCheckpoint | None) -> None:
-        """Measure step 0, the reference of all epochs; then continue from the checkpoint.
-
-        After a resume too: recomputing step 0's masks costs less than storing them in every checkpoint.
-        """
-        if checkpoint is not None:
-            self._initial, self._best = checkpoint.initial, checkpoint.best
-        self._load(self._initial)
-        self._before = class_maps(self._network, self._batches, self._check_cancelled)
+    @override
+    def start(self) -> EpochRecord:
+        self._before = class_maps(self.network, self._batches, self._check_cancelled)
         start = self._score()
         self._start = start.reading
-        if checkpoint is None:
-            self.history = [self._record(0, start)]
-            return
+        return self._record(0, start)
+
+    @override
+    def restore(self, checkpoint: AdaptationCheckpoint) -> None:
+        self._fingerprint.check(checkpoint.fingerprint)
+        self._initial, self.best = checkpoint.initial, checkpoint.best
+        # Computing step 0's masks again costs less than storing them in every checkpoint.
+        self.load(self._initial)
+        self.start()
         self.history, self.best_epoch = list(checkpoint.history), checkpoint.best_epoch
-        self._load(checkpoint.state)
-        for name, parameter in self._learned.items():
+        self.load(checkpoint.state)
+        for name, parameter in self.learned.items():
             prefix = f"{name}/"
             moments = {
                 k.removeprefix(prefix): v for k, v in checkpoint.optimiser.items() if k.startswith(prefix)
@@ -194,49 +174,41 @@ class _Run:
                     for moment, value in moments.items()
                 }
 
-    def epoch(self) -> None:
-        """Learn from every batch once, then measure."""
-        epoch = len(self.history)
-        broken = self._learn(epoch)
-        record = broken or self._record(epoch, self._score())
-        best = self.history[self.best_epoch].loss
-        if record.safe and record.loss is not None and best is not None and record.loss < best:
-            self.best_epoch, self._best = epoch, clone(self._learned)
-        self.history.append(record)
+    @override
+    def learn(self, epoch: int) -> EpochRecord:
+        return self._learn(epoch) or self._record(epoch, self._score())
 
+    @override
+    def improves(self, record: EpochRecord, best: EpochRecord) -> bool:
+        return record.loss is not None and best.loss is not None and record.loss < best.loss
+
+    @override
     def checkpoint(self) -> AdaptationCheckpoint:
-        """A checkpoint of the present state; it shares no memory with the run."""
         optimiser = {
             f"{name}/{moment}": value.detach().clone()
-            for name, parameter in self._learned.items()
+            for name, parameter in self.learned.items()
             for moment, value in self._optimiser.state.get(parameter, {}).items()
         }
         return AdaptationCheckpoint(
             fingerprint=self._fingerprint,
             epoch=self.history[-1].epoch,
-            state=clone(self._learned),
+            state=clone(self.learned),
             optimiser=optimiser,
             best_epoch=self.best_epoch,
-            best=self._best,
+            best=self.best,
             initial=self._initial,
             history=tuple(self.history),
         )
 
-    def leave(self) -> None:
-        """Put the network into the best safe state so far."""
-        self._load(self._best)
-        self._optimiser.zero_grad()
-        self._network.eval()
-
     def _learn(self, epoch: int) -> EpochRecord | None:
         """Train one epoch. Returns a record that is not safe if the epoch broke off, otherwise None."""
-        self._network.train()
+        self.network.train()
         config, objective = self._config, self._objective
         for step, chosen in enumerate(objective.epoch_batches(len(self._images), config, epoch)):
             self._check_cancelled()
-            batch = Batch.of(self._images, chosen).on(self._network)
+            batch = Batch.of(self._images, chosen).on(self.network)
             seed = objective.step_seed(config, epoch, step)
-            if not math.isfinite(objective.step(self._network, batch, config, self._optimiser, seed)):
+            if not math.isfinite(objective.step(self.network, batch, config, self._optimiser, seed)):
                 reason = f"the loss of step {step + 1} is not a finite number; lower the learning rates"
                 return EpochRecord(epoch, None, None, None, None, None, None, safe=False, reason=reason)
         return None
@@ -244,7 +216,7 @@ class _Run:
     def _score(self) -> EpochScore:
         return score(
             self._objective,
-            self._network,
+            self.network,
             self._batches,
             self._config,
             self._before,
@@ -264,11 +236,6 @@ class _Run:
             safe=reason is None,
             reason=reason,
         )
-
-    @torch.no_grad()
-    def _load(self, state: State) -> None:
-        for name, parameter in self._learned.items():
-            parameter.copy_(state[name])
 
 
 def _check(images: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Run one client step of a method at one site. Every engine calls `client_step` through this module."""
+"""Run one client step of a method at one site. Every engine calls the steps of phases through this module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.algorithm import Algorithm, Memory, Phase, State, StepContext
+from training.algorithm import Memory, Phase, State, StepContext
 from training.engine.egress import Outgoing, SiteSpec, let_out
 from training.engine.folder import SiteFolder
 from training.engine.release import digest_of, with_noise
@@ -55,7 +55,6 @@ class RunEnvironment:
 
 
 def run_step(
-    algorithm: Algorithm[Any],
     phase: Phase,
     context: StepContext,
     site: SiteSpec,
@@ -75,6 +74,6 @@ def run_step(
         return keyed(own.key(), phase.name, context.round, site.name, purpose, hidden)
 
     context = replace(context, bounds=site.bounds, noise=noise)
-    result = algorithm.client_step(context, received, memory, data)
+    result = phase.client_step(context, received, memory, data)
     outgoing = let_out(phase, site, result)
     return with_noise(phase, context.round, site, received, outgoing, own), result.memory

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from training.algorithm import ClientResult, Group, GroupKind, Phase, ServerStage, State
+from training.algorithm import ClientResult, Group, GroupKind, Phase, Plan, State
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.errors import AlgorithmError, ConfigurationError, EgressRefused
 from training.privacy import Noising, PrivacyDemand, RunPrivacy, Spent
@@ -67,7 +67,7 @@ def averages_updates(phase: Phase, group: Group) -> bool:
     return group.reduction == "mean" and group.name in {download.name for download in phase.downloads}
 
 
-def check_privacy(plan: Sequence[Phase | ServerStage], privacy: RunPrivacy | None) -> None:
+def check_privacy(plan: Plan, privacy: RunPrivacy | None) -> None:
     """Check that every group for which a run declares privacy can have it. Raises ConfigurationError.
 
     An upload of the same kind without noise beside it may reveal the update: SCAFFOLD's change of the control
@@ -110,7 +110,7 @@ def _of_kind(phase: Phase, group: Group) -> list[Group]:
     return [other for other in phase.uploads if other.kind == group.kind]
 
 
-def check_plan(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> None:
+def check_plan(plan: Plan, sites: Sequence[SiteSpec]) -> None:
     """Check before a run starts that every site's policy allows the essential uploads.
 
     Raises EgressRefused, which names every refused site, group and kind.

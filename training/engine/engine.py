@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from training.algorithm import Algorithm, Memory, Phase, ServerStage
 from training.config import Defence
@@ -50,7 +49,7 @@ class FederationEngine:
 
     def __init__(
         self,
-        algorithm: Algorithm[Any],
+        algorithm: Algorithm,
         sites: Sequence[SiteSpec],
         environment: RunEnvironment,
         folder: RunFolder,
@@ -85,7 +84,6 @@ class FederationEngine:
             if not self._done(standing):
                 with self._pool() as pool:
                     rounds = Rounds(
-                        self._algorithm,
                         self._sites,
                         self._environment,
                         pool,
@@ -169,7 +167,7 @@ class FederationEngine:
         self._observer.round_started(stage.name, step, stage.steps, ())
         context = self._environment.context(stage.name, step, stage.steps)
         with self._environment.applied():
-            server = self._algorithm.server_stage(context, server)
+            server = stage.step(context, server)
         return server, RoundEntry(stage.name, step, stage.steps, time.perf_counter() - started)
 
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from training.algorithm import Algorithm
 from training.engine.client import RunEnvironment
@@ -40,7 +40,7 @@ class Inline:
     """Runs the sites' steps in this process, one after the other."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], environment: RunEnvironment, root: Path
+        self, algorithm: Algorithm, sites: Sequence[SiteSpec], environment: RunEnvironment, root: Path
     ) -> None:
         self.window = 1
         self.quorum = 1
@@ -63,7 +63,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        algorithm: Algorithm[Any],
+        algorithm: Algorithm,
         sites: Sequence[SiteSpec],
         environment: RunEnvironment,
         root: Path,

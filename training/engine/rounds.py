@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from training.algorithm import Algorithm, Memory, Phase, ServerStage, SiteSize, State
+from training.algorithm import Memory, Phase, Plan, SiteSize, State
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.defence import least_uploads
@@ -36,7 +35,6 @@ class Rounds:
 
     def __init__(
         self,
-        algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
         environment: RunEnvironment,
         pool: Pool,
@@ -46,7 +44,6 @@ class Rounds:
         defence: Defence,
         observer: Observer,
     ) -> None:
-        self._algorithm = algorithm
         self._sites = tuple(sites)
         self._environment = environment
         self._pool = pool
@@ -57,7 +54,7 @@ class Rounds:
         self._sizes: dict[str, SiteSize] = {}
         self._reported: set[str] = set()
 
-    def check(self, plan: Sequence[Phase | ServerStage]) -> None:
+    def check(self, plan: Plan) -> None:
         """Check that every phase has the sites that the defence needs. Raises ConfigurationError."""
         how = self._defence
         least = least_uploads(how.reduction, how.trim, how.liars)
@@ -120,7 +117,7 @@ class Rounds:
         refused: dict[str, SiteEntry] = {}
         if sites:
             tasks, sent = self._tasks(step, phase, round_, server, checkpoint, sites)
-            expected = self._algorithm.expected(phase, server)
+            expected = phase.expected(server)
             reducer = Reducer(phase, self._defence)
             specs = {site.name: site for site in sites}
             for answer in self._pool.run(tasks):
@@ -161,7 +158,7 @@ class Rounds:
             result = reducer.result()
             self._report_majority(phase, round_, result.weights, entries)
             with self._environment.applied():
-                server = self._algorithm.server_step(context, server, result)
+                server = phase.server_step(context, server, result)
         else:
             self._observer.warning(f"phase '{phase.name}' skipped: {'; '.join(sorted(set(absent.values())))}")
         seconds = time.perf_counter() - started
@@ -248,7 +245,7 @@ class Rounds:
         sent: dict[str, Mapping[str, State]] = {}
         declared = sorted(group.name for group in phase.downloads)
         for index, site in enumerate(sites):
-            states = self._algorithm.broadcast(phase, server, site.name)
+            states = phase.broadcast(server, site.name)
             if sorted(states) != declared:
                 raise AlgorithmError(
                     f"phase '{phase.name}': declared the downloads {declared}, made {sorted(states)}"

@@ -132,13 +132,12 @@ class Worker:
 
     def __init__(
         self,
-        algorithm: Algorithm[Any],
+        algorithm: Algorithm,
         sites: Sequence[SiteSpec],
         environment: RunEnvironment,
         root: Path,
         account: Path | None = None,
     ) -> None:
-        self._algorithm = algorithm
         self._plan = algorithm.plan()
         self._sites = {site.name: site for site in sites}
         self._environment = environment
@@ -198,9 +197,7 @@ class Worker:
         received = {name: self._download(task, name, path) for name, path in (task.received or {}).items()}
         memory = self._recall(task)
         own = SiteFolder(self._root, task.site, self._account)
-        outgoing, new = run_step(
-            self._algorithm, phase, context, site, received, memory, self._data[task.site], own
-        )
+        outgoing, new = run_step(phase, context, site, received, memory, self._data[task.site], own)
         files = {name: task.upload.with_name(f"{task.upload.name}-{name}") for name in outgoing.uploads}
         for name, state in outgoing.uploads.items():
             write_tensors(files[name], state)

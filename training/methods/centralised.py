@@ -26,6 +26,7 @@ from training.algorithm import (
     Group,
     Memory,
     Phase,
+    Plan,
     RoundResult,
     ServerStage,
     State,
@@ -55,32 +56,32 @@ class Centralised(FedAvg):
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         super().__init__(config.model_copy(update={"selection": "last"}), task)
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """FedAvg's plan, with the images sent once and trained on by the server in place of the rounds."""
         describe, _, *validate = super().plan()
-        pool = Phase("pool", 1, (), (IMAGES,), everyone=True)
-        return (describe, pool, ServerStage("train", self.config.rounds), *validate)
+        pool = Phase("pool", 1, (), (IMAGES,), self.send_images, self.keep_images, everyone=True)
+        return (describe, pool, ServerStage("train", self.config.rounds, self.train_pooled), *validate)
 
-    def client_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    def send_images(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,  # noqa: ARG002
+        data: AnySiteData,
     ) -> ClientResult:
-        """Send the training images; in every other phase, FedAvg's step."""
-        if context.phase != "pool":
-            return super().client_step(context, received, memory, data)
+        """Send the training images."""
         examples = data.train
         answers = examples.targets if isinstance(examples, SliceSet) else examples.labels
         images = {"images": torch.from_numpy(examples.images), "answers": torch.from_numpy(answers)}
         return ClientResult({IMAGES.name: images}, float(len(examples)))
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the images by site; in every other phase, FedAvg's step."""
-        if context.phase != "pool":
-            return super().server_step(context, server, result)
+    def keep_images(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep the images by site."""
         sent = {f"{_POOL}/{site}": dict(state) for site, state in result.collected[IMAGES.name].items()}
         facts = {**server.facts, "pooled": sorted(result.weights)}
         return Memory({**server.tensors, **join(sent)}, facts)
 
-    def server_stage(self, context: StepContext, server: Memory) -> Memory:
+    def train_pooled(self, context: StepContext, server: Memory) -> Memory:
         """One round of training on all images; after the last one, they are dropped."""
         sites = server.facts["pooled"]
         network = network_of(self.network, part(server.tensors, "global"), context.device)

@@ -44,6 +44,7 @@ from training.algorithm import (
     Memory,
     ModelDraft,
     Phase,
+    Plan,
     Publication,
     RoundResult,
     ServerStage,
@@ -56,22 +57,17 @@ from training.methods.common.data_statistics import described
 from training.methods.common.local_training import network_of, state_of
 from training.methods.common.one_shot import (
     COUNTS,
-    LOCAL,
-    SEED,
     OneShot,
     OneShotConfig,
     Start,
     check_student,
     first_student,
-    keep_uploads,
     uploaded,
 )
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS
 from training.methods.registry import register
 
-DISTIL = "distil"
-VALIDATE = Phase("validate", 1, (WEIGHTS,), (COUNTS,), everyone=True)
 _GENERATOR, _STUDENT, _POOL = "stage/generator", "stage/student", "stage/pool"
 
 
@@ -115,37 +111,50 @@ class Dense(OneShot):
         super().__init__(config, task)
         self.config: DenseConfig = config
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """Train and upload; generate and distil; validate the student at the hospitals."""
-        return (LOCAL, ServerStage(DISTIL, self.config.epochs), VALIDATE)
+        return (
+            replace(self.local_phase(), client_step=self.upload),
+            ServerStage("distil", self.config.epochs, self.distil),
+            Phase(
+                "validate",
+                1,
+                (WEIGHTS,),
+                (COUNTS,),
+                self.count_right,
+                self.add_counts,
+                self.send_student,
+                self.expect_counts,
+                everyone=True,
+            ),
+        )
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """The seed; S."""
-        if phase.name == VALIDATE.name:
-            return {WEIGHTS.name: part(server.tensors, _STUDENT)}
-        return super().broadcast(phase, server, site)
+    def send_student(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """S, to every site the same."""
+        return {WEIGHTS.name: part(server.tensors, _STUDENT)}
 
-    def client_step(
+    def upload(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+    ) -> ClientResult:
+        """Train once. The hospital does not need its model again."""
+        return replace(self.train_once(context, received, memory, data), memory=None)
+
+    def count_right(
         self,
         context: StepContext,
         received: Mapping[str, State],
         memory: Memory,  # noqa: ARG002
         data: LabelledData,
     ) -> ClientResult:
-        """Train once; count the student's right answers."""
-        if context.phase == LOCAL.name:
-            # The hospital does not need its model again.
-            return replace(self.train_once(context, received[SEED.name]["seed"], data), memory=None)
+        """Count the student's right answers."""
         student = network_of(self.network, received[WEIGHTS.name], context.device)
         counts = ClassCounts.of(student, data.val, self.classes)
         return ClientResult(
             {COUNTS.name: counts.state()}, float(len(data.train)), metrics=counts.metrics("val_")
         )
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the uploads; add up the right answers."""
-        if context.phase == LOCAL.name:
-            return keep_uploads(result)
+    def add_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Add up the right answers."""
         found = [ClassCounts(**state) for state in result.collected.get(COUNTS.name, {}).values()]
         if not found:
             return server
@@ -153,7 +162,7 @@ class Dense(OneShot):
         facts = {**server.facts, "counts": [total.right.tolist(), total.images.tolist()]}
         return Memory(server.tensors, facts)
 
-    def server_stage(self, context: StepContext, server: Memory) -> Memory:
+    def distil(self, context: StepContext, server: Memory) -> Memory:
         """One epoch; after the last one, the uploads, the generator and the images are dropped."""
         config = self.config
         members = [network_of(self.network, state, context.device) for state in uploaded(server).values()]

@@ -17,7 +17,8 @@ every site estimates the statistics of the kept w_g on its slices as they are, a
 
 `recipe: paper` leaves all of this out (docs/explanation/iop-fl.md has what each was worth).
 
-A classification has cross-entropy for the loss and accuracy for Dice; all else is the same.
+A classification has cross-entropy for the loss and accuracy for Dice; all else is the same. `loss` names
+another loss.
 
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
          once, mean and mean square of every batch-norm channel over the training slices;
@@ -46,14 +47,15 @@ from training.algorithm import (
     Memory,
     ModelDraft,
     Phase,
+    Plan,
     Publication,
     RoundResult,
-    ServerStage,
     State,
     StepContext,
 )
-from training.methods.common.data_statistics import DESCRIBE, describe, described, merge_described
+from training.methods.common.data_statistics import describe_phase, described, keep_described
 from training.methods.common.local_training import (
+    Aggregation,
     AnySiteData,
     OptimiserName,
     Penalty,
@@ -70,6 +72,7 @@ from training.methods.common.local_training import (
     weight_of,
     with_moments,
 )
+from training.methods.common.loss_choice import LossConfig
 from training.methods.common.network_choice import NetworkConfig
 from training.methods.common.state_tree import join, part
 from training.methods.registry import register
@@ -77,11 +80,8 @@ from training.methods.registry import register
 WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
 SCORES = Group("scores", "statistics", "collect", essential=False, check=ValidationScore.check)
 MOMENTS = Group("moments", "statistics", "mean", essential=False)
-ESTIMATE = Phase("estimate", 1, (WEIGHTS,), (MOMENTS,), everyone=True)
-REVALIDATE = Phase("revalidate", 1, (WEIGHTS,), (SCORES,), everyone=True)
 
-
-class FedAvgConfig(NetworkConfig):
+class FedAvgConfig(NetworkConfig, LossConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
     recipe: Literal["locum", "paper"] = Field(
@@ -110,9 +110,7 @@ class FedAvgConfig(NetworkConfig):
     precision: Precision = Field(
         "float32", description="of training: bfloat16 takes half the time where the processor has it"
     )
-    aggregation: Literal["sample", "uniform"] = Field(
-        "sample", description="weight of a site: n_k / n, or 1/K"
-    )
+    aggregation: Aggregation = Field("sample", description="weight of a site: n_k / n, or 1/K")
     selection: Literal["best", "last"] = Field("best", description="which round's model is published")
 
     PAPER: ClassVar[Mapping[str, Any]] = {
@@ -124,13 +122,14 @@ class FedAvgConfig(NetworkConfig):
 
 
 @register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))
-class FedAvg(Algorithm[AnySiteData]):
+class FedAvg(Algorithm):
     """FedAvg of one network: by default a U-Net for a segmentation, a ResNet-18 for a classification."""
 
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         self.config = config
         self.classes = len(task.classes)
         self.network = self.architecture(task)
+        self.loss = config.loss_for(task)
         # Without batch norm there is nothing to estimate.
         self._estimates = config.statistics == "estimated" and bool(moments_of(self.network))
         self.metric = f"val_{metrics_of(task.kind)[0].name}"
@@ -143,52 +142,133 @@ class FedAvg(Algorithm[AnySiteData]):
         """The weights before any training: PyTorch's default, from `generator`."""
         return state_of(new_network(self.network, generator))
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """Describe the data once, train, validate the last global model, which no round has; estimate the
         statistics of the selected one, and validate it with them."""
         return (
-            DESCRIBE,
-            Phase("train", self.config.rounds, (WEIGHTS,), (WEIGHTS, SCORES)),
-            Phase("validate", 1, (WEIGHTS,), (SCORES,), everyone=True),
-            *((ESTIMATE, REVALIDATE) if self._estimates else ()),
+            describe_phase(self.config.aggregation, self.note_described),
+            self.train_phase(),
+            self.validate_phase(),
+            *(self.estimate_phases() if self._estimates else ()),
         )
+
+    def train_phase(self) -> Phase:
+        """The rounds of training."""
+        groups = (WEIGHTS, SCORES)
+        return Phase(
+            "train", self.config.rounds, (WEIGHTS,), groups, self.train_step, self.average, self.send_global
+        )
+
+    def validate_phase(self) -> Phase:
+        """The validation of the model after the last round."""
+        return Phase(
+            "validate",
+            1,
+            (WEIGHTS,),
+            (SCORES,),
+            self.validate_step,
+            self.note_last,
+            self.send_global,
+            everyone=True,
+        )
+
+    def estimate_phases(self) -> tuple[Phase, ...]:
+        """The statistics of the selected model, and its validation with them."""
+        estimate = Phase(
+            "estimate",
+            1,
+            (WEIGHTS,),
+            (MOMENTS,),
+            self.estimate_step,
+            self.take_moments,
+            self.send_selected,
+            self.expect_moments,
+            everyone=True,
+        )
+        revalidate = Phase(
+            "revalidate",
+            1,
+            (WEIGHTS,),
+            (SCORES,),
+            self.revalidate_step,
+            self.note_selected,
+            self.send_selected,
+            everyone=True,
+        )
+        return estimate, revalidate
 
     def initial(self, context: StepContext) -> Memory:
         """w_g of round 0, from the run's seed."""
         return Memory(join({"global": self.first_weights(context.generator("weights"))}))
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
-        """w_g, to every site the same; once it is selected, that one."""
-        if phase in (ESTIMATE, REVALIDATE):
-            return {WEIGHTS.name: self.selected(server)[0]}
-        return {WEIGHTS.name: part(server.tensors, "global")} if phase.downloads else {}
+    def send_global(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """w_g, to every site the same."""
+        return {WEIGHTS.name: part(server.tensors, "global")}
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def send_selected(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """The selected w_g, to every site the same."""
+        return {WEIGHTS.name: self.selected(server)[0]}
+
+    def expect_moments(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
         """Moments of every batch norm."""
-        return {MOMENTS.name: moments_of(self.network)} if MOMENTS in phase.uploads else {}
+        return {MOMENTS.name: moments_of(self.network)}
 
-    def client_step(
+    # ------------------------------------------------------------------ at a site
+
+    def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:  # noqa: ARG002
+        """The network that a site validates, and trains, when it receives w_g in a round: w_g as it is."""
+        return network_of(self.network, w_g, context.device)
+
+    def train_step(
         self,
         context: StepContext,
         received: Mapping[str, State],
         memory: Memory,  # noqa: ARG002
         data: AnySiteData,
     ) -> ClientResult:
-        """Validate w_g; in training, go on to train from it."""
-        weight = weight_of(data, self.config.aggregation)
-        if context.phase == "describe":
-            return describe(data, weight)
+        """Validate w_g, then train from it."""
+        network = self.network_here(context, received[WEIGHTS.name], data)
+        validated = self._validated(network, data)
+        metrics = {**validated.metrics, "loss": self.train(context, network, data)}
+        uploads = {**validated.uploads, WEIGHTS.name: state_of(network)}
+        return ClientResult(uploads, validated.weight, metrics=metrics)
+
+    def validate_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],
+        memory: Memory,  # noqa: ARG002
+        data: AnySiteData,
+    ) -> ClientResult:
+        """Validate the w_g of the last round."""
+        return self._validated(self.network_here(context, received[WEIGHTS.name], data), data)
+
+    def revalidate_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],
+        memory: Memory,  # noqa: ARG002
+        data: AnySiteData,
+    ) -> ClientResult:
+        """Validate the selected w_g."""
+        return self._validated(network_of(self.network, received[WEIGHTS.name], context.device), data)
+
+    def estimate_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],
+        memory: Memory,  # noqa: ARG002
+        data: AnySiteData,
+    ) -> ClientResult:
+        """Moments of the model that was sent, over the site's slices as they are."""
         network = network_of(self.network, received[WEIGHTS.name], context.device)
-        if context.phase == "estimate":
-            moments = batch_moments(network, data.all_train, self.config.batch_size)
-            return ClientResult({MOMENTS.name: moments}, weight)
+        moments = batch_moments(network, data.all_train, self.config.batch_size)
+        return ClientResult({MOMENTS.name: moments}, weight_of(data, self.config.aggregation))
+
+    def _validated(self, network: nn.Module, data: AnySiteData) -> ClientResult:
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
-        uploads = {SCORES.name: score.state()}
-        metrics = score.metrics(self.metric)
-        if context.phase == "train":
-            metrics["loss"] = self.train(context, network, data)
-            uploads[WEIGHTS.name] = state_of(network)
-        return ClientResult(uploads, weight, metrics=metrics)
+        weight = weight_of(data, self.config.aggregation)
+        return ClientResult({SCORES.name: score.state()}, weight, metrics=score.metrics(self.metric))
 
     def train(self, context: StepContext, network: nn.Module, data: AnySiteData) -> float:
         """Train a site's network in place, from w_g (Eq. 3); returns the mean loss."""
@@ -221,33 +301,43 @@ class FedAvg(Algorithm[AnySiteData]):
             config.optimiser,
             config.least_steps,
             intensity=config.intensity,
+            loss=self.loss,
         )
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+    # ------------------------------------------------------------------ at the server
+
+    def note_described(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep what the sites' training scans are like."""
+        return keep_described(context, server, result)
+
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Note the scores of the w_g that was sent, keep it if it is the best so far, take the average."""
-        if context.phase == "describe":
-            return Memory(server.tensors, {**server.facts, **merge_described(result)})
-        if context.phase == "estimate":
-            slot = "best" if server.facts.get("best") else "global"
-            estimated = with_moments(self.selected(server)[0], result.reduced.get(MOMENTS.name, {}))
-            return Memory({**server.tensors, **join({slot: estimated})}, server.facts)
-        if context.phase == "revalidate":
-            facts, rounds = server.facts, self.selected(server)[1]["round"]
-            after = note_scores(facts, result, self.metric, rounds, self.config.selection)
-            return Memory(server.tensors, {**after, "best": after["latest"] if facts["best"] else None})
+        noted = self._noted(server, result, context.round)
+        return Memory({**noted.tensors, **join({"global": result.reduced[WEIGHTS.name]})}, noted.facts)
+
+    def note_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Note the scores of the w_g of the last round, and keep it if it is the best."""
+        return self._noted(server, result, self.config.rounds)
+
+    def take_moments(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Put the sites' statistics into the selected w_g."""
+        slot = "best" if server.facts.get("best") else "global"
+        estimated = with_moments(self.selected(server)[0], result.reduced.get(MOMENTS.name, {}))
+        return Memory({**server.tensors, **join({slot: estimated})}, server.facts)
+
+    def note_selected(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Note the scores of the selected w_g."""
+        facts, rounds = server.facts, self.selected(server)[1]["round"]
+        after = note_scores(facts, result, self.metric, rounds, self.config.selection)
+        return Memory(server.tensors, {**after, "best": after["latest"] if facts["best"] else None})
+
+    def _noted(self, server: Memory, result: RoundResult, rounds_done: int) -> Memory:
+        """The memory with the scores of its w_g, which has so many rounds of training behind it."""
         states = {"global": part(server.tensors, "global"), "best": part(server.tensors, "best")}
-        facts = note_scores(
-            server.facts, result, self.metric, self._rounds_done(context), self.config.selection
-        )
+        facts = note_scores(server.facts, result, self.metric, rounds_done, self.config.selection)
         if facts["best"] != server.facts.get("best"):
             states["best"] = states["global"]
-        if context.phase == "train":
-            states["global"] = dict(result.reduced[WEIGHTS.name])
         return Memory(join(states), facts)
-
-    def _rounds_done(self, context: StepContext) -> int:
-        """How many rounds of training the w_g that was sent has behind it."""
-        return context.round if context.phase == "train" else self.config.rounds
 
     def selected(self, server: Memory) -> tuple[State, dict[str, Any]]:
         """The best global model, or the last one where nothing could be validated; its score and round."""

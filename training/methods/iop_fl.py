@@ -40,9 +40,9 @@ from training.algorithm import (
     Memory,
     ModelDraft,
     Phase,
+    Plan,
     Publication,
     RoundResult,
-    ServerStage,
     SiteSize,
     State,
     StepContext,
@@ -97,8 +97,6 @@ COMPARISON = Group("comparison", "statistics", "collect", essential=False, check
 # Sums over the validation patients, and the lambda that all of them together choose.
 CHANGES = Group("changes", "statistics", "sum", essential=False, check=_check_changes)
 SHARE = Group("share", "statistics")
-PERSONALISE = Phase("personalise", 1, (WEIGHTS,), (CHANGES,), everyone=True)
-EXPORT = Phase("export", 1, (SHARE,), (PERSONAL, COMPARISON), consent=True, everyone=True)
 
 
 class IopFlConfig(FedAvgConfig):
@@ -131,35 +129,48 @@ class IopFl(FedAvg):
         super().__init__(config, task)
         self.config: IopFlConfig = config
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """FedAvg's plan, then each site's own model beside the published global one, and the export."""
-        return (*super().plan(), PERSONALISE, EXPORT)
+        personalise = Phase(
+            "personalise",
+            1,
+            (WEIGHTS,),
+            (CHANGES,),
+            self.personalise_step,
+            self.choose_share,
+            self.send_selected,
+            everyone=True,
+        )
+        export = Phase(
+            "export",
+            1,
+            (SHARE,),
+            (PERSONAL, COMPARISON),
+            self.export_step,
+            self.keep_exported,
+            self.send_share,
+            self.expect_personal,
+            consent=True,
+            everyone=True,
+        )
+        return (*super().plan(), personalise, export)
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """w_g; to personalise, the one that is published; to export, the federation's lambda."""
-        if phase.name == "personalise":
-            return {WEIGHTS.name: self.selected(server)[0]}
-        if phase.name == "export":
-            return {SHARE.name: {"share": torch.tensor(server.facts.get("share", 0.0))}}
-        return super().broadcast(phase, server, site)
+    def send_share(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """The federation's lambda."""
+        return {SHARE.name: {"share": torch.tensor(server.facts.get("share", 0.0))}}
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+    def expect_personal(self, server: Memory) -> Mapping[str, State]:
         """An exported model is one like w_g."""
-        if phase.name != "export":
-            return super().expected(phase, server)
         return {PERSONAL.name: self.selected(server)[0]}
 
-    def client_step(
+    # ------------------------------------------------------------------ at a site
+
+    def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """FedAvg's step; with the moving average, the personal model's after it."""
-        if context.phase == "export":
-            return self._export(memory, float(received[SHARE.name]["share"]))
-        if context.phase == "personalise":
-            assert isinstance(data, SiteData)
-            return self._personalise(context, received[WEIGHTS.name], memory, data)
-        result = super().client_step(context, received, memory, data)
-        if context.phase != "train" or self.config.personal == "interpolated":
+        result = super().train_step(context, received, memory, data)
+        if self.config.personal == "interpolated":
             return result
         # A site that joins late starts from the first global model it sees.
         previous = part(memory.tensors, "personal") or received[WEIGHTS.name]
@@ -185,13 +196,14 @@ class IopFl(FedAvg):
             return personal
         return with_statistics(self.network, personal, data.all_train, self.config.batch_size, context.device)
 
-    def _personalise(
-        self, context: StepContext, global_model: State, memory: Memory, data: SiteData
+    def personalise_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Choose what the site publishes, and compare it with w_g on its validation patients.
 
         A patient that P_k was trained on says nothing: a site without others has no comparison.
         """
+        global_model = received[WEIGHTS.name]
 
         def dice(state: State) -> dict[str, float]:
             if not data.held_out:
@@ -238,11 +250,18 @@ class IopFl(FedAvg):
             optimiser="sgd",
             falls=True,
             intensity=config.intensity,
+            loss=self.loss,
         )
         train_locally(network, data.train, schedule, context.generator("personalise"))
         return state_of(network)
 
-    def _export(self, memory: Memory, federation: float) -> ClientResult:
+    def export_step(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],
+        memory: Memory,
+        data: SiteData,  # noqa: ARG002
+    ) -> ClientResult:
         """P_k(lambda), by the site's own patients or the federation's.
 
         Raises SiteFailed at a site that was not there to tune it.
@@ -254,7 +273,7 @@ class IopFl(FedAvg):
         share, borrowed = 1.0, False
         if self.config.personal == "interpolated":
             borrowed = int(changes[0, 2]) < LEAST_PATIENTS
-            share = federation if borrowed else shares[chosen(changes)]
+            share = float(received[SHARE.name]["share"]) if borrowed else shares[chosen(changes)]
         scores = [ValidationScore(total, patients) for total, patients in facts["scores"]]
         before, after = scores[0], scores[shares.index(share)]
         comparison: State = {
@@ -270,14 +289,16 @@ class IopFl(FedAvg):
             metrics=after.metrics("personal_val_dice") | {"personal_share": share},
         )
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+    # ------------------------------------------------------------------ at the server
+
+    def choose_share(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep the lambda that all sites' patients together choose."""
+        together = result.reduced.get(CHANGES.name, {}).get("changes")
+        share = LAMBDAS[chosen(together)] if together is not None else 0.0
+        return Memory(server.tensors, {**server.facts, "share": share})
+
+    def keep_exported(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
         """Set the exported models beside the global one, and what each is worth."""
-        if context.phase == "personalise":
-            together = result.reduced.get(CHANGES.name, {}).get("changes")
-            share = LAMBDAS[chosen(together)] if together is not None else 0.0
-            return Memory(server.tensors, {**server.facts, "share": share})
-        if context.phase != "export":
-            return super().server_step(context, server, result)
         sent = {site: state for site, state in result.collected.get(PERSONAL.name, {}).items() if state}
         inside = {f"inside/{site}": dict(state) for site, state in sent.items()}
         compared = {

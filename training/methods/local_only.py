@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from training.algorithm import ClientResult, Memory, Phase, RoundResult, ServerStage, State, StepContext
-from training.methods.common.data_statistics import DESCRIBE
-from training.methods.common.export import EXPORT
+from training.algorithm import ClientResult, Memory, Phase, State, StepContext, keep_memory, send_nothing
 from training.methods.common.local_training import AnySiteData
 from training.methods.common.personal_parts import PersonalFedAvg
 from training.methods.fedavg import WEIGHTS, FedAvgConfig
@@ -31,31 +29,39 @@ class LocalOnly(PersonalFedAvg):
         """Every tensor is."""
         return True
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """Describe, train, validate the models after the last round, and the consented export."""
-        return (
-            DESCRIBE,
-            Phase("train", self.config.rounds, (), ()),
-            Phase("validate", 1, (), (), everyone=True),
-            EXPORT,
-        )
+    def train_phase(self) -> Phase:
+        """Nothing travels, and the server does nothing."""
+        return _alone(super().train_phase())
+
+    def validate_phase(self) -> Phase:
+        """Nothing travels, and the server does nothing."""
+        return _alone(super().validate_phase())
 
     def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
         """Nothing: each site draws its weights itself."""
         return Memory()
 
-    def client_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    def train_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,
+        data: AnySiteData,
     ) -> ClientResult:
-        """FedAvg's step from the site's own weights, which stay."""
-        if context.phase in ("train", "validate"):
-            received = {WEIGHTS.name: {}}
-        result = super().client_step(context, received, memory, data)
-        uploads = {name: state for name, state in result.uploads.items() if name != WEIGHTS.name}
-        return replace(result, uploads=uploads)
+        """Train from the site's own weights, which stay."""
+        result = super().train_step(context, {WEIGHTS.name: {}}, memory, data)
+        return replace(result, uploads={})
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep what the sites describe and export."""
-        return (
-            server if context.phase in ("train", "validate") else super().server_step(context, server, result)
-        )
+    def validate_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,
+        data: AnySiteData,
+    ) -> ClientResult:
+        """Validate the site's own weights."""
+        return super().validate_step(context, {WEIGHTS.name: {}}, memory, data)
+
+
+def _alone(phase: Phase) -> Phase:
+    return replace(phase, downloads=(), uploads=(), server_step=keep_memory, broadcast=send_nothing)

@@ -30,7 +30,6 @@ Stays:   theta_k until then; what stays in FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -38,7 +37,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from model_store.task import Task
-from training.algorithm import ClientResult, Memory, RoundResult, State, StepContext
+from training.algorithm import Memory, RoundResult, State, StepContext
 from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
@@ -54,7 +53,7 @@ from training.methods.common.local_training import (
 )
 from training.methods.common.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import WEIGHTS, FedAvgConfig
+from training.methods.fedavg import FedAvgConfig
 from training.methods.fedprox import proximal_term
 from training.methods.registry import register
 
@@ -89,16 +88,12 @@ class PFedMe(FullPersonalFedAvg):
         self.config: PFedMeConfig = config
         self._trained = parameter_names(self.network)
 
-    def client_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """As of any full personal model, from w_g with this site's statistics where it is not the mean."""
-        moved = self.config.server_rate != 1 and self.config.statistics == "estimated"
-        if moved and context.phase in ("train", "validate"):
-            w_g, size = received[WEIGHTS.name], self.config.batch_size
-            own = with_statistics(self.network, w_g, data.all_train, size, context.device)
-            received = {**received, WEIGHTS.name: own}
-        return super().client_step(context, received, memory, data)
+    def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
+        """FedAvg's network, with this site's statistics where w_g is not the mean."""
+        config = self.config
+        if config.server_rate != 1 and config.statistics == "estimated":
+            w_g = with_statistics(self.network, w_g, data.all_train, config.batch_size, context.device)
+        return super().network_here(context, w_g, data)
 
     def train_both(
         self,
@@ -117,7 +112,7 @@ class PFedMe(FullPersonalFedAvg):
         for batch in scheduled_batches(data.train, schedule, context.generator("train"), least):
             nearness = proximal_term(theta, config.attraction, anchor=network)
             for _ in range(config.personal_steps):
-                losses.append(take_step(theta, optimiser, batch, schedule.precision, nearness))
+                losses.append(take_step(theta, optimiser, batch, schedule, nearness))
             with torch.no_grad():
                 for w, own in zip(network.parameters(), theta.parameters(), strict=True):
                     w.lerp_(own, config.step_share)
@@ -134,10 +129,10 @@ class PFedMe(FullPersonalFedAvg):
         """FedAvg's schedule, without momentum."""
         return replace(super().schedule(round_), momentum=0.0, weight_decay=self.config.decay)
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's step; in training, only part of the way to the mean."""
-        after = super().server_step(context, server, result)
-        if context.phase != "train" or self.config.server_rate == 1:
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """FedAvg's step, only part of the way to the mean."""
+        after = super().average(context, server, result)
+        if self.config.server_rate == 1:
             return after
         before, mean = part(server.tensors, "global"), part(after.tensors, "global")
         moved = {

@@ -24,7 +24,7 @@ from training.config import MethodConfig
 from training.errors import ConfigurationError
 from training.methods.common.local_training import network_of
 
-Built = TypeVar("Built", bound=type[Algorithm[Any]])
+Built = TypeVar("Built", bound=type[Algorithm])
 _REGISTERED: dict[str, Method] = {}
 
 
@@ -58,7 +58,7 @@ class Method:
 
     name: str
     config: type[MethodConfig]
-    build: Callable[[Any, Task], Algorithm[Any]]
+    build: Callable[[Any, Task], Algorithm]
     kinds: tuple[TaskKind, ...]
     panels: tuple[Panel, ...]
     network: Callable[[Any, Task, NetworkSpec, State], nn.Module]

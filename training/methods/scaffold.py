@@ -27,16 +27,7 @@ from pydantic import Field
 from torch import Tensor, nn, stack, zeros_like
 
 from model_store.task import Task
-from training.algorithm import (
-    ClientResult,
-    Group,
-    Memory,
-    Phase,
-    RoundResult,
-    ServerStage,
-    State,
-    StepContext,
-)
+from training.algorithm import ClientResult, Group, Memory, Phase, RoundResult, State, StepContext
 from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
@@ -73,17 +64,14 @@ class Scaffold(FedAvg):
         self.config: ScaffoldConfig = config
         self._trained = parameter_names(self.network)
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """FedAvg's plan; in training, the controls travel beside the weights."""
-        return tuple(
-            replace(
-                step,
-                downloads=(*step.downloads, CONTROL),
-                uploads=(step.uploads[0], CHANGE, *step.uploads[1:]),
-            )
-            if isinstance(step, Phase) and step.name == "train"
-            else step
-            for step in super().plan()
+    def train_phase(self) -> Phase:
+        """FedAvg's phase; the controls travel beside the weights."""
+        return replace(
+            super().train_phase(),
+            downloads=(WEIGHTS, CONTROL),
+            uploads=(WEIGHTS, CHANGE, SCORES),
+            broadcast=self.send_control,
+            expected=self.expect_change,
         )
 
     def initial(self, context: StepContext) -> Memory:
@@ -92,23 +80,18 @@ class Scaffold(FedAvg):
         weights = part(drawn, "global")
         return Memory({**drawn, **join({_C: {name: zeros_like(weights[name]) for name in self._trained}})})
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """w_g, and c in training."""
-        sent = super().broadcast(phase, server, site)
-        return {**sent, CONTROL.name: part(server.tensors, _C)} if phase.name == "train" else sent
+    def send_control(self, server: Memory, site: str) -> Mapping[str, State]:
+        """w_g and c."""
+        return {**self.send_global(server, site), CONTROL.name: part(server.tensors, _C)}
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+    def expect_change(self, server: Memory) -> Mapping[str, State]:
         """A change is as large as c, and begins at 0."""
-        if phase.name != "train":
-            return super().expected(phase, server)
         return {CHANGE.name: {name: zeros_like(t) for name, t in part(server.tensors, _C).items()}}
 
-    def client_step(
+    def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """FedAvg's step; in training, correct the gradients and upload the change of c_k."""
-        if context.phase != "train":
-            return super().client_step(context, received, memory, data)
+        """FedAvg's step with corrected gradients, and the change of c_k."""
         network = network_of(self.network, received[WEIGHTS.name], context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         mean = received[CONTROL.name]
@@ -133,13 +116,14 @@ class Scaffold(FedAvg):
         """FedAvg's schedule, without momentum."""
         return replace(super().schedule(round_), momentum=0.0)
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+    def note_described(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the weight of all sites beside what they describe."""
+        after = super().note_described(context, server, result)
+        return Memory(after.tensors, {**after.facts, _WEIGHT: sum(result.weights.values())})
+
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """FedAvg's step, and the step of c."""
-        after = super().server_step(context, server, result)
-        if context.phase == "describe":
-            return Memory(after.tensors, {**after.facts, _WEIGHT: sum(result.weights.values())})
-        if context.phase != "train":
-            return after
+        after = super().average(context, server, result)
         here = sum(result.weights.values())
         share = here / max(here, server.facts[_WEIGHT])
         change = result.reduced[CHANGE.name]

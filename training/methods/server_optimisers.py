@@ -35,10 +35,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_store.task import Task
-from training.algorithm import ClientResult, Memory, RoundResult, State, StepContext
+from training.algorithm import Memory, RoundResult, State, StepContext
 from training.errors import TrainingError
 from training.methods.common.local_training import (
     AnySiteData,
@@ -46,7 +46,7 @@ from training.methods.common.local_training import (
     with_statistics,
 )
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import MOMENTS, WEIGHTS, FedAvg, FedAvgConfig
+from training.methods.fedavg import MOMENTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
 
 _MOMENTS = "server"
@@ -95,29 +95,24 @@ class _ServerOptimised(FedAvg):
         """Return what is added to one of w_g's tensors, and its new moments; before the first step, `moments`
         is empty. All have the shape of `delta`."""
 
-    def client_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """FedAvg's step, from w_g with batch-norm statistics of this site."""
-        if context.phase in ("train", "validate"):
-            w_g, size = received[WEIGHTS.name], self.config.batch_size
-            own = with_statistics(self.network, w_g, data.all_train, size, context.device)
-            received = {**received, WEIGHTS.name: own}
-        return super().client_step(context, received, memory, data)
+    def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
+        """FedAvg's network, with batch-norm statistics of this site."""
+        size = self.config.batch_size
+        own = with_statistics(self.network, w_g, data.all_train, size, context.device)
+        return super().network_here(context, own, data)
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's step; in training, the optimiser's step towards the average.
-
-        Raises TrainingError when no site lets the statistics of the published model out.
-        """
-        if context.phase == "estimate" and not result.reduced.get(MOMENTS.name):
+    def take_moments(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """FedAvg's step. Raises TrainingError when no site lets the statistics of the published model out."""
+        if not result.reduced.get(MOMENTS.name):
             raise TrainingError(
                 "phase 'estimate': no site sent batch-norm statistics, and the trained model has none: let "
                 "`statistics` leave one site (egress) and resume, or use fedavg"
             )
-        after = super().server_step(context, server, result)
-        if context.phase != "train":
-            return after
+        return super().take_moments(context, server, result)
+
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """FedAvg's step, then the optimiser's step towards the average."""
+        after = super().average(context, server, result)
         states = {"global": part(after.tensors, "global"), "best": part(after.tensors, "best")}
         before = part(server.tensors, "global")
         moments: dict[str, State] = {}

@@ -28,7 +28,7 @@ import torch
 from pydantic import ValidationError
 
 from model_store.task import Task as ModelTask
-from training.algorithm import Algorithm, Phase, ServerStage
+from training.algorithm import Algorithm, Phase, Plan
 from training.config import MethodConfig, RunConfig, parse
 from training.data.cases import Federation, Site, data_warnings
 from training.data.federation import load_site
@@ -98,9 +98,7 @@ class Watcher(Protocol):
     def waiting(self, reason: str) -> None:
         """Handle a wait for the operator."""
 
-    def joined(
-        self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec, patients: str
-    ) -> None:
+    def joined(self, invitation: Invitation, plan: Plan, spec: SiteSpec, patients: str) -> None:
         """Handle the start of a session: what will leave by the hospital's policy.
 
         `patients` says how many patients were counted, and by which rule.
@@ -167,7 +165,7 @@ class _Prepared:
     """A run that this hospital can take part in."""
 
     invitation: Invitation
-    algorithm: Algorithm[Any]
+    algorithm: Algorithm
     worker: Worker
     data: _Folder
     spec: SiteSpec

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
@@ -198,18 +198,19 @@ def versions() -> dict[str, str]:
     return {name: found[name] for name in _COMPARED}
 
 
-def plan_digest(algorithm: Algorithm[Any]) -> str:
+def plan_digest(algorithm: Algorithm) -> str:
     """Digest a method's plan: phases, rounds, groups, kinds, reductions, consent."""
-    return _digest([[type(step).__name__, _declared(asdict(step))] for step in algorithm.plan()])
+    return _digest([[type(step).__name__, _declared(step)] for step in algorithm.plan()])
 
 
-def _declared(content: Any) -> Any:
-    """Without functions: what the server checks by is its own affair."""
-    if isinstance(content, Mapping):
-        return {name: _declared(value) for name, value in content.items() if not callable(value)}
-    if isinstance(content, tuple | list):
-        return [_declared(value) for value in content]
-    return content
+def _declared(step: Any) -> dict[str, Any]:
+    """The fields of a step or group without functions: what a side computes and checks is its own affair."""
+    content = {field.name: getattr(step, field.name) for field in fields(step)}
+    return {
+        name: [_declared(group) for group in value] if isinstance(value, tuple) else value
+        for name, value in content.items()
+        if not callable(value)
+    }
 
 
 def settings_of(settings: RunConfig) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from cryptography.x509.verification import VerificationError
 
 from model_store.durable import write_durably
 from model_store.task import Task as ModelTask
-from training.algorithm import Phase, ServerStage
+from training.algorithm import Phase, Plan
 from training.bounds import NO_BOUNDS
 from training.config import MethodConfig, RunConfig
 from training.data.cases import RemoteSite, SiteCounts
@@ -148,7 +148,7 @@ class Operator:
         self.warn: Callable[[str], None] = lambda _: None
         self._authority = x509.load_pem_x509_certificate(kit.authority.read_bytes())
         algorithm = find_method(method).build(config, task)
-        self._plan: tuple[Phase | ServerStage, ...] = algorithm.plan()
+        self._plan: Plan = algorithm.plan()
         check_privacy(self._plan, settings.privacy)
         self._record = folder / NETWORK_FILE
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,13 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from personalization.metrics import METRICS
-from training.algorithm import Phase, ServerStage
+from training.algorithm import Plan
 from training.data.cases import FEW_PATIENTS
 from training.engine.history import Observer, RoundEntry, SiteEntry
 from training.progress import format
 from training.progress.state import RunState, bytes_of, heading
-
-Plan = Sequence[Phase | ServerStage]
 
 # With more sites than this, a line gives the range of values instead of each site's.
 # The score that the sparklines show: the first of these that a run has.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from personalization.metrics import METRICS, Metric
-from training.algorithm import Phase, ServerStage
+from training.algorithm import Phase, Plan
 from training.data.cases import few_patients
 from training.engine.history import RoundEntry, SiteEntry
 
@@ -82,7 +82,7 @@ class RunState:
     def __init__(
         self,
         title: str,
-        plan: Sequence[Phase | ServerStage],
+        plan: Plan,
         sites: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
         expected: Mapping[str, float] | None = None,

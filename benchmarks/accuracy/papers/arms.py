@@ -185,7 +185,7 @@ def cost(history: Sequence[RoundEntry]) -> dict[str, float]:
     The export of personal models is not counted: serving needs it, the method does not.
     """
     sites = {name for entry in history for name in entry.sites}
-    entries = [entry for round_ in history if round_.phase != EXPORT.name for entry in round_.sites.values()]
+    entries = [entry for round_ in history if round_.phase != EXPORT for entry in round_.sites.values()]
     return {
         "sent": round(sum(sum(entry.sent.values()) for entry in entries) / len(sites)),
         "received": round(sum(sum(entry.received.values()) for entry in entries) / len(sites)),

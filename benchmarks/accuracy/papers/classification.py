@@ -144,7 +144,7 @@ class Runs:
         self.folder = options.state_dir / "papers"
 
     def run(
-        self, algorithm: Algorithm[Any], clients: Clients, identity: Mapping[str, Any]
+        self, algorithm: Algorithm, clients: Clients, identity: Mapping[str, Any]
     ) -> tuple[Publication, tuple[RoundEntry, ...]]:
         """What it publishes, and its history; `identity` says what `clients` does not."""
         whole = {**clients.place, **identity}

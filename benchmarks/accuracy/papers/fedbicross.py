@@ -37,7 +37,7 @@ from benchmarks.harness.cells import Cell
 from benchmarks.harness.experiment import Options, Table
 from model_store.task import Task
 from personalization.state import State, StreamingMean
-from training.algorithm import ClientResult, Memory, ModelDraft, Phase, Publication, ServerStage, StepContext
+from training.algorithm import ClientResult, Memory, ModelDraft, Plan, Publication, StepContext
 from training.data.classification import ImageSet, LabelledData
 from training.engine.history import RoundEntry
 from training.methods.common import state_tree
@@ -79,7 +79,7 @@ class Arm:
 class Uploads(FedBiCross):
     """FedBiCross's first phase only: every hospital trains and uploads once."""
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """Train and upload."""
         return super().plan()[:1]
 
@@ -99,7 +99,13 @@ class GivenUploads(OneShot):
         super().__init__(config, task)
         self._uploads = uploads
 
-    def train_once(self, context: StepContext, seed: Tensor, data: LabelledData) -> ClientResult:  # noqa: ARG002
+    def train_once(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,  # noqa: ARG002
+        data: LabelledData,
+    ) -> ClientResult:
         """Return the given upload instead of training."""
         assert context.site is not None
         own, weight = self._uploads[context.site], float(len(data.train))

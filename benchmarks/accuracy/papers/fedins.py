@@ -255,7 +255,7 @@ class Tuned(Runs):
             *(cell.get(name) for name in ("set", "clients", "alpha", "seed", "data", "pretraining_steps")),
             tuple(cell["vit"].items()),
         )
-        algorithm: Algorithm[Any]
+        algorithm: Algorithm
         if name == "fedins":
             algorithm = FedIns(self._on_backbone(cell["method"], clients.task, start), clients.task)
         else:
@@ -278,9 +278,7 @@ class Tuned(Runs):
         frozen = FrozenBackbone(store.root, reference)
         return FedInsConfig(**fields, backbone=frozen.reference, store=frozen.root)
 
-    def _answer(
-        self, algorithm: Algorithm[Any], spec: NetworkSpec, weights: State, clients: Clients
-    ) -> Answer:
+    def _answer(self, algorithm: Algorithm, spec: NetworkSpec, weights: State, clients: Clients) -> Answer:
         if isinstance(algorithm, FedIns):
             config = algorithm.config
             pool = pool_network(config, clients.task, spec, weights).to(self.device)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.adamw import Optimiser, cosine, train_adamw
 from personalization.cancellation import CancelCheck, never_cancelled
@@ -21,10 +22,11 @@ from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.fedoap.losses import second_stage_loss
 from personalization.fedoap.parts import split
 from personalization.gate.masks import MIN_COMPONENT
+from personalization.keep_best import KeepBest
 from personalization.metrics import foreground_dice
 from personalization.networks import FedOapUNet
 from personalization.seeds import seed_of
-from personalization.state import State
+from personalization.state import clone
 
 # Images per forward pass in validation. It bounds the memory and does not change the result.
 _BATCH = 16
@@ -57,7 +59,7 @@ def join(
     config: JoiningConfig,
     *,
     resume: JoiningCheckpoint | None = None,
-    after_epoch: Callable[[JoiningCheckpoint], None] = lambda _: None,
+    after_epoch: Callable[[JoiningCheckpoint], None] | None = None,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> Joining:
     """Fine-tune a network in place on `train`. The result is deterministic, also after a resume.
@@ -78,12 +80,8 @@ def join(
         CheckpointError: `resume` belongs to another joining.
     """
     run = _Run(network, train, validation, config, check_cancelled)
-    run.begin(resume)
-    after_epoch(run.checkpoint())
-    while not run.over:
-        run.epoch()
-        after_epoch(run.checkpoint())
-    run.leave()
+    run.run(resume, after_epoch)
+    network.requires_grad_(True)
     return Joining(tuple(run.history), run.best_epoch, run.history[-1].reason)
 
 
@@ -104,7 +102,9 @@ def predict(
     return torch.cat(classes), torch.cat(attention)
 
 
-class _Run:
+class _Run(KeepBest[JoiningEpoch, JoiningCheckpoint]):
+    """A running joining."""
+
     def __init__(
         self,
         network: FedOapUNet,
@@ -114,75 +114,63 @@ class _Run:
         check_cancelled: CancelCheck,
     ) -> None:
         _check(train, validation)
-        self._network, self._train, self._validation = network, train, validation
+        super().__init__(network, _learned(network, config), config.epochs)
+        self.network: FedOapUNet = network
+        self._train, self._validation = train, validation
         self._config, self._check_cancelled = config, check_cancelled
-        self._learned = _learned(network, config)
         self._about = about(
             config.facts(),
-            _clone(network.state_dict()),
+            network.state_dict(),
             train={"images": train.images, "targets": train.targets},
             validation={"images": validation.images, "targets": validation.targets},
         )
         self._optimiser = Optimiser(config.weight_decay)
-        self._best = _clone(self._learned)
-        self.best_epoch = 0
-        self.history: list[JoiningEpoch] = []
 
-    @property
-    def over(self) -> bool:
-        """Whether the joining has ended: all epochs are done, or the last one is not safe."""
-        return not self.history[-1].safe or self.history[-1].epoch == self._config.epochs
+    @override
+    def start(self) -> JoiningEpoch:
+        return self._measured(0, None)
 
-    def begin(self, checkpoint: JoiningCheckpoint | None) -> None:
-        """Measure step 0, or restore a checkpoint."""
-        if checkpoint is None:
-            self.history = [self._measured(0, None)]
-            return
+    @override
+    def restore(self, checkpoint: JoiningCheckpoint) -> None:
         checkpoint.check(self._about)
-        self._load(checkpoint.state)
-        self._best, self._optimiser = checkpoint.best, checkpoint.optimiser
+        self.load(checkpoint.state)
+        self.best, self._optimiser = checkpoint.best, checkpoint.optimiser
         self.best_epoch, self.history = checkpoint.best_epoch, list(checkpoint.history)
 
-    def epoch(self) -> None:
-        """Train on every slice once, then validate."""
-        config, number = self._config, len(self.history)
+    @override
+    def learn(self, epoch: int) -> JoiningEpoch:
+        config = self._config
         steps = math.ceil(len(self._train) / config.batch_size)
         rates = cosine(
             config.learning_rate,
             config.least_rate,
             steps * config.epochs,
-            range(steps * (number - 1), steps * number),
+            range(steps * (epoch - 1), steps * epoch),
         )
         batches = self._train.batches(
-            config.batch_size, seed_of(config.seed, "examples", number), config.augment
+            config.batch_size, seed_of(config.seed, "examples", epoch), config.augment
         )
-        loss, self._optimiser = train_adamw(
-            self._network, batches, self._loss(number), rates, self._optimiser
-        )
-        record = self._measured(number, loss if math.isfinite(loss) else None)
-        if not math.isfinite(loss):
-            reason = f"the loss of epoch {number} is not a finite number; lower learning_rate"
-            record = replace(record, safe=False, reason=reason)
-        elif record.dice > self.history[self.best_epoch].dice:
-            self.best_epoch, self._best = number, _clone(self._learned)
-        self.history.append(record)
+        loss, self._optimiser = train_adamw(self.network, batches, self._loss(epoch), rates, self._optimiser)
+        record = self._measured(epoch, loss if math.isfinite(loss) else None)
+        if math.isfinite(loss):
+            return record
+        reason = f"the loss of epoch {epoch} is not a finite number; lower learning_rate"
+        return replace(record, safe=False, reason=reason)
 
+    @override
+    def improves(self, record: JoiningEpoch, best: JoiningEpoch) -> bool:
+        return record.dice > best.dice
+
+    @override
     def checkpoint(self) -> JoiningCheckpoint:
-        """Make a checkpoint of the current state."""
         return JoiningCheckpoint(
             self._about,
-            _clone(self._learned),
-            self._best,
+            clone(self.learned),
+            self.best,
             self._optimiser,
             self.best_epoch,
             tuple(self.history),
         )
-
-    def leave(self) -> None:
-        """Load the weights of the best epoch into the network."""
-        self._load(self._best)
-        self._network.requires_grad_(True).zero_grad(set_to_none=True)
-        self._network.eval()
 
     def _loss(self, epoch: int) -> Callable[[Tensor, Tensor], Tensor]:
         """Make the loss of an epoch: one forward pass for both terms, and noise from the epoch's own seed."""
@@ -192,7 +180,7 @@ class _Run:
         def loss(images: Tensor, targets: Tensor) -> Tensor:
             self._check_cancelled()
             return second_stage_loss(
-                self._network.segment(images)[0],
+                self.network.segment(images)[0],
                 targets,
                 draw,
                 perturbed=config.loss == "perturbed",
@@ -204,18 +192,13 @@ class _Run:
         return loss
 
     def _measured(self, epoch: int, loss: float | None) -> JoiningEpoch:
-        found, _ = predict(self._network, self._validation.images, self._check_cancelled)
+        found, _ = predict(self.network, self._validation.images, self._check_cancelled)
         truth, ill = self._validation.targets, self._validation.ill
         by_patient = foreground_dice(found, truth, self._validation.patients, _CLASSES)
         dice = math.fsum(by_patient[patient] for patient in sorted(ill)) / len(ill)
         tumour = (truth > 0).flatten(1).any(1)
         alarms = ((found[~tumour] > 0).flatten(1).double().mean(1) >= MIN_COMPONENT).double()
         return JoiningEpoch(epoch, loss, dice, float(alarms.mean()) if len(alarms) else None)
-
-    @torch.no_grad()
-    def _load(self, state: State) -> None:
-        for name, parameter in self._learned.items():
-            parameter.copy_(state[name])
 
 
 def _learned(network: FedOapUNet, config: JoiningConfig) -> dict[str, nn.Parameter]:
@@ -244,7 +227,3 @@ def _check(train: JoiningExamples, validation: JoiningExamples) -> None:
         raise AdaptationError("joining: no training slice shows a tumour, so nothing can be learned")
     if not validation.ill:
         raise AdaptationError("joining: no validation slice shows a tumour, so no epoch can be chosen")
-
-
-def _clone(state: State | dict[str, nn.Parameter]) -> State:
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import Phase, RoundResult
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
@@ -33,16 +33,16 @@ class Federation:
         phase = self.phase(name)
         self.results = {}
         for site in sites or self.data:
-            received = self.algorithm.broadcast(phase, self.server, site)
+            received = phase.broadcast(self.server, site)
             where = context(name, round_, phase.rounds, site=site)
-            result = self.algorithm.client_step(where, received, self.memories[site], self.data[site])
+            result = client_step(self.algorithm, where, received, self.memories[site], self.data[site])
             assert result.uploads.keys() == {group.name for group in phase.uploads}
             self.memories[site] = result.memory or self.memories[site]
             self.results[site] = result
         groups = tuple(g.name for g in phase.uploads if g.reduction == "collect" and g.name not in withheld)
         mean = "weights" if name == "train" else None
         result = result_of(self.results, mean=mean, collect=groups)
-        self.server = self.algorithm.server_step(context(name, round_), self.server, result)
+        self.server = server_step(self.algorithm, context(name, round_), self.server, result)
 
     def run(self, *names: str) -> Federation:
         for name in names:
@@ -51,13 +51,17 @@ class Federation:
         return self
 
     def bank(self, site: str) -> dict[str, torch.Tensor]:
-        return dict(self.algorithm.broadcast(self.phase("train"), self.server, site)["bank"])
+        return dict(self.phase("train").broadcast(self.server, site)["bank"])
 
 
 def export(federation: Federation, *sites: str) -> None:
     results = {
-        site: federation.algorithm.client_step(
-            context("export", 0, 1, site=site), {}, federation.memories[site], federation.data[site]
+        site: client_step(
+            federation.algorithm,
+            context("export", 0, 1, site=site),
+            {},
+            federation.memories[site],
+            federation.data[site],
         )
         for site in sites
     }
@@ -66,4 +70,4 @@ def export(federation: Federation, *sites: str) -> None:
         for name in ("personal", "personal_score")
     }
     result = RoundResult({}, groups, dict.fromkeys(sites, 1.0), {})
-    federation.server = federation.algorithm.server_step(context("export", 0), federation.server, result)
+    federation.server = server_step(federation.algorithm, context("export", 0), federation.server, result)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import numpy as np
 import torch
 
 from model_store.task import Task
-from training.algorithm import ClientResult, Memory, RoundResult, StepContext
+from training.algorithm import (
+    Algorithm,
+    ClientResult,
+    Group,
+    Memory,
+    Phase,
+    RoundResult,
+    ServerStage,
+    StepContext,
+)
 from training.data.segmentation.dataset import SiteData, SliceSet
 from training.engine.seeds import generator, keyed
 
@@ -45,6 +56,38 @@ def context(phase: str, round_: int, rounds: int = 3, site: str | None = None) -
 def noise(purpose: str, *hidden: object) -> np.random.Generator:
     """The keyed generator that a context gives for `purpose`; here the same for whatever it hides."""
     return keyed(b"a key", purpose)
+
+
+def phase_of(algorithm: Algorithm, name: str) -> Phase:
+    """The phase of an algorithm's plan with this name."""
+    return next(step for step in algorithm.plan() if isinstance(step, Phase) and step.name == name)
+
+
+def client_step(algorithm: Algorithm, where: StepContext, *arguments: Any) -> ClientResult:
+    """Run the client step of the phase that a context names."""
+    return phase_of(algorithm, where.phase).client_step(where, *arguments)
+
+
+def server_step(algorithm: Algorithm, where: StepContext, *arguments: Any) -> Memory:
+    """Run the server step of the phase that a context names."""
+    return phase_of(algorithm, where.phase).server_step(where, *arguments)
+
+
+def server_stage(algorithm: Algorithm, where: StepContext, server: Memory) -> Memory:
+    """Run a step of the server stage that a context names."""
+    stages = (step for step in algorithm.plan() if isinstance(step, ServerStage))
+    return next(stage for stage in stages if stage.name == where.phase).step(where, server)
+
+
+def declared(
+    name: str, rounds: int, downloads: tuple[Group, ...], uploads: tuple[Group, ...], **options: Any
+) -> Phase:
+    """A phase of which only the declaration counts."""
+    return Phase(name, rounds, downloads, uploads, _never, **options)
+
+
+def _never(*arguments: object) -> NoReturn:
+    raise AssertionError("a phase that is only declared runs no step")
 
 
 def collected(results: dict[str, ClientResult], group: str) -> dict[str, dict[str, torch.Tensor]]:

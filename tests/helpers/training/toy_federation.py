@@ -38,7 +38,7 @@ class ToyData:
     images: int | None = None
 
 
-class Toy(Algorithm[ToyData]):
+class Toy(Algorithm):
     """w_k = w_g + mean(values) + noise; each site keeps the trail of its w_k. A server stage, then export."""
 
     def __init__(self, rounds: int = 3, noise: bool = False, width: int = 2) -> None:
@@ -46,22 +46,31 @@ class Toy(Algorithm[ToyData]):
 
     def plan(self):
         return (
-            Phase("train", self.rounds, (WEIGHTS,), (WEIGHTS, TOTAL, TOKENS, NOTES)),
-            ServerStage("double", 2),
-            Phase("export", 1, (), (TRAIL,), consent=True),
+            Phase(
+                "train",
+                self.rounds,
+                (WEIGHTS,),
+                (WEIGHTS, TOTAL, TOKENS, NOTES),
+                self.train,
+                self.average,
+                self.send,
+            ),
+            ServerStage("double", 2, self.double),
+            Phase("export", 1, (), (TRAIL,), self.export, self.keep_trails, consent=True),
         )
 
     def initial(self, context):
         return Memory({"w": torch.zeros(self.width), "count": torch.tensor(7)}, {"log": []})
 
-    def broadcast(self, phase, server, site):
-        return {"weights": {name: server.tensors[name] for name in ("w", "count")}} if phase.downloads else {}
+    def send(self, server, site):
+        return {"weights": {name: server.tensors[name] for name in ("w", "count")}}
 
-    def client_step(self, context, received, memory, data):
-        if context.phase == "export":
-            if data.faults.get(-2) == "raise":
-                raise SiteFailed("the line is down")
-            return ClientResult({"trail": {"trail": memory.tensors["trail"]}}, 1.0)
+    def export(self, context, received, memory, data):
+        if data.faults.get(-2) == "raise":
+            raise SiteFailed("the line is down")
+        return ClientResult({"trail": {"trail": memory.tensors["trail"]}}, 1.0)
+
+    def train(self, context, received, memory, data):
         w = received["weights"]["w"] + sum(data.values) / len(data.values)
         if self.noise:
             w = w + torch.randn(self.width, generator=context.generator("noise"))
@@ -90,10 +99,11 @@ class Toy(Algorithm[ToyData]):
         weight = 1e15 if fault == "heavy" else len(data.values)
         return ClientResult(uploads, weight, seen, {"seen": seen.facts["seen"], "loss": float("nan")})
 
-    def server_step(self, context, server, result):
-        if context.phase == "export":
-            trails = {site: state["trail"].tolist() for site, state in result.collected["trail"].items()}
-            return Memory(server.tensors, {**server.facts, "trails": trails})
+    def keep_trails(self, context, server, result):
+        trails = {site: state["trail"].tolist() for site, state in result.collected["trail"].items()}
+        return Memory(server.tensors, {**server.facts, "trails": trails})
+
+    def average(self, context, server, result):
         log = {
             "sites": list(result.weights),
             "total": result.reduced["total"]["n"].item() if "total" in result.reduced else None,
@@ -104,7 +114,7 @@ class Toy(Algorithm[ToyData]):
         }
         return Memory(dict(result.reduced["weights"]), {**server.facts, "log": [*server.facts["log"], log]})
 
-    def server_stage(self, context, server):
+    def double(self, context, server):
         return Memory({**server.tensors, "w": server.tensors["w"] * 2}, server.facts)
 
     def publication(self, server):

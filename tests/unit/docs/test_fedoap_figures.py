@@ -70,7 +70,7 @@ def test_the_others_are_all_but_the_site_itself() -> None:
     bank = Memory(join({f"bank/{site}": entry for site in "ABCDE"}))
     method = FedOap(FedOapConfig(width=2), TASK)
     (train,) = (phase for phase in method.plan() if phase.name == "train")
-    received = method.broadcast(train, bank, "C")["bank"]
+    received = train.broadcast(bank, "C")["bank"]
     assert sum(t.numel() for t in received.values()) == (5 - 1) * sum(t.numel() for t in entry.values())
 
 

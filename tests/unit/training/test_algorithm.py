@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import training.algorithm
-from training.algorithm import ClientResult, Group, Memory, Phase, ServerStage
+from tests.helpers.training.sites import declared
+from training.algorithm import ClientResult, Group, Memory, ServerStage
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan, let_out, may_take_part
 from training.engine.engine import FederationEngine
@@ -29,8 +30,8 @@ def test_documented_example_algorithm_runs(tmp_path):
 
 WEIGHTS = Group("weights", "weights")
 TOKENS = Group("tokens", "features", "concat", essential=False)
-TRAIN = Phase("train", 2, (WEIGHTS,), (WEIGHTS, TOKENS))
-EXPORT = Phase("export", 1, (), (Group("personal", "weights", "collect"),), consent=True)
+TRAIN = declared("train", 2, (WEIGHTS,), (WEIGHTS, TOKENS))
+EXPORT = declared("export", 1, (), (Group("personal", "weights", "collect"),), consent=True)
 
 
 def site(*allows, consents=False):

@@ -1,12 +1,10 @@
-"""Figures of a run in TensorBoard's files and at an MLflow server."""
+"""Figures of a run in TensorBoard's files and in a store of MLflow."""
 
 from __future__ import annotations
 
-import json
 import struct
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -79,99 +77,77 @@ def test_tensorboard_file_has_the_figures(tmp_path):
     assert found == {name: (value, 3) for name, value in EXPECTED.items()}
 
 
-class Server(BaseHTTPRequestHandler):
-    """The calls of MLflow's REST interface that are used, with its field names."""
-
-    def do_GET(self):
-        url = urlsplit(self.path)
-        assert url.path == "/api/2.0/mlflow/experiments/get-by-name"
-        name = parse_qs(url.query)["experiment_name"][0]
-        if name in self.server.experiments:
-            self.reply({"experiment": {"experiment_id": self.server.experiments[name]}})
-        else:
-            self.reply({"error_code": "RESOURCE_DOES_NOT_EXIST"}, 404)
-
-    def do_POST(self):
-        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        call = self.path.removeprefix("/api/2.0/mlflow/")
-        self.server.calls.append((call, said))
-        if call == "experiments/create":
-            self.server.experiments[said["name"]] = "7"
-            self.reply({"experiment_id": "7"})
-        elif call == "runs/search":
-            self.reply({"runs": [{"info": {"run_id": run}} for run in self.server.runs]})
-        elif call == "runs/create":
-            self.server.runs.append("r1")
-            self.reply({"run": {"info": {"run_id": "r1"}}})
-        else:
-            self.reply({})
-
-    def reply(self, content, status=200):
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def server():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as made:
-        made.calls, made.runs, made.experiments = [], [], {}
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
+def uri(tmp_path, monkeypatch):
+    """A store of MLflow runs in a folder: no process, no migration."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return (tmp_path / "mlflow").as_uri()
 
 
-def mlflow(server):
-    return MLflow(f"http://127.0.0.1:{server.server_port}/", "hearts", "abc", {"method": "fedavg"})
+def mlflow(uri):
+    return MLflow(uri, "hearts", "abc", {"method": "fedavg"})
 
 
-def test_mlflow_gets_the_figures_and_a_resumed_run_goes_on_in_the_same_one(server):
-    for _ in range(2):
+@pytest.mark.process  # importing MLflow asks uname for the processor
+def test_mlflow_has_the_figures_and_a_resumed_run_goes_on_in_the_same_one(uri):
+    for entry in (ENTRY, replace(ENTRY, round=3)):
         heard = Heard()
-        with WithLogs(heard, [mlflow(server)]) as observer:
-            observer.round_finished(ENTRY)
+        with WithLogs(heard, [mlflow(uri)]) as observer:
+            observer.round_finished(entry)
         assert heard.warnings == []
-    calls = [call for call, _ in server.calls]
-    assert calls == [
-        *("experiments/create", "runs/search", "runs/create", "runs/log-batch", "runs/update"),
-        *("runs/search", "runs/log-batch", "runs/update"),
-    ]
-    (first, _) = [said for call, said in server.calls if call == "runs/log-batch"]
-    assert first["run_id"] == "r1"
-    assert {m["key"]: (m["value"], m["step"]) for m in first["metrics"]} == {
-        name: (value, 3) for name, value in EXPECTED.items()
-    }
-    assert [said["status"] for call, said in server.calls if call == "runs/update"] == ["FINISHED"] * 2
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("hearts").experiment_id])
+    assert (run.info.run_name, run.info.status, run.data.tags["method"]) == ("abc", "FINISHED", "fedavg")
+    assert run.data.metrics == EXPECTED
+    for name, value in EXPECTED.items():
+        history = client.get_metric_history(run.info.run_id, name)
+        assert sorted((each.step, each.value) for each in history) == [(3, value), (4, value)]
 
 
-def test_logs_change_no_digest(server, tmp_path):
+@pytest.mark.process  # importing MLflow asks uname for the processor
+def test_mlflow_run_that_failed_is_killed(uri):
+    observer = WithLogs(Heard(), [mlflow(uri)]).__enter__()
+    observer.round_finished(ENTRY)
+    observer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("hearts").experiment_id])
+    assert run.info.status == "KILLED"
+
+
+@pytest.mark.process  # importing MLflow asks uname for the processor
+def test_logs_change_no_digest(uri, tmp_path):
     pytest.importorskip("tensorboardX")
     data = load_federation(
         write_federation(tmp_path / "data", ("birch", "cedar"), patients_per_site=2, size=16)
     )
-    run = Run(data, "fedavg", FedAvgConfig(width=2, rounds=2, batch_size=4), RunConfig(seed=1))
+    run = Run(
+        data,
+        "fedavg",
+        FedAvgConfig(width=2, rounds=2, batch_size=4, aggregation="uniform"),
+        RunConfig(seed=1),
+    )
     digests = []
-    for number, logs in enumerate([(), (TensorBoard(tmp_path / "events"), mlflow(server))]):
+    for number, logs in enumerate([(), (TensorBoard(tmp_path / "events"), mlflow(uri))]):
         heard, store = Heard(), Store(tmp_path / f"store-{number}")
         with WithLogs(heard, logs) as observer:
             execute(run, tmp_path / f"run-{number}", workers=0, store=store, observer=observer)
         assert heard.warnings == []
         digests.append({name: store.open(name).digest for name in store.names()})
     assert digests[0] == digests[1] != {}
-    assert "runs/log-batch" in [call for call, _ in server.calls]
     assert any((tmp_path / "events").iterdir())
+    assert any((tmp_path / "mlflow").glob("*/*/metrics/train/loss/*"))
 
 
-def test_server_that_is_gone_is_reported_once_and_the_run_goes_on(server):
-    log = mlflow(server)
-    log._base = "http://127.0.0.1:1/"
+@pytest.mark.process  # importing MLflow asks uname for the processor
+def test_server_that_is_gone_is_reported_once_and_the_run_goes_on():
+    pytest.importorskip("mlflow")
     heard = Heard()
-    with WithLogs(heard, [log]) as observer:
+    with WithLogs(heard, [mlflow("http://127.0.0.1:1/")]) as observer:
         for _ in range(3):
             observer.round_finished(ENTRY)
     assert len(heard.rounds) == 3
@@ -179,6 +155,14 @@ def test_server_that_is_gone_is_reported_once_and_the_run_goes_on(server):
     assert "MLflow gets no more figures" in heard.warnings[0]
 
 
-def test_url_that_is_none_is_rejected():
-    with pytest.raises(ConfigurationError, match="expected an http"):
-        MLflow("file:///tmp/runs", "hearts", "abc", {})
+@pytest.mark.process  # importing MLflow asks uname for the processor
+def test_uri_that_mlflow_does_not_know_is_rejected():
+    pytest.importorskip("mlflow")
+    with pytest.raises(ConfigurationError, match="unsupported URI 'ftp://runs'"):
+        MLflow("ftp://runs", "hearts", "abc", {})
+
+
+def test_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'locum\[mlflow\]'"):
+        MLflow("http://127.0.0.1:1", "hearts", "abc", {})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from personalization.playbook import Practice
-from tests.helpers.training.sites import EMPTY, TASK, context, site_data, slices
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data, slices
 from training.data.segmentation.dataset import SiteData
 from training.playbook import TARGETS, Rotations
 
 
 def measured(data: SiteData) -> dict[str, list[float]]:
     rotations = Rotations(TASK, {}, Practice(()))
-    result = rotations.client_step(context("measure", 0, site="A"), {}, EMPTY, data)
+    result = client_step(rotations, context("measure", 0, site="A"), {}, EMPTY, data)
     return {name: tensor.tolist() for name, tensor in result.uploads[TARGETS.name].items()}
 
 

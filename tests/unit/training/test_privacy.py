@@ -9,8 +9,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tests.helpers.training.sites import TASK
-from training.algorithm import ClientResult, Phase
+from tests.helpers.training.sites import TASK, declared
+from training.algorithm import ClientResult
 from training.config import RunConfig, parse
 from training.engine.egress import SiteSpec, check_plan, check_privacy, let_out, may_take_part
 from training.errors import ConfigurationError, EgressRefused
@@ -93,7 +93,7 @@ def test_privacy_of_weights_beside_another_upload_of_them_without_noise_is_refus
     plan = Scaffold(ScaffoldConfig(), TASK).plan()
     with pytest.raises(ConfigurationError, match=r"leaves beside 'control_change', .* groups that can: none"):
         check_privacy(plan, WEIGHTS)
-    both = [Phase("train", 1, (WEIGHT_GROUP, CONTROL), (WEIGHT_GROUP, CONTROL))]
+    both = [declared("train", 1, (WEIGHT_GROUP, CONTROL), (WEIGHT_GROUP, CONTROL))]
     check_privacy(both, RunPrivacy(groups={"weights": HOW, "control": HOW}))
     with pytest.raises(ConfigurationError, match=r"beside 'control'.* groups that can: control, weights"):
         check_privacy(both, WEIGHTS)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 import torch
 
 from model_store.guard import ReferenceStatistics
-from training.algorithm import ClientResult, Group, Phase, RoundResult, SiteSize, State
+from training.algorithm import (
+    ClientResult,
+    Group,
+    Memory,
+    Phase,
+    RoundResult,
+    ServerStep,
+    SiteSize,
+    State,
+    StepContext,
+)
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
+from training.methods.common.local_training import Aggregation, AnySiteData, weight_of
 
 MOST_BYTES = 2**20
 MOST_SCANS = 2**40
@@ -56,7 +67,6 @@ def _check(state: State, size: SiteSize) -> None:
 
 
 STATISTICS = Group("statistics", "statistics", "collect", essential=False, check=_check)
-DESCRIBE = Phase("describe", 1, (), (STATISTICS,), everyone=True)
 
 
 def describe(data: SiteData | LabelledData, weight: float) -> ClientResult:
@@ -69,6 +79,28 @@ def merge_described(result: RoundResult) -> dict[str, Any]:
     found = [_unpack(state) for state in result.collected.get(STATISTICS.name, {}).values()]
     known = [statistics for statistics in found if statistics is not None]
     return {"statistics": reduce(ReferenceStatistics.merge, known).model_dump(mode="json") if known else None}
+
+
+def keep_described(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
+    """The server step of the phase: its memory with the merged statistics."""
+    return Memory(server.tensors, {**server.facts, **merge_described(result)})
+
+
+def describe_phase(aggregation: Aggregation, server_step: ServerStep = keep_described) -> Phase:
+    """The phase, in which a site announces its weight in means beside its statistics."""
+    client_step = partial(_describe, aggregation=aggregation)
+    return Phase("describe", 1, (), (STATISTICS,), client_step, server_step, everyone=True)
+
+
+def _describe(
+    context: StepContext,  # noqa: ARG001
+    received: Mapping[str, State],  # noqa: ARG001
+    memory: Memory,  # noqa: ARG001
+    data: AnySiteData,
+    *,
+    aggregation: Aggregation,
+) -> ClientResult:
+    return describe(data, weight_of(data, aggregation))
 
 
 def described(facts: Mapping[str, Any]) -> ReferenceStatistics | None:

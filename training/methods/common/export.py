@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from model_store.manifest import NetworkSpec
-from training.algorithm import ClientResult, Group, Memory, ModelDraft, Phase, RoundResult, State
+from training.algorithm import (
+    ClientResult,
+    ClientStep,
+    Group,
+    Memory,
+    ModelDraft,
+    Phase,
+    RoundResult,
+    State,
+    StepContext,
+)
 from training.methods.common.local_training import ValidationScore
 from training.methods.common.state_tree import join, part
 
@@ -11,7 +23,7 @@ PERSONAL = Group("personal", "weights", "collect")
 PERSONAL_SCORE = Group(
     "personal_score", "statistics", "collect", essential=False, check=ValidationScore.check
 )
-EXPORT = Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True)
+EXPORT = "export"
 
 
 def export_personal(model: State, score: ValidationScore, metric: str = "personal_val_dice") -> ClientResult:
@@ -20,8 +32,23 @@ def export_personal(model: State, score: ValidationScore, metric: str = "persona
     return ClientResult(uploads, weight=1.0, metrics=score.metrics(metric))
 
 
-def keep_exported(server: Memory, result: RoundResult) -> Memory:
-    """The server's part: its memory with the models of the sites that delivered one."""
+def export_phase(client_step: ClientStep, expected: Callable[[Memory], Mapping[str, State]]) -> Phase:
+    """The phase. `client_step` gives what `export_personal` gives; `expected` is like an exported model."""
+    return Phase(
+        EXPORT,
+        1,
+        (),
+        (PERSONAL, PERSONAL_SCORE),
+        client_step,
+        keep_exported,
+        expected=expected,
+        consent=True,
+        everyone=True,
+    )
+
+
+def keep_exported(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
+    """The server step: its memory with the models of the sites that delivered one."""
     inside = {f"inside/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()}
     sent = result.collected.get(PERSONAL_SCORE.name, {})
     none = ValidationScore()

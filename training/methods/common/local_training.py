@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from model_store.manifest import NetworkSpec
-from personalization.losses import soft_dice_loss
+from model_store.task import TaskKind
+from personalization.losses import DEFAULTS, LOSSES, Loss
 from personalization.metrics import METRICS, foreground_dice, further_metrics
 from personalization.networks import build, initialise, outline
 from personalization.networks.capabilities import batch_norms, moving_norms, running
@@ -29,8 +29,17 @@ from training.data.segmentation.dataset import SiteData, SliceSet, batches
 TrainingExamples = SliceSet | ImageSet
 AnySiteData = SiteData | LabelledData
 OptimiserName = Literal["adam", "sgd"]
+Aggregation = Literal["sample", "uniform"]
 # Of SGD.
 MOMENTUM = 0.9
+
+
+def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The default loss of the task that has these targets: masks [B, H, W], or classes [B]."""
+    kind: TaskKind = "classification" if targets.ndim == 1 else "segmentation"
+    return LOSSES[DEFAULTS[kind]].function(logits, targets)
+
+
 # () -> scalar: what a method adds to the loss of a batch, of the weights as they are then.
 Penalty = Callable[[], Tensor]
 
@@ -42,7 +51,7 @@ class Schedule:
     With passes there are at least `least_steps` batches. `falls` lets the rate fall by a cosine to nothing
     over these batches; otherwise it stays. `intensity` is the severity of the drawn scanners
     (`personalization.scanner`) that slices go through; 0 for none. `momentum` is of SGD. `weight_decay` is
-    added to the gradient, times the weights.
+    added to the gradient, times the weights. `loss` is of the logits and targets of a batch.
     """
 
     epochs: int = 1
@@ -58,9 +67,10 @@ class Schedule:
     intensity: float = 0.0
     momentum: float = MOMENTUM
     weight_decay: float = 0.0
+    loss: Loss = task_loss
 
 
-def weight_of(data: AnySiteData, aggregation: Literal["sample", "uniform"]) -> float:
+def weight_of(data: AnySiteData, aggregation: Aggregation) -> float:
     """A site's weight in a mean: its number of training images n_k, or 1."""
     return float(len(data.train)) if aggregation == "sample" else 1.0
 
@@ -102,11 +112,6 @@ def state_of(network: nn.Module) -> State:
     }
 
 
-def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Soft Dice for masks [B, H, W], cross-entropy for classes [B]."""
-    return cross_entropy(logits, targets) if targets.ndim == 1 else soft_dice_loss(logits, targets)
-
-
 def train_locally(
     network: nn.Module,
     data: TrainingExamples,
@@ -130,7 +135,7 @@ def train_locally(
         if schedule.falls:
             for group in optimiser.param_groups:
                 group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * done / planned)) / 2
-        total += take_step(network, optimiser, batch, schedule.precision, penalty)
+        total += take_step(network, optimiser, batch, schedule, penalty)
         done += 1
     return total / max(done, 1)
 
@@ -139,7 +144,7 @@ def take_step(
     network: nn.Module,
     optimiser: torch.optim.Optimizer,
     batch: tuple[Tensor, Tensor],
-    precision: Precision,
+    schedule: Schedule,
     penalty: Penalty | None = None,
 ) -> float:
     """One step of the optimiser on a batch of images and targets; returns the loss before it, with the
@@ -147,9 +152,9 @@ def take_step(
     images, targets = batch
     device = next(network.parameters()).device
     optimiser.zero_grad(set_to_none=True)
-    with mixed_precision(precision, device):
+    with mixed_precision(schedule.precision, device):
         logits = network(images.to(device))
-    loss = task_loss(to_float32(logits), targets.to(device))
+    loss = schedule.loss(to_float32(logits), targets.to(device))
     if penalty is not None:
         loss = loss + penalty()
     torch.autograd.backward(loss)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
@@ -41,7 +41,6 @@ from training.methods.common.state_tree import join, part
 SEED = Group("seed", "statistics", "collect")
 MODEL = Group("model", "weights", "collect")
 COUNTS = Group("counts", "statistics", "collect", essential=False, check=ClassCounts.check)
-LOCAL = Phase("local", 1, (SEED,), (MODEL, STATISTICS), everyone=True)
 
 Start = Literal["average", "largest_client", "random"]
 
@@ -85,7 +84,7 @@ class OneShotConfig(NetworkConfig):
         )
 
 
-class OneShot(Algorithm[LabelledData]):
+class OneShot(Algorithm):
     """The phase `local`, of every site."""
 
     def __init__(self, config: OneShotConfig, task: Task) -> None:
@@ -98,19 +97,42 @@ class OneShot(Algorithm[LabelledData]):
         """The seed of the weights that all sites begin with."""
         return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
-        """An upload is a network of the task, or counts of its classes."""
+    def local_phase(self) -> Phase:
+        """The one upload."""
+        return Phase(
+            "local",
+            1,
+            (SEED,),
+            (MODEL, STATISTICS),
+            self.train_once,
+            self.keep_uploads,
+            self.send_seed,
+            self.expect_model,
+            everyone=True,
+        )
+
+    def send_seed(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """The seed, to every site the same."""
+        return {SEED.name: {"seed": server.tensors["seed"]}}
+
+    def expect_model(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """An upload is a network of the task."""
+        return {MODEL.name: shapes_of(self.network)}
+
+    def expect_counts(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """Counts are of the task's classes."""
         none = torch.zeros(self.classes, dtype=torch.float64)
-        found = {MODEL.name: shapes_of(self.network), COUNTS.name: ClassCounts(none, none).state()}
-        return {group.name: found[group.name] for group in phase.uploads if group.name in found}
+        return {COUNTS.name: ClassCounts(none, none).state()}
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
-        """The seed."""
-        return {SEED.name: {"seed": server.tensors["seed"]}} if SEED in phase.downloads else {}
-
-    def train_once(self, context: StepContext, seed: Tensor, data: LabelledData) -> ClientResult:
-        """A site's part of `local`. Its memory has the upload as `own/...`."""
-        start = torch.Generator().manual_seed(int(seed))
+    def train_once(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],
+        memory: Memory,  # noqa: ARG002
+        data: LabelledData,
+    ) -> ClientResult:
+        """Train once. The site's memory has the upload as `own/...`."""
+        start = torch.Generator().manual_seed(int(received[SEED.name]["seed"]))
         if not self.config.common_start:
             start = context.generator("weights")
         network = new_network(self.network, start).to(context.device)
@@ -125,11 +147,10 @@ class OneShot(Algorithm[LabelledData]):
             {"loss": loss, **counts.metrics("local_val_")},
         )
 
-
-def keep_uploads(result: RoundResult) -> Memory:
-    """The server's part of `local`."""
-    models = {f"model/{site}": dict(state) for site, state in result.collected[MODEL.name].items()}
-    return Memory(join(models), {"sites": dict(result.weights), **merge_described(result)})
+    def keep_uploads(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep the uploads by site."""
+        models = {f"model/{site}": dict(state) for site, state in result.collected[MODEL.name].items()}
+        return Memory(join(models), {"sites": dict(result.weights), **merge_described(result)})
 
 
 def uploaded(server: Memory) -> dict[str, State]:

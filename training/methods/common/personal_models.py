@@ -21,15 +21,13 @@ from personalization.state import clone
 from training.algorithm import (
     ClientResult,
     Memory,
-    Phase,
+    Plan,
     Publication,
-    RoundResult,
-    ServerStage,
     State,
     StepContext,
 )
 from training.errors import SiteFailed
-from training.methods.common.export import EXPORT, PERSONAL, export_personal, keep_exported, personal_drafts
+from training.methods.common.export import PERSONAL, export_personal, export_phase, personal_drafts
 from training.methods.common.local_training import (
     AnySiteData,
     ValidationScore,
@@ -52,10 +50,8 @@ class PersonalModels(FedAvg):
         self.published_metric = self.metric
         self.personal_metric = f"personal_{self.metric}"
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+    def expect_whole(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
         """An exported model is a whole network."""
-        if phase.name != EXPORT.name:
-            return super().expected(phase, server)
         return {PERSONAL.name: shapes_of(self.network)}
 
     def choose(self, memory: Memory, model: State, score: ValidationScore) -> Memory:
@@ -66,18 +62,18 @@ class PersonalModels(FedAvg):
         facts = {**memory.facts, _CHOSEN: score.facts()}
         return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, facts)
 
-    def export(self, memory: Memory) -> ClientResult:
-        """The chosen model. Raises SiteFailed at a site that never trained."""
+    def export_step(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,
+        data: AnySiteData,  # noqa: ARG002
+    ) -> ClientResult:
+        """Send the chosen model. Raises SiteFailed at a site that never trained."""
         if _CHOSEN not in memory.facts:
             raise SiteFailed("it has no personal model: it took part in no round of training")
         score = ValidationScore.noted(memory.facts[_CHOSEN])
         return export_personal(part(memory.tensors, _CHOSEN), score, self.personal_metric)
-
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's step; in the export, set the models beside the shared one."""
-        if context.phase == EXPORT.name:
-            return keep_exported(server, result)
-        return super().server_step(context, server, result)
 
 
 @dataclass(frozen=True)
@@ -105,19 +101,15 @@ class FullPersonalFedAvg(PersonalModels):
         """Train from `network`, which holds w_g; it may be changed in place. `memory` has the tensors and
         facts of the last `LocalResult.kept`, and is empty in a site's first round."""
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """FedAvg's plan, and the consented export."""
-        return (*super().plan(), EXPORT)
+        return (*super().plan(), export_phase(self.export_step, self.expect_whole))
 
-    def client_step(
+    def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """FedAvg's step; in training, also train the site's own model."""
-        if context.phase == EXPORT.name:
-            return self.export(memory)
-        if context.phase != "train":
-            return super().client_step(context, received, memory, data)
-        network = network_of(self.network, received[WEIGHTS.name], context.device)
+        """Validate and train w_g as in FedAvg, and the site's own model beside it."""
+        network = self.network_here(context, received[WEIGHTS.name], data)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         found = self.train_both(context, network, memory, data)
         own = network_of(self.network, found.personal, context.device)

@@ -17,9 +17,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from model_store.task import Task
-from training.algorithm import ClientResult, Memory, Phase, Publication, ServerStage, State, StepContext
-from training.methods.common.data_statistics import DESCRIBE, described
-from training.methods.common.export import EXPORT, personal_drafts
+from training.algorithm import (
+    ClientResult,
+    ClientStep,
+    Memory,
+    Phase,
+    Plan,
+    Publication,
+    State,
+    StepContext,
+)
+from training.methods.common.data_statistics import describe_phase, described
+from training.methods.common.export import export_phase, personal_drafts
 from training.methods.common.local_training import AnySiteData, ValidationScore
 from training.methods.common.personal_models import PersonalModels
 from training.methods.common.state_tree import join, part
@@ -69,31 +78,52 @@ class PersonalFedAvg(PersonalModels):
     def is_own(self, name: str) -> bool:
         """Whether a tensor of the network's state stays at its site."""
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """Describe, train, validate the models after the last round, and the consented export."""
         return (
-            DESCRIBE,
-            Phase("train", self.config.rounds, (WEIGHTS,), (WEIGHTS,)),
-            Phase("validate", 1, (WEIGHTS,), (), everyone=True),
-            EXPORT,
+            describe_phase(self.config.aggregation),
+            self.train_phase(),
+            self.validate_phase(),
+            export_phase(self.export_step, self.expect_whole),
         )
+
+    def train_phase(self) -> Phase:
+        """FedAvg's phase, without scores: a site keeps them."""
+        return replace(super().train_phase(), uploads=(WEIGHTS,))
+
+    def validate_phase(self) -> Phase:
+        """FedAvg's phase, without scores: a site keeps them."""
+        return replace(super().validate_phase(), uploads=())
 
     def initial(self, context: StepContext) -> Memory:
         """The shared part of round 0."""
         drawn = part(super().initial(context).tensors, "global")
         return Memory(join({"global": {name: t for name, t in drawn.items() if not self.is_own(name)}}))
 
-    def client_step(
+    def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """FedAvg's step on the whole network, once the site has validated its model."""
-        if context.phase == "describe":
-            return super().client_step(context, received, memory, data)
-        if context.phase == "export":
-            return self.export(memory)
+        """Validate and train the site's whole network."""
+        return self._whole(super().train_step, context, received, memory, data)
+
+    def validate_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Validate the site's whole network."""
+        return self._whole(super().validate_step, context, received, memory, data)
+
+    def _whole(
+        self,
+        step: ClientStep,
+        context: StepContext,
+        received: Mapping[str, State],
+        memory: Memory,
+        data: AnySiteData,
+    ) -> ClientResult:
+        """FedAvg's step on the whole network, which is the one to publish if it is the best so far."""
         own = own_part(memory)
         received = join_own(received, own or self._first(context))
-        result = super().client_step(context, received, memory, data)
+        result = step(context, received, memory, data)
         uploads = dict(result.uploads)
         score = ValidationScore.received(uploads.pop(SCORES.name))
         if own:

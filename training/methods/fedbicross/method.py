@@ -34,6 +34,7 @@ from training.algorithm import (
     Memory,
     ModelDraft,
     Phase,
+    Plan,
     Publication,
     RoundResult,
     ServerStage,
@@ -45,7 +46,7 @@ from training.errors import ConfigurationError, SiteFailed
 from training.methods.common.classifier_training import ClassCounts, counts_from, logits_of, train_classifier
 from training.methods.common.data_statistics import described
 from training.methods.common.local_training import network_of, state_of
-from training.methods.common.one_shot import COUNTS, LOCAL, MODEL, SEED, OneShot, keep_uploads
+from training.methods.common.one_shot import COUNTS, MODEL, OneShot
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
@@ -77,51 +78,61 @@ class FedBiCross(OneShot):
                 ],
             )
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """Train and upload; cluster; synthesise and distil; personalise; export what hospitals agree to."""
+        steps = self.config.epochs * chunks(self.config)
         return (
-            LOCAL,
-            ServerStage("cluster", 1),
-            ServerStage(SYNTHESIS, self.config.epochs * chunks(self.config)),
-            Phase("personalise", 1, (CLUSTER,), (COUNTS,), everyone=True),
-            Phase("export", 1, (), (PERSONAL, PERSONAL_COUNTS), consent=True, everyone=True),
+            self.local_phase(),
+            ServerStage("cluster", 1, self.cluster),
+            ServerStage(SYNTHESIS, steps, self.synthesise),
+            Phase(
+                "personalise",
+                1,
+                (CLUSTER,),
+                (COUNTS,),
+                self.personalise,
+                self.keep_counts,
+                self.send_cluster,
+                self.expect_counts,
+                everyone=True,
+            ),
+            Phase(
+                "export",
+                1,
+                (),
+                (PERSONAL, PERSONAL_COUNTS),
+                self.export,
+                self.keep_exported,
+                expected=self.expect_personal,
+                consent=True,
+                everyone=True,
+            ),
         )
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
-        """Every model is a network of the task, with counts of its classes."""
-        if PERSONAL not in phase.uploads:
-            return super().expected(phase, server)
-        alike = super().expected(replace(phase, uploads=(MODEL, COUNTS)), server)
-        return {PERSONAL.name: alike[MODEL.name], PERSONAL_COUNTS.name: alike[COUNTS.name]}
+    def expect_personal(self, server: Memory) -> Mapping[str, State]:
+        """An exported model is a network of the task, with counts of its classes."""
+        model, counts = self.expect_model(server)[MODEL.name], self.expect_counts(server)[COUNTS.name]
+        return {PERSONAL.name: model, PERSONAL_COUNTS.name: counts}
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """The seed; G_k of the site's cluster. A site without one is sent the first."""
-        if CLUSTER not in phase.downloads:
-            return super().broadcast(phase, server, site)
+    def send_cluster(self, server: Memory, site: str) -> Mapping[str, State]:
+        """G_k of the site's cluster. A site without one is sent the first."""
         return {CLUSTER.name: part(server.tensors, f"cluster/{server.facts['assignment'].get(site, '1')}")}
 
-    def client_step(
+    # ------------------------------------------------------------------ at a site
+
+    def personalise(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
     ) -> ClientResult:
-        """One of the three things a hospital does. Raises SiteFailed without the step before."""
-        if context.phase == "local":
-            return self.train_once(context, received[SEED.name]["seed"], data)
-        if not memory.tensors:
-            raise SiteFailed("it has no model of its own: it dropped out of the phase 'local'")
-        if context.phase == "personalise":
-            return self._personalise(context, received[CLUSTER.name], memory, data)
-        return self._export(memory)
+        """Stage 3, from G_k. The teachers' answers to images that stay as they are, are asked for once.
 
-    def _personalise(
-        self, context: StepContext, cluster: State, memory: Memory, data: LabelledData
-    ) -> ClientResult:
-        """Stage 3, from G_k. The teachers' answers to images that stay as they are, are asked for once."""
+        Raises SiteFailed at a site that did not upload.
+        """
+        cluster, own = received[CLUSTER.name], _own(memory)
         config = self.config
         teacher = network_of(self.network, cluster, context.device)
         counts = ClassCounts.of(teacher, data.val, self.classes)
         images = torch.from_numpy(data.train.images)
         from_cluster = logits_of(teacher, images)
-        own = part(memory.tensors, "own")
         from_own = logits_of(network_of(self.network, own, context.device), images)
 
         def loss(logits: Tensor, _: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
@@ -150,7 +161,15 @@ class FedBiCross(OneShot):
             {**metrics, **counts.metrics("cluster_val_"), **personal.metrics("personal_val_")},
         )
 
-    def _export(self, memory: Memory) -> ClientResult:
+    def export(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,
+        data: LabelledData,  # noqa: ARG002
+    ) -> ClientResult:
+        """Send the personal model. Raises SiteFailed at a site that has none."""
+        _own(memory)
         personal = part(memory.tensors, "personal")
         if not personal:
             raise SiteFailed("it has no personal model: it dropped out of the phase 'personalise'")
@@ -161,13 +180,15 @@ class FedBiCross(OneShot):
             metrics=counts.metrics("personal_val_"),
         )
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep what came, by site."""
-        if context.phase == "local":
-            return keep_uploads(result)
-        if context.phase == "personalise":
-            counts = _as_facts(result.collected.get(COUNTS.name, {}))
-            return Memory(server.tensors, {**server.facts, "counts": counts})
+    # ------------------------------------------------------------------ at the server
+
+    def keep_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep the right answers of the cluster models, by site."""
+        counts = _as_facts(result.collected.get(COUNTS.name, {}))
+        return Memory(server.tensors, {**server.facts, "counts": counts})
+
+    def keep_exported(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep the personal models, by site."""
         personal = {
             f"personal/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()
         }
@@ -175,10 +196,12 @@ class FedBiCross(OneShot):
         facts = {**server.facts, "exported": list(result.weights), "personal_counts": counts}
         return Memory({**server.tensors, **join(personal)}, facts)
 
-    def server_stage(self, context: StepContext, server: Memory) -> Memory:
-        """Stage 1, and Stage 2 a few steps at a time."""
-        if context.phase == "cluster":
-            return cluster_models(self.config, self.network, self.shape, context, server)
+    def cluster(self, context: StepContext, server: Memory) -> Memory:
+        """Stage 1."""
+        return cluster_models(self.config, self.network, self.shape, context, server)
+
+    def synthesise(self, context: StepContext, server: Memory) -> Memory:
+        """Stage 2, a few steps at a time."""
         return synthesise(self.config, self.network, self.shape, self.classes, context, server)
 
     def forecast(self, images: int, sites: int, threads: int) -> Mapping[str, float]:
@@ -234,6 +257,14 @@ class FedBiCross(OneShot):
             },
             exhibits=Memory(exhibits, {"log": facts["log"]}),
         )
+
+
+def _own(memory: Memory) -> State:
+    """The model that a site uploaded. Raises SiteFailed without one."""
+    own = part(memory.tensors, "own")
+    if not own:
+        raise SiteFailed("it has no model of its own: it dropped out of the phase 'local'")
+    return own
 
 
 def _as_facts(counts: Mapping[str, State]) -> dict[str, list[list[float]]]:

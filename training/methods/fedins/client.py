@@ -14,6 +14,7 @@ from torch import Tensor
 
 from personalization.augmentation import Augmentation, transform, transform_images
 from personalization.fedins import InstanceAdaptive, PoolOutput, fedins_loss, random_entries, usage_of
+from personalization.losses import Loss
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
@@ -37,6 +38,7 @@ class PoolTraining:
     routing: PoolPicking = "instance"
     penalty_M: Tensor | None = None
     precision: Precision = "float32"
+    loss: Loss = task_loss
 
 
 def queries_of(network: InstanceAdaptive, data: TrainingExamples, batch_size: int) -> Tensor:
@@ -112,7 +114,9 @@ def train_pool(
             with mixed_precision(training.precision, device):
                 found = routed(network, images, queries, training.routing, generator, training.penalty_M)
             loss = fedins_loss(
-                task_loss(to_float32(found.logits), targets), found.picked.similarities, training.key_weight
+                training.loss(to_float32(found.logits), targets),
+                found.picked.similarities,
+                training.key_weight,
             )
             torch.autograd.backward(loss)
             optimiser.step()

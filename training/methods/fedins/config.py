@@ -13,14 +13,14 @@ from personalization.fedins import InstanceAdaptive, PromptAdaptive
 from personalization.networks import Backbone
 from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
-from training.config import MethodConfig
 from training.errors import ConfigurationError
+from training.methods.common.loss_choice import LossConfig
 from training.methods.fedins.client import Optimiser, PoolPicking
 
 _MISSING = "FedIns adapts a backbone that is already trained"
 
 
-class FedInsConfig(MethodConfig):
+class FedInsConfig(LossConfig):
     """What FedIns takes. The paper has 300 rounds of 10 local epochs by SGD at 0.01, batches of 32."""
 
     backbone: str | None = Field(

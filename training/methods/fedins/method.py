@@ -26,6 +26,8 @@ Stays:   images, masks, classes, queries; the backbone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,9 +44,9 @@ from training.algorithm import (
     Memory,
     ModelDraft,
     Phase,
+    Plan,
     Publication,
     RoundResult,
-    ServerStage,
     SiteSize,
     State,
     StepContext,
@@ -107,7 +109,7 @@ def pool_network(
     panels=(Panel("pool"),),
     network=pool_network,
 )
-class FedIns(Algorithm[AnySiteData]):
+class FedIns(Algorithm):
     """FedIns on a U-Net for a segmentation task, on a ViT for a classification."""
 
     def __init__(self, config: FedInsConfig, task: Task) -> None:
@@ -115,6 +117,7 @@ class FedIns(Algorithm[AnySiteData]):
         self.config = config
         self.classes = len(task.classes)
         self.network = manifest.network
+        self.loss = config.loss_for(task)
         backbone = outline(manifest.network.name, **manifest.network.arguments)
         assert isinstance(backbone, Backbone)  # `find_backbone` takes no other
         self.metric = f"val_{metrics_of(task.kind)[0].name}"
@@ -122,15 +125,43 @@ class FedIns(Algorithm[AnySiteData]):
         knows_task = has_head_for(manifest, task)
         self.starts_at_head = config.head == "backbone" or (config.head == "auto" and knows_task)
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """Describe data and queries once, train, and validate the last pool, which no round has."""
         once = (STATISTICS, QUERIES) if self.centred else (STATISTICS,)
         pool = (WEIGHTS, CENTRE) if self.centred else (WEIGHTS,)
         down = (*pool, USAGE) if self.config.frequency_penalty else pool
         return (
-            Phase("describe", 1, (), once, everyone=True),
-            Phase("train", self.config.rounds, down, (WEIGHTS, SCORES, USAGE)),
-            Phase("validate", 1, pool, (SCORES, USAGE), everyone=True),
+            Phase(
+                "describe",
+                1,
+                (),
+                once,
+                self.describe_step,
+                self.keep_centre,
+                expected=self.expect_queries,
+                everyone=True,
+            ),
+            Phase(
+                "train",
+                self.config.rounds,
+                down,
+                (WEIGHTS, SCORES, USAGE),
+                self.train_step,
+                self.average,
+                partial(self.send, groups=down),
+                self.expect_picks,
+            ),
+            Phase(
+                "validate",
+                1,
+                pool,
+                (SCORES, USAGE),
+                self.validate_step,
+                self.note_last,
+                partial(self.send, groups=pool),
+                self.expect_picks,
+                everyone=True,
+            ),
         )
 
     def initial(self, context: StepContext) -> Memory:
@@ -142,40 +173,73 @@ class FedIns(Algorithm[AnySiteData]):
         pool, centre = _split(network)
         return Memory(join({"global": pool, "fixed": centre}))
 
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+    def send(
+        self,
+        server: Memory,
+        site: str,  # noqa: ARG002
+        *,
+        groups: tuple[Group, ...],
+    ) -> Mapping[str, State]:
         """The pool, the centre, and the picks of the round before; to every site the same."""
-        groups = {
+        found = {
             WEIGHTS.name: part(server.tensors, "global"),
             CENTRE.name: part(server.tensors, "fixed"),
             USAGE.name: part(server.tensors, "usage") or {"picks": torch.zeros(self.config.entries)},
         }
-        return {group.name: groups[group.name] for group in phase.downloads}
+        return {group.name: found[group.name] for group in groups}
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
-        """A sum of queries; picks, which are whole, unlike those that are sent."""
+    def expect_queries(self, server: Memory) -> Mapping[str, State]:
+        """A sum of queries, where they are centred."""
+        if not self.centred:
+            return {}
         total = torch.zeros_like(part(server.tensors, "fixed")["centre"], dtype=torch.float64)
-        found = {
-            QUERIES.name: {"sum": total, "count": torch.zeros(())},
-            USAGE.name: {"picks": torch.zeros(self.config.entries, dtype=torch.int64)},
-        }
-        return {group.name: found[group.name] for group in phase.uploads if group.name in found}
+        return {QUERIES.name: {"sum": total, "count": torch.zeros(())}}
+
+    def expect_picks(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """Picks, which are whole, unlike those that are sent."""
+        return {USAGE.name: {"picks": torch.zeros(self.config.entries, dtype=torch.int64)}}
 
     # ------------------------------------------------------------------ at a site
 
-    def client_step(
+    def describe_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,
+        data: AnySiteData,
+    ) -> ClientResult:
+        """Make the queries; describe the data and, where queries are centred, their sum."""
+        weight = weight_of(data, self.config.aggregation)
+        queries = memory.tensors or self._queries(self._on(context.device), data)
+        uploads = dict(describe(data, weight).uploads)
+        if self.centred:
+            patients, bounds = data.train.patients, context.bounds
+            uploads[QUERIES.name] = summed_queries(queries["train"], patients, bounds, context.noise)
+        return ClientResult(uploads, weight, Memory(queries))
+
+    def validate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """Score the pool that came and count its picks; in training, go on to train from it."""
+        """Score the pool that came and count its picks."""
+        return self._scored(context, received, memory, data)[0]
+
+    def train_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the pool that came and count its picks; then train from it."""
+        scored, network, queries = self._scored(context, received, memory, data)
+        training = self._training(context, received.get(USAGE.name, {}))
+        loss = train_pool(network, data.train, queries["train"], training, context.generator("train"))
+        uploads = {**scored.uploads, WEIGHTS.name: _split(network)[0]}
+        return replace(scored, uploads=uploads, metrics={**scored.metrics, "loss": loss})
+
+    def _scored(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> tuple[ClientResult, InstanceAdaptive, State]:
+        """What a site says of the pool that came, the network with it, and the site's queries."""
         config = self.config
-        weight = weight_of(data, config.aggregation)
         network = self._on(context.device)
         queries = memory.tensors or self._queries(network, data)
-        if context.phase == "describe":
-            uploads = dict(describe(data, weight).uploads)
-            if self.centred:
-                patients, bounds = data.train.patients, context.bounds
-                uploads[QUERIES.name] = summed_queries(queries["train"], patients, bounds, context.noise)
-            return ClientResult(uploads, weight, Memory(queries))
         if not len(data.train):
             raise SiteFailed("expected at least one image to train on, found none")
         # Where there is no centre, the empty pool's zeros stay.
@@ -197,14 +261,10 @@ class FedIns(Algorithm[AnySiteData]):
             "key_entropy": key_entropy(picks),
             "dead_keys": float(unused(picks)),
         }
-        if context.phase == "train":
-            training = self._training(context, received.get(USAGE.name, {}))
-            metrics["loss"] = train_pool(
-                network, data.train, queries["train"], training, context.generator("train")
-            )
-            uploads[WEIGHTS.name] = _split(network)[0]
         # A site that was not there when queries were made keeps them from now on.
-        return ClientResult(uploads, weight, None if memory.tensors else Memory(queries), metrics)
+        kept = None if memory.tensors else Memory(queries)
+        weight = weight_of(data, config.aggregation)
+        return ClientResult(uploads, weight, kept, metrics), network, queries
 
     def _queries(self, network: InstanceAdaptive, data: AnySiteData) -> State:
         train = queries_of(network, data.train, self.config.batch_size)
@@ -228,6 +288,7 @@ class FedIns(Algorithm[AnySiteData]):
             config.routing,
             penalty,
             config.precision,
+            self.loss,
         )
 
     def _on(self, device: torch.device) -> InstanceAdaptive:
@@ -239,13 +300,22 @@ class FedIns(Algorithm[AnySiteData]):
 
     # ------------------------------------------------------------------ at the server
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+    def keep_centre(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep what the sites describe, and the mean query."""
+        fixed = self._centre(server, result.reduced.get(QUERIES.name))
+        tensors = {**server.tensors, **join({"fixed": fixed})}
+        return Memory(tensors, {**server.facts, **merge_described(result), "usage": []})
+
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Average; note scores and picks of the pool that was sent, and keep it if it is the best so far."""
-        if context.phase == "describe":
-            fixed = self._centre(server, result.reduced.get(QUERIES.name))
-            tensors = {**server.tensors, **join({"fixed": fixed})}
-            return Memory(tensors, {**server.facts, **merge_described(result), "usage": []})
-        rounds_done = context.round if context.phase == "train" else self.config.rounds
+        noted = self._noted(server, result, context.round)
+        return Memory({**noted.tensors, **join({"global": result.reduced[WEIGHTS.name]})}, noted.facts)
+
+    def note_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Note scores and picks of the pool of the last round, and keep it if it is the best."""
+        return self._noted(server, result, self.config.rounds)
+
+    def _noted(self, server: Memory, result: RoundResult, rounds_done: int) -> Memory:
         facts = note_scores(server.facts, result, self.metric, rounds_done, self.config.selection)
         picks = result.reduced.get(USAGE.name, {}).get("picks")
         facts["usage"] = [*facts["usage"], _seen(rounds_done, picks)]
@@ -254,8 +324,6 @@ class FedIns(Algorithm[AnySiteData]):
             states["best"] = states["global"]
         if picks is not None:
             states["usage"] = {"picks": picks.float()}
-        if context.phase == "train":
-            states["global"] = dict(result.reduced[WEIGHTS.name])
         return Memory(join(states), facts)
 
     def _centre(self, server: Memory, total: State | None) -> State:

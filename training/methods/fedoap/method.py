@@ -39,17 +39,16 @@ from training.algorithm import (
     Group,
     Memory,
     Phase,
+    Plan,
     Publication,
     RoundResult,
-    ServerStage,
     State,
     StepContext,
 )
 from training.data.segmentation.dataset import SiteData
-from training.methods.common.data_statistics import DESCRIBE, describe, merge_described
-from training.methods.common.export import EXPORT, PERSONAL, keep_exported
+from training.methods.common.data_statistics import describe_phase
+from training.methods.common.export import PERSONAL, export_phase
 from training.methods.common.local_training import (
-    ValidationScore,
     evaluate,
     new_network,
     state_of,
@@ -73,11 +72,11 @@ def attention(network: FedOapUNet, images_NCHW: Tensor) -> Tensor:
 
 
 @register("fedoap", FedOapConfig, panels=(Panel("transmission", after="traffic"),), attention=attention)
-class FedOap(Algorithm[SiteData]):
+class FedOap(Algorithm):
     """FedOAP for a task with one foreground class.
 
-    A method that is made of it changes what a phase does in `client_step`, which phases there are in `plan`,
-    and `network`, which every step builds its networks from.
+    A method that is made of it overrides the steps of a phase, changes which phases there are in `plan`, and
+    `network`, which every step builds its networks from.
     """
 
     def __init__(self, config: FedOapConfig, task: Task) -> None:
@@ -88,17 +87,21 @@ class FedOap(Algorithm[SiteData]):
             name="fedoap", arguments={"in_channels": task.in_channels, **config.network}
         )
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
+    def plan(self) -> Plan:
         """Describe, stage 1, join and validate the last of it, stage 2, and the consented export."""
-        down = (WEIGHTS, BANK) if self.config.bank else (WEIGHTS,)
-        up = (WEIGHTS, TOKENS) if self.config.bank else (WEIGHTS,)
-        tune = Phase("finetune", self.config.fine_tune_rounds, (), (), everyone=True)
+        config = self.config
+        down = (WEIGHTS, BANK) if config.bank else (WEIGHTS,)
+        up = (WEIGHTS, TOKENS) if config.bank else (WEIGHTS,)
+        tune = Phase("finetune", config.fine_tune_rounds, (), (), self.fine_tune_step, everyone=True)
         return (
-            DESCRIBE,
-            Phase("train", self.config.rounds, down, up),
-            Phase("validate", 1, down, (), everyone=True),
+            # Every site counts alike in what is described, whatever `aggregation` says
+            describe_phase("uniform"),
+            Phase(
+                "train", config.rounds, down, up, self.train_step, self.average, self.send, self.expect_tokens
+            ),
+            Phase("validate", 1, down, (), self.validate_step, broadcast=self.send, everyone=True),
             *((tune,) if tune.rounds else ()),
-            EXPORT,
+            export_phase(self.export_step, self.expect_whole),
         )
 
     def initial(self, context: StepContext) -> Memory:
@@ -107,57 +110,37 @@ class FedOap(Algorithm[SiteData]):
         shared, personal = self._split(state)
         return Memory(join({"global": shared, "drawn": personal}), {"exported": {}})
 
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
-        """An exported model is a whole network; tokens are as many as of an image."""
-        if TOKENS in phase.uploads:
-            with torch.device("meta"):
-                network = build(self.network.name, **self.network.arguments)
-                assert isinstance(network, FedOapUNet)
-                found = network.keys_and_values(torch.empty(1, network.in_channels, *self.size))
-            return {TOKENS.name: {name: t[0] for name, t in zip(("key", "value"), found, strict=True)}}
-        whole = {**part(server.tensors, "global"), **part(server.tensors, "drawn")}
-        return {PERSONAL.name: whole} if phase.name == EXPORT.name else {}
-
-    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """gamma, and the other sites' tokens."""
-        if not phase.downloads:
+    def expect_tokens(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """Tokens are as many as of an image."""
+        if not self.config.bank:
             return {}
-        bank = part(server.tensors, "bank")
-        others = {name: tensor for name, tensor in bank.items() if not name.startswith(f"{site}/")}
-        groups = {WEIGHTS.name: part(server.tensors, "global"), BANK.name: others}
-        return {group.name: groups[group.name] for group in phase.downloads}
+        with torch.device("meta"):
+            network = build(self.network.name, **self.network.arguments)
+            assert isinstance(network, FedOapUNet)
+            found = network.keys_and_values(torch.empty(1, network.in_channels, *self.size))
+        return {TOKENS.name: {name: t[0] for name, t in zip(("key", "value"), found, strict=True)}}
+
+    def expect_whole(self, server: Memory) -> Mapping[str, State]:
+        """An exported model is a whole network."""
+        return {PERSONAL.name: {**part(server.tensors, "global"), **part(server.tensors, "drawn")}}
+
+    def send(self, server: Memory, site: str) -> Mapping[str, State]:
+        """gamma, and the other sites' tokens."""
+        sent = {WEIGHTS.name: part(server.tensors, "global")}
+        if self.config.bank:
+            bank = part(server.tensors, "bank")
+            sent[BANK.name] = {name: t for name, t in bank.items() if not name.startswith(f"{site}/")}
+        return sent
 
     # ------------------------------------------------------------------ at a site
 
-    def client_step(
+    def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
-        """The phase's step."""
-        if context.phase == "describe":
-            return describe(data, 1.0)
-        if context.phase == "finetune":
-            return local.fine_tune(self.config, self.network, context, memory, data)
-        if context.phase == "export":
-            return local.export(memory)
-        personal = part(memory.tensors, "personal") or self._start(context, received[WEIGHTS.name])
-        model = {**received[WEIGHTS.name], **personal}
-        bank = received.get(BANK.name, {})
-        network = self._network(context, model, bank)
-        score = evaluate(network, data.val, local.CLASSES, self.config.batch_size)
-        if context.phase == "validate":
-            return local.begin(model, bank, score)
-        return self._train(context, memory, data, network, score)
-
-    def _train(
-        self,
-        context: StepContext,
-        memory: Memory,
-        data: SiteData,
-        network: FedOapUNet,
-        score: ValidationScore,
-    ) -> ClientResult:
-        """A round of stage 1, on a network that was validated before it."""
+        """A round of stage 1, on the network that is validated before it."""
         config = self.config
+        network = self._network(context, self._joined(context, received, memory), received.get(BANK.name, {}))
+        score = evaluate(network, data.val, local.CLASSES, config.batch_size)
 
         def loss(images: Tensor, targets: Tensor) -> Tensor:
             return binary_loss(self.logits(network, images), targets)
@@ -178,6 +161,34 @@ class FedOap(Algorithm[SiteData]):
             {**score.metrics(local.JOINED), "loss": mean},
         )
 
+    def validate_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Join and validate the end of stage 1, with which stage 2 begins."""
+        model, bank = self._joined(context, received, memory), received.get(BANK.name, {})
+        network = self._network(context, model, bank)
+        return local.begin(model, bank, evaluate(network, data.val, local.CLASSES, self.config.batch_size))
+
+    def fine_tune_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,
+        data: SiteData,
+    ) -> ClientResult:
+        """A round of stage 2."""
+        return local.fine_tune(self.config, self.network, context, memory, data)
+
+    def export_step(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],  # noqa: ARG002
+        memory: Memory,
+        data: SiteData,  # noqa: ARG002
+    ) -> ClientResult:
+        """Send the model of stage 2."""
+        return local.export(memory)
+
     def rates(self, round_: int) -> list[float]:
         """The learning rates of a round's steps. A cosine per round never decays over the rounds."""
         config, steps = self.config, self.config.local_steps
@@ -187,6 +198,11 @@ class FedOap(Algorithm[SiteData]):
     def logits(self, network: FedOapUNet, images: Tensor) -> Tensor:
         """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
         return local.logits(self.config, network, images)
+
+    def _joined(self, context: StepContext, received: Mapping[str, State], memory: Memory) -> State:
+        """gamma, joined to the site's rho."""
+        shared = received[WEIGHTS.name]
+        return {**shared, **(part(memory.tensors, "personal") or self._start(context, shared))}
 
     def _start(self, context: StepContext, shared: State) -> State:
         """The personal part of a site that has none yet."""
@@ -201,14 +217,8 @@ class FedOap(Algorithm[SiteData]):
 
     # ------------------------------------------------------------------ at the server
 
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Average, and replace the bank by the round's tokens; keep what was exported."""
-        if context.phase == "describe":
-            return Memory(server.tensors, {**server.facts, **merge_described(result)})
-        if context.phase == "export":
-            return keep_exported(server, result)
-        if context.phase != "train":
-            return server
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Average, and replace the bank by the round's tokens."""
         sent = result.collected.get(TOKENS.name, {})
         states: dict[str, State] = {
             "global": dict(result.reduced[WEIGHTS.name]),

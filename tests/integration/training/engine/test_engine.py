@@ -302,17 +302,17 @@ def test_every_step_in_this_process_has_the_runs_threads_and_the_deterministic_m
             cudnn = torch.backends.cudnn
             seen.append((torch.get_num_threads(), cudnn.benchmark, cudnn.deterministic))
 
-        def client_step(self, *arguments):
+        def train(self, *arguments):
             self.watch()
-            return super().client_step(*arguments)
+            return super().train(*arguments)
 
-        def server_step(self, *arguments):
+        def average(self, *arguments):
             self.watch()
-            return super().server_step(*arguments)
+            return super().average(*arguments)
 
-        def server_stage(self, *arguments):
+        def double(self, *arguments):
             self.watch()
-            return super().server_stage(*arguments)
+            return super().double(*arguments)
 
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)

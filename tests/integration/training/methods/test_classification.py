@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.training.classified_sites import write_volumes
+from tests.helpers.training.sites import client_step
 from training.algorithm import Memory
 from training.config import RunConfig
 from training.data.classification import LabelledData
@@ -107,10 +108,10 @@ def test_fedbicross_with_a_hospital_that_withholds_its_model_is_rejected(federat
 def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, monkeypatch):
     train = FedBiCross.train_once
 
-    def fail_at_fir(method, context, seed, data):
+    def fail_at_fir(method, context, received, memory, data):
         if context.site == "fir":
             raise SiteFailed("its line is down")
-        return train(method, context, seed, data)
+        return train(method, context, received, memory, data)
 
     monkeypatch.setattr(FedBiCross, "train_once", fail_at_fir)
     sites = [s.assigned(dict.fromkeys(s.patients, "train")) for s in federation.sites]
@@ -123,9 +124,9 @@ def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, m
 def test_fedbicross_leaves_out_a_hospital_with_another_network_by_name(federation, tmp_path, monkeypatch):
     train = FedBiCross.train_once
 
-    def train_wider_at_fir(method, context, seed, data):
+    def train_wider_at_fir(method, context, received, memory, data):
         wider = FedBiCross(CONFIG.model_copy(update={"width": 2}), federation.task)
-        return train(wider if context.site == "fir" else method, context, seed, data)
+        return train(wider if context.site == "fir" else method, context, received, memory, data)
 
     monkeypatch.setattr(FedBiCross, "train_once", train_wider_at_fir)
     result = run(federation, tmp_path)
@@ -147,8 +148,8 @@ def test_fedbicross_common_start_gives_every_hospital_the_same_weights(federatio
         uploads = []
         for name in ("elm", "fir"):
             context = environment.context("local", 0, 1, name)
-            received = method.broadcast(method.plan()[0], server, name)
-            uploads.append(method.client_step(context, received, Memory(), data).uploads["model"])
+            received = method.plan()[0].broadcast(server, name)
+            uploads.append(client_step(method, context, received, Memory(), data).uploads["model"])
         assert torch.equal(uploads[0]["conv1.weight"], uploads[1]["conv1.weight"]) == common
 
 

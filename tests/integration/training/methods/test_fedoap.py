@@ -62,13 +62,12 @@ PATTERN, MOMENTS = (struct.pack("<f", value) * 2 for value in (CANARY, MOMENT))
 class Planted(FedOap):
     """FedOAP that fills the personal tensors of every site with canaries before each of its steps."""
 
-    def client_step(self, context, received, memory, data):
-        if context.phase == "train":
-            start = {**self._start(context, received["weights"])}
-            planted = {name: torch.full_like(tensor, CANARY) for name, tensor in start.items()}
-            kept = {n: t for n, t in memory.tensors.items() if not n.startswith("personal/")}
-            memory = replace(memory, tensors={**kept, **join({"personal": planted})})
-        return super().client_step(context, received, memory, data)
+    def train_step(self, context, received, memory, data):
+        start = {**self._start(context, received["weights"])}
+        planted = {name: torch.full_like(tensor, CANARY) for name, tensor in start.items()}
+        kept = {n: t for n, t in memory.tensors.items() if not n.startswith("personal/")}
+        memory = replace(memory, tensors={**kept, **join({"personal": planted})})
+        return super().train_step(context, received, memory, data)
 
 
 def with_planted_moments(*arguments):

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithm import Group, Phase, SiteSize
+from tests.helpers.training.sites import declared
+from training.algorithm import Group, SiteSize
 from training.config import Defence
 from training.engine.defence import bounds, capped, krum, least_uploads, robust_reduction, scaled, update_norm
 from training.engine.reduction import Reducer
@@ -18,7 +19,7 @@ from training.errors import RoundFailed, SiteFailed
 
 WEIGHTS = Group("weights", "weights", "mean")
 TOTAL = Group("total", "statistics", "sum")
-PHASE = Phase("train", 1, (WEIGHTS,), (WEIGHTS, TOTAL))
+PHASE = declared("train", 1, (WEIGHTS,), (WEIGHTS, TOTAL))
 
 
 def state(*values: float, count: int = 1):
@@ -217,7 +218,7 @@ def test_a_robust_reduction_of_a_round_leaves_sums_as_they_are():
 
 def test_group_that_is_not_essential_of_too_few_sites_counts_as_withheld():
     moments = Group("moments", "statistics", "mean", essential=False)
-    reducer = Reducer(Phase("p", 1, (), (WEIGHTS, moments)), Defence(reduction="trimmed-mean"))
+    reducer = Reducer(declared("p", 1, (), (WEIGHTS, moments)), Defence(reduction="trimmed-mean"))
     for site, value in zip("ABC", (1.0, 2.0, 9.0), strict=True):
         sent = {} if site == "C" else {"m": torch.tensor([value])}
         reducer.add(site, {"weights": state(value, value), "moments": sent}, 1.0, {})
@@ -250,7 +251,7 @@ def test_a_check_of_a_group_that_fails_drops_the_site():
         if upload["t"].item() > size.cases:
             raise KeyError("t")
 
-    reducer = Reducer(Phase("p", 1, (), (Group("total", "statistics", "sum", check=check),)))
+    reducer = Reducer(declared("p", 1, (), (Group("total", "statistics", "sum", check=check),)))
     with pytest.raises(SiteFailed, match="site A: group 'total': 't'"):
         reducer.add("A", {"total": {"t": torch.tensor([9.0])}}, 1.0, {}, size=SiteSize(3))
     reducer.add("B", {"total": {"t": torch.tensor([2.0])}}, 1.0, {}, size=SiteSize(3))

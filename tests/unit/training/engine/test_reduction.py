@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.algorithm import Group, Phase
+from tests.helpers.training.sites import declared
+from training.algorithm import Group
 from training.engine.reduction import Reducer
 from training.errors import SiteFailed
 
-PHASE = Phase(
+PHASE = declared(
     "train",
     1,
     (),
@@ -49,7 +50,7 @@ def test_each_reduction_matches_hand_computed_values():
 def test_weighted_mean_of_many_sites_equals_float64():
     values = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)) * 1e3
     weights = [1.0 + index for index in range(50)]
-    reducer = Reducer(Phase("p", 1, (), (Group("weights", "weights"),)))
+    reducer = Reducer(declared("p", 1, (), (Group("weights", "weights"),)))
     for index, weight in enumerate(weights):
         reducer.add(str(index), {"weights": {"w": values[index]}}, weight, {})
     w = torch.tensor(weights, dtype=torch.float64)
@@ -79,7 +80,7 @@ def test_rejected_site_leaves_the_reduction_unchanged(bad, message):
     assert str(with_bad.result()) == str(without.result())
 
 
-EXPORT = Phase(
+EXPORT = declared(
     "export", 1, (), (Group("notes", "statistics", "collect"), Group("personal", "weights", "collect"))
 )
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.stats import kstest
 
+from tests.helpers.training.sites import declared
 from tests.helpers.training.toy_federation import Toy, site
-from training.algorithm import Phase
 from training.engine.client import RunEnvironment
 from training.engine.egress import Outgoing, SiteSpec
 from training.engine.engine import FederationEngine
@@ -20,7 +20,7 @@ from training.errors import RoundFailed, SiteFailed
 from training.methods.fedavg import WEIGHTS
 from training.privacy import Noising, PrivacyDemand, RunPrivacy, epsilon_of
 
-PHASE = Phase("train", 9, (WEIGHTS,), (WEIGHTS,))
+PHASE = declared("train", 9, (WEIGHTS,), (WEIGHTS,))
 RECEIVED = {"w": torch.tensor([1.0, 2.0]), "v": torch.tensor([[0.5]]), "seen": torch.tensor(7)}
 
 

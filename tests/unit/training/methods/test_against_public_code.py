@@ -21,7 +21,7 @@ from personalization.dense import generator_loss
 from personalization.fedbicross.distillation import divergence
 from personalization.networks import registry
 from personalization.networks.capabilities import Traits
-from tests.helpers.training.sites import EMPTY, context
+from tests.helpers.training.sites import EMPTY, client_step, context, server_step
 from training.algorithm import ClientResult, Memory, Phase, RoundResult, State
 from training.data.classification import ImageSet, LabelledData
 from training.methods.common.local_training import Schedule
@@ -133,18 +133,18 @@ def rounds(
     if algorithm.config.aggregation == "uniform":
         weights = dict.fromkeys(SITES, 1.0)
     server = algorithm.initial(context("initial", 0))
-    server = algorithm.server_step(context("describe", 0), server, RoundResult({}, {}, weights, {}))
+    server = server_step(algorithm, context("describe", 0), server, RoundResult({}, {}, weights, {}))
     memories = dict.fromkeys(SITES, EMPTY)
     for round_, names in enumerate(drawn):
         w_g = matrix(part(server.tensors, "global"))
         results = {}
         for site in names:
-            received = algorithm.broadcast(train, server, site)
+            received = train.broadcast(server, site)
             here = context("train", round_, len(drawn), site)
-            results[site] = algorithm.client_step(here, received, memories[site], SITES[site])
+            results[site] = client_step(algorithm, here, received, memories[site], SITES[site])
             memories[site] = results[site].memory or EMPTY
         after = context("train", round_, len(drawn))
-        server = algorithm.server_step(after, server, reduced(results, "weights", *groups))
+        server = server_step(algorithm, after, server, reduced(results, "weights", *groups))
         yield w_g, results, server
 
 
@@ -245,7 +245,7 @@ def server_rounds(algorithm: Callable[[int], FedAvg]) -> Iterator[tuple[Tensor, 
         away = 0.02 / 3**round_ * torch.randn(2, *w_g.shape, generator=draw, dtype=torch.float64)
         mean = (12 * (w_g + away[0]) + 7 * (w_g + away[1])) / 19
         result = RoundResult({"weights": state_of(mean)}, {}, {"A": 12.0, "B": 7.0}, {})
-        server = algorithm(round_).server_step(context("train", round_, 5), server, result)
+        server = server_step(algorithm(round_), context("train", round_, 5), server, result)
         yield w_g, mean - w_g, matrix(part(server.tensors, "global")), server
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from personalization.dense import Generator, generator_loss
 from personalization.networks import build, initialise
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
-from tests.helpers.training.sites import EMPTY, context, result_of
+from tests.helpers.training.sites import EMPTY, client_step, context, result_of, server_stage, server_step
 from training.algorithm import Memory, Phase, ServerStage, State
 from training.errors import TrainingError
 from training.methods.common.state_tree import join, part
@@ -35,14 +35,12 @@ def uploads(algorithm: Dense) -> Memory:
     server = algorithm.initial(context("initial", 0))
     local = algorithm.plan()[0]
     found = {
-        site: algorithm.client_step(
-            context("local", 0, 1, site), algorithm.broadcast(local, server, site), EMPTY, data
-        )
+        site: client_step(algorithm, context("local", 0, 1, site), local.broadcast(server, site), EMPTY, data)
         for site, data in SITES.items()
     }
     assert all(result.memory is None for result in found.values())
     reduced = result_of(found, mean=None, collect=("model", "statistics"))
-    return algorithm.server_step(context("local", 0, 1), server, reduced)
+    return server_step(algorithm, context("local", 0, 1), server, reduced)
 
 
 def loaded(algorithm: Dense, state: State) -> nn.Module:
@@ -57,9 +55,9 @@ def test_an_epoch_is_a_plain_loop(epoch: int) -> None:
     algorithm = Dense(DenseConfig(**SMALL), CORNERS)
     server = uploads(algorithm)
     for before in range(epoch):
-        server = algorithm.server_stage(context("distil", before, 4), server)
+        server = server_stage(algorithm, context("distil", before, 4), server)
     here = context("distil", epoch, 4)
-    after = algorithm.server_stage(here, server)
+    after = server_stage(algorithm, here, server)
 
     members = [loaded(algorithm, part(server.tensors, f"model/{site}")).eval() for site in SITES]
     models = [part(server.tensors, f"model/{site}") for site in SITES]
@@ -112,7 +110,7 @@ def test_after_the_last_epoch_the_server_keeps_the_student_alone() -> None:
     server = uploads(algorithm)
     prefixes = []
     for epoch in range(2):
-        server = algorithm.server_stage(context("distil", epoch, 2), server)
+        server = server_stage(algorithm, context("distil", epoch, 2), server)
         prefixes.append({"/".join(name.split("/")[:2]) for name in server.tensors})
     assert prefixes == [
         {"model/A", "model/B", "stage/generator", "stage/student", "stage/pool"},
@@ -128,7 +126,7 @@ def test_the_student_sees_the_images_of_so_many_epochs(pool: int, kept: int) -> 
     algorithm = Dense(DenseConfig(**{**SMALL, "pool": pool}), CORNERS)
     server, newest = uploads(algorithm), []
     for epoch in range(3):
-        server = algorithm.server_stage(context("distil", epoch, 4), server)
+        server = server_stage(algorithm, context("distil", epoch, 4), server)
         newest.append(server.tensors["stage/pool/images"][-6:])
     assert torch.equal(server.tensors["stage/pool/images"], torch.cat(newest[-kept:]))
 
@@ -140,8 +138,8 @@ def test_a_site_validates_the_student_and_the_counts_add_up() -> None:
     validate = algorithm.plan()[-1]
     assert isinstance(validate, Phase)
     found = {
-        site: algorithm.client_step(
-            context("validate", 0, 1, site), algorithm.broadcast(validate, server, site), EMPTY, data
+        site: client_step(
+            algorithm, context("validate", 0, 1, site), validate.broadcast(server, site), EMPTY, data
         )
         for site, data in SITES.items()
     }
@@ -152,7 +150,7 @@ def test_a_site_validates_the_student_and_the_counts_add_up() -> None:
             answers = network(torch.from_numpy(data.val.images)).argmax(1).numpy()
         right += int((answers == data.val.labels).sum())
     reduced = result_of(found, mean=None, collect=("counts",))
-    publication = algorithm.publication(algorithm.server_step(context("validate", 0, 1), server, reduced))
+    publication = algorithm.publication(server_step(algorithm, context("validate", 0, 1), server, reduced))
     (draft,) = publication.models
     assert (publication.kind, draft.role, draft.site) == ("model", "global", None)
     assert draft.metrics["val_accuracy"] == pytest.approx(right / 6)
@@ -180,7 +178,7 @@ def test_a_student_that_diverges_is_named() -> None:
     for site in SITES:
         server.tensors[f"model/{site}/linear.weight"].mul_(1e38)
     with pytest.raises(TrainingError, match=r"the student diverged .*lower student_rate"):
-        algorithm.server_stage(context("distil", 0, 3), server)
+        server_stage(algorithm, context("distil", 0, 3), server)
 
 
 def test_recipe_paper_has_the_papers_sizes() -> None:

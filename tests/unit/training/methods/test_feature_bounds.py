@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.training.fedoap_federation import CONFIG, DATA, Federation
-from tests.helpers.training.sites import EMPTY, TASK, context, noise, slices
-from training.algorithm import ClientResult, Group, Phase, State
+from tests.helpers.training.sites import EMPTY, TASK, context, declared, noise, slices
+from training.algorithm import ClientResult, Group, State
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.config import RunConfig, parse, read_sections
 from training.data.cases import Federation as Folder
@@ -103,12 +103,12 @@ def entry(root: Path, federal: dict[str, float], own: FeatureBounds, scale: floa
     """
     federation = Federation(CONFIG.model_copy(update=federal))
     phase = federation.phase("train")
-    received = dict(federation.algorithm.broadcast(phase, federation.server, "A"))
+    received = dict(phase.broadcast(federation.server, "A"))
     received["weights"] = {name: (t * scale).to(t.dtype) for name, t in received["weights"].items()}
     where = context("train", 0, site="A")
     site = SiteSpec("A", dict, bounds=own)
     folder = SiteFolder(root, "A")
-    outgoing, _ = run_step(federation.algorithm, phase, where, site, received, EMPTY, DATA["A"], folder)
+    outgoing, _ = run_step(phase, where, site, received, EMPTY, DATA["A"], folder)
     return outgoing.uploads["tokens"]
 
 
@@ -183,12 +183,12 @@ OWN = SiteSpec("A", dict, bounds=FeatureBounds(clip=1.0))
 def test_features_that_no_method_bounds_do_not_leave_a_site_that_has_bounds(
     site: SiteSpec, group: Group, leaves: bool
 ) -> None:
-    phase = Phase("train", 1, (), (group,))
+    phase = declared("train", 1, (), (group,))
     out = let_out(phase, site, ClientResult({group.name: {"x": torch.ones(1)}}, 1.0))
     assert (set(out.uploads), set(out.withheld)) == (
         ({group.name}, set()) if leaves else (set(), {group.name})
     )
-    essential = Phase("train", 1, (), (replace(group, essential=True),))
+    essential = declared("train", 1, (), (replace(group, essential=True),))
     assert may_take_part(essential, site) is leaves
     if not leaves:
         with pytest.raises(EgressRefused, match=r"does not apply the site's bounds|policy refuses"):

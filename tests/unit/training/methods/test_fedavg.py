@@ -11,7 +11,16 @@ import torch
 
 from personalization.losses import soft_dice_loss
 from personalization.networks import build
-from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data, slices
+from tests.helpers.training.sites import (
+    EMPTY,
+    TASK,
+    client_step,
+    context,
+    result_of,
+    server_step,
+    site_data,
+    slices,
+)
 from training.algorithm import Memory, RoundResult, SiteSize
 from training.data.segmentation.dataset import batches
 from training.engine.reduction import Reducer
@@ -40,8 +49,8 @@ def start(config=CONFIG):
 def steps(algorithm, server, round_=0, phase="train"):
     train = next(p for p in algorithm.plan() if p.name == phase)
     return {
-        site: algorithm.client_step(
-            context(phase, round_, site=site), algorithm.broadcast(train, server, site), EMPTY, data
+        site: client_step(
+            algorithm, context(phase, round_, site=site), train.broadcast(server, site), EMPTY, data
         )
         for site, data in SITES.items()
     }
@@ -69,7 +78,7 @@ def test_one_round_equals_the_naive_computation(aggregation):
     reducer = Reducer(algorithm.plan()[1])
     for site, result in steps(algorithm, server).items():
         reducer.add(site, result.uploads, result.weight, result.metrics)
-    after = algorithm.server_step(context("train", 0), server, reducer.result())
+    after = server_step(algorithm, context("train", 0), server, reducer.result())
     start_state = part(server.tensors, "global")
     local = {
         site: plain_training(start_state, data, context("train", 0, site=site).generator("train"))
@@ -121,7 +130,7 @@ def test_the_server_keeps_the_global_model_with_the_best_dice():
         assert scores["C"].tolist() == [0.0, 0.0]
         dice.append(sum(s[0] for s in planted.values()) / 3)
         result = result_of(results, mean="weights", collect=("scores",))
-        server = algorithm.server_step(context("train", round_), server, result)
+        server = server_step(algorithm, context("train", round_), server, result)
     assert server.facts["best"] == {"val_dice": pytest.approx(dice[1]), "round": 1}
     (draft,) = algorithm.publication(server).models
     assert all(torch.equal(draft.weights[name], sent[1][name]) for name in sent[1])
@@ -134,13 +143,13 @@ def test_a_site_that_is_away_counts_with_its_last_score():
     results = steps(algorithm, server)
     results["A"].uploads["scores"]["score"][:] = torch.tensor([1.0, 2.0])
     results["B"].uploads["scores"]["score"][:] = torch.tensor([0.5, 1.0])
-    server = algorithm.server_step(
-        context("train", 0), server, result_of(results, mean="weights", collect=("scores",))
+    server = server_step(
+        algorithm, context("train", 0), server, result_of(results, mean="weights", collect=("scores",))
     )
     only = {"B": results["B"]}
     only["B"].uploads["scores"]["score"][:] = torch.tensor([0.9, 1.0])
-    server = algorithm.server_step(
-        context("train", 1), server, result_of(only, mean="weights", collect=("scores",))
+    server = server_step(
+        algorithm, context("train", 1), server, result_of(only, mean="weights", collect=("scores",))
     )
     assert server.facts["latest"]["val_dice"] == pytest.approx((1.0 + 0.9) / 3)
 
@@ -193,8 +202,8 @@ def test_a_description_that_is_none_is_refused():
 def test_without_any_score_the_last_model_is_published():
     algorithm, server = start()
     results = steps(algorithm, server)
-    server = algorithm.server_step(
-        context("train", 0), server, result_of(results, mean="weights", collect=())
+    server = server_step(
+        algorithm, context("train", 0), server, result_of(results, mean="weights", collect=())
     )
     (draft,) = algorithm.publication(server).models
     last = part(server.tensors, "global")
@@ -205,9 +214,9 @@ def test_without_any_score_the_last_model_is_published():
 def test_the_last_model_on_request():
     algorithm, server = start(CONFIG.model_copy(update={"selection": "last"}))
     result = result_of(steps(algorithm, server), mean="weights", collect=("scores",))
-    server = algorithm.server_step(context("train", 0), server, result)
+    server = server_step(algorithm, context("train", 0), server, result)
     validated = result_of(steps(algorithm, server, 0, "validate"), mean=None, collect=("scores",))
-    after = algorithm.server_step(context("validate", 0), server, validated)
+    after = server_step(algorithm, context("validate", 0), server, validated)
     (draft,) = algorithm.publication(after).models
     last = part(server.tensors, "global")
     assert all(torch.equal(draft.weights[name], last[name]) for name in last)
@@ -229,12 +238,12 @@ def test_the_global_model_takes_the_statistics_of_all_sites_slices(selection):
 
     def run(phase, server, **reduction):
         results = {
-            site: algorithm.client_step(
-                context(phase.name, 0, site=site), algorithm.broadcast(phase, server, site), EMPTY, data
+            site: client_step(
+                algorithm, context(phase.name, 0, site=site), phase.broadcast(server, site), EMPTY, data
             )
             for site, data in sites.items()
         }
-        return algorithm.server_step(context(phase.name, 0), server, result_of(results, **reduction))
+        return server_step(algorithm, context(phase.name, 0), server, result_of(results, **reduction))
 
     estimate, revalidate = algorithm.plan()[-2:]
     after = run(estimate, server, mean="moments", collect=())
@@ -266,7 +275,7 @@ def test_the_global_model_takes_the_statistics_of_all_sites_slices(selection):
 def test_without_statistics_from_any_site_the_running_ones_stay():
     algorithm, server = start(FedAvgConfig(width=2, rounds=1))
     server = Memory(server.tensors, {"best": None, "latest": {"val_dice": None, "round": 0}})
-    after = algorithm.server_step(context("estimate", 0), server, RoundResult({}, {}, {"A": 1.0}, {}))
+    after = server_step(algorithm, context("estimate", 0), server, RoundResult({}, {}, {"A": 1.0}, {}))
     before = part(server.tensors, "global")
     assert all(torch.equal(algorithm.selected(after)[0][name], before[name]) for name in before)
 
@@ -354,7 +363,7 @@ def test_one_image_and_empty_masks_train_to_finite_weights():
     algorithm, server = start()
     received = {"weights": part(server.tensors, "global")}
     for data in (site_data("one", 1, 1, 3), site_data("empty", 4, 2, 4, empty=True)):
-        result = algorithm.client_step(context("train", 0, site=data.site), received, EMPTY, data)
+        result = client_step(algorithm, context("train", 0, site=data.site), received, EMPTY, data)
         assert all(torch.isfinite(tensor).all() for tensor in result.uploads["weights"].values())
     assert result.weight == 4
 

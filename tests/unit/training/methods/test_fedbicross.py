@@ -93,7 +93,7 @@ def stage_3(cluster: State, own: State, data: ImageSet, config: FedBiCrossConfig
 def test_stage_3_is_the_plain_loop(options: dict[str, float]) -> None:
     config = FedBiCrossConfig(width=1, batch_size=4, personal_epochs=2, personal_rate=0.02, **options)
     cluster, own, data = opinionated(1), opinionated(2), hospital()
-    result = FedBiCross(config, task()).client_step(
+    result = FedBiCross(config, task()).personalise(
         context("personalise", 0, 1, "elm"), {"cluster": cluster}, Memory(join({"own": own})), data
     )
     assert result.memory is not None

@@ -16,6 +16,7 @@ from personalization.fedins.lookup import look_up
 from personalization.precision import Precision, mixed_precision
 from tests.helpers.training import sites
 from tests.helpers.training.backbones import PICTURES, publish, unet, vit
+from tests.helpers.training.sites import client_step, server_step
 from training.algorithm import Memory, RoundResult
 from training.bounds import FeatureBounds
 from training.data.classification import ImageSet, LabelledData
@@ -71,12 +72,12 @@ def step(method, server, data, memories, phase, round_):
     reducer, results = Reducer(planned), {}
     for name in data:
         context = sites.context(phase, round_, planned.rounds, name)
-        received = method.broadcast(planned, server, name)
-        results[name] = method.client_step(context, received, memories[name], data[name])
-        sent = {**received, **method.expected(planned, server)}
+        received = planned.broadcast(server, name)
+        results[name] = client_step(method, context, received, memories[name], data[name])
+        sent = {**received, **planned.expected(server)}
         reducer.add(name, results[name].uploads, results[name].weight, results[name].metrics, sent=sent)
     context = sites.context(phase, round_, planned.rounds)
-    return method.server_step(context, server, reducer.result()), results
+    return server_step(method, context, server, reducer.result()), results
 
 
 def test_a_run_of_both_kinds_learns_and_publishes_what_was_best(store):
@@ -181,7 +182,7 @@ def test_all_sites_start_from_one_draw_and_queries_are_made_once(store, monkeypa
     server, memories = started(method, data)
     assert sum(asked) == 6 + 2 + 2 + 2
     train = method.plan()[1]
-    assert method.broadcast(train, server, "a") == method.broadcast(train, server, "b")
+    assert train.broadcast(server, "a") == train.broadcast(server, "b")
     first = method.initial(sites.context("initial", 0, 1)).tensors
     assert all(torch.equal(first[name], server.tensors[name]) for name in first if name.startswith("global"))
     for round_ in range(2):
@@ -246,11 +247,9 @@ def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(
             context = sites.context("describe", 0, 1, name)
             own = SiteSpec(name, dict, bounds=FeatureBounds(minimum_images=minimum))
             folder = SiteFolder(tmp_path, name)
-            out, memories[name] = run_step(
-                method, method.plan()[0], context, own, {}, Memory(), data[name], folder
-            )
+            out, memories[name] = run_step(method.plan()[0], context, own, {}, Memory(), data[name], folder)
             reducer.add(name, out.uploads, out.weight, out.metrics)
-        server = method.server_step(sites.context("describe", 0, 1), server, reducer.result())
+        server = server_step(method, sites.context("describe", 0, 1), server, reducer.result())
         means = [memories[name].tensors["train"] for name in heard]
         expected = torch.cat(means).mean(0) if means else torch.zeros(32)
         torch.testing.assert_close(server.tensors["fixed/centre"], expected)
@@ -269,13 +268,13 @@ def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(
 def test_queries_and_picks_that_no_site_can_have_are_rejected(store, monkeypatch, phase, bad):
     data, method = {"a": sites.site_data("a", 6, 2, 0)}, method_of(store)
     server, memories = started(method, data)
-    make = method.client_step
+    make = sites.phase_of(method, phase).client_step
 
     def lying(*arguments):
         found = make(*arguments)
         return replace(found, uploads={**found.uploads, **bad})
 
-    monkeypatch.setattr(method, "client_step", lying)
+    monkeypatch.setattr(method, make.__name__, lying)
     with pytest.raises(SiteFailed, match=f"group '{next(iter(bad))}'"):
         step(method, server, data, memories, phase, 0)
 
@@ -284,12 +283,12 @@ def test_where_no_site_lets_statistics_out_there_is_no_centre_and_no_usage(store
     method = method_of(store)
     server = method.initial(sites.context("initial", 0, 1))
     silent = RoundResult({}, {}, {"a": 1.0}, {})
-    server = method.server_step(sites.context("describe", 0, 1), server, silent)
+    server = server_step(method, sites.context("describe", 0, 1), server, silent)
     weights = part(server.tensors, "global")
-    server = method.server_step(
-        sites.context("train", 0, 2), server, replace(silent, reduced={"weights": weights})
+    server = server_step(
+        method, sites.context("train", 0, 2), server, replace(silent, reduced={"weights": weights})
     )
-    server = method.server_step(sites.context("validate", 0, 1), server, silent)
+    server = server_step(method, sites.context("validate", 0, 1), server, silent)
     publication = method.publication(server)
     assert publication.composite["usage"] is None
     assert publication.models[0].metrics == {}
@@ -345,9 +344,9 @@ def test_one_image_and_a_missing_class_train_and_no_image_is_a_failure(store):
     server, memories = started(method, data)
     server, results = step(method, server, data, memories, "train", 0)
     assert all(np.isfinite(result.metrics["loss"]) for result in results.values())
-    received = method.broadcast(method.plan()[1], server, "none")
+    received = method.plan()[1].broadcast(server, "none")
     with pytest.raises(SiteFailed, match="at least one image to train on"):
-        method.client_step(sites.context("train", 0, 2, "none"), received, Memory(), labelled("none", []))
+        client_step(method, sites.context("train", 0, 2, "none"), received, Memory(), labelled("none", []))
 
 
 def test_a_site_that_comes_late_makes_its_queries_then(store):

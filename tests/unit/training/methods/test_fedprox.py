@@ -8,7 +8,7 @@ import torch
 from model_store.task import Task
 from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
-from tests.helpers.training.sites import EMPTY, TASK, context, site_data
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
 from training.methods.common.local_training import AnySiteData, task_loss
 from training.methods.common.state_tree import part
 from training.methods.fedavg import FedAvg, FedAvgConfig
@@ -30,7 +30,7 @@ def received(algorithm: FedAvg) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def sent(algorithm: FedAvg, data: AnySiteData) -> dict[str, torch.Tensor]:
-    result = algorithm.client_step(context("train", 0, site="A"), received(algorithm), EMPTY, data)
+    result = client_step(algorithm, context("train", 0, site="A"), received(algorithm), EMPTY, data)
     return dict(result.uploads["weights"])
 
 

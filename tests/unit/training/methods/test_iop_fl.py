@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import Memory, RoundResult, SiteSize
 from training.errors import SiteFailed
 from training.methods import iop_fl
@@ -22,12 +22,12 @@ DATA = site_data("A", 5, 4, 0)
 
 
 def personalise(algorithm, state, memory=EMPTY, data=DATA):
-    return algorithm.client_step(context("personalise", 0, site="A"), {"weights": state}, memory, data)
+    return client_step(algorithm, context("personalise", 0, site="A"), {"weights": state}, memory, data)
 
 
 def export(algorithm, memory, share=0.0):
     received = {"share": {"share": torch.tensor(share)}}
-    return algorithm.client_step(context("export", 0, site="A"), received, memory, DATA)
+    return client_step(algorithm, context("export", 0, site="A"), received, memory, DATA)
 
 
 def start(config=CONFIG):
@@ -36,7 +36,7 @@ def start(config=CONFIG):
 
 
 def train(algorithm, state, memory, round_):
-    return algorithm.client_step(context("train", round_, site="A"), {"weights": state}, memory, DATA)
+    return client_step(algorithm, context("train", round_, site="A"), {"weights": state}, memory, DATA)
 
 
 def test_the_personal_model_is_the_moving_average_of_the_local_ones():
@@ -66,8 +66,8 @@ def test_the_federation_is_fedavg():
     """P_k never feeds back: what a site uploads is bit for bit what FedAvg's does."""
     algorithm, server = start()
     received = {"weights": part(server.tensors, "global")}
-    plain = FedAvg(CONFIG, TASK).client_step(context("train", 0, site="A"), received, EMPTY, DATA)
-    personal = algorithm.client_step(context("train", 0, site="A"), received, EMPTY, DATA)
+    plain = client_step(FedAvg(CONFIG, TASK), context("train", 0, site="A"), received, EMPTY, DATA)
+    personal = client_step(algorithm, context("train", 0, site="A"), received, EMPTY, DATA)
     assert plain.uploads.keys() == personal.uploads.keys()
     for name, tensor in plain.uploads["weights"].items():
         assert torch.equal(tensor, personal.uploads["weights"][name])
@@ -162,7 +162,7 @@ def test_a_site_that_gains_nothing_publishes_no_model_and_says_so(monkeypatch):
     assert uploads["personal"] == {}
     server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
     groups = {"comparison": {"A": uploads["comparison"]}}
-    after = algorithm.server_step(context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
+    after = server_step(algorithm, context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
     publication = algorithm.publication(after)
     assert [draft.role for draft in publication.models] == ["global"]
     assert publication.details["personal"]["A"]["share"] == 0.0
@@ -173,7 +173,7 @@ def test_the_published_global_model_is_where_personal_ones_start():
     best = {name: tensor + 1 for name, tensor in part(server.tensors, "global").items()}
     server = Memory({**server.tensors, **join({"best": best})}, {"best": {"val_dice": 0.5, "round": 2}})
     phases = {phase.name: phase for phase in algorithm.plan()}
-    sent = algorithm.broadcast(phases["personalise"], server, "A")["weights"]
+    sent = phases["personalise"].broadcast(server, "A")["weights"]
     assert all(torch.equal(sent[name], tensor) for name, tensor in best.items())
 
 
@@ -234,7 +234,7 @@ def test_a_patient_that_was_trained_on_neither_chooses_the_share_nor_compares(mo
     assert comparison["share"].tolist() == [0.5, 1.0]
     server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
     groups = {name: {"A": exported.uploads[name]} for name in ("personal", "comparison")}
-    after = algorithm.server_step(context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
+    after = server_step(algorithm, context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
     publication = algorithm.publication(after)
     assert publication.details["personal"]["A"]["val_dice"] is None
     assert [draft.metrics for draft in publication.models if draft.site == "A"] == [{}]
@@ -244,9 +244,9 @@ def test_the_federation_s_share_is_that_of_all_patients(monkeypatch):
     algorithm, state = interpolating(monkeypatch, 0.75)
     server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
     result = RoundResult({"changes": {"changes": torch.zeros(5, 3)}}, {}, {"A": 1.0}, {})
-    after = algorithm.server_step(context("personalise", 0), server, result)
+    after = server_step(algorithm, context("personalise", 0), server, result)
     phases = {phase.name: phase for phase in algorithm.plan()}
-    assert algorithm.broadcast(phases["export"], after, "A")["share"]["share"].item() == 0.75
+    assert phases["export"].broadcast(after, "A")["share"]["share"].item() == 0.75
 
 
 def test_own_statistics_are_those_of_the_sites_slices_and_leave_the_average_alone():
@@ -279,7 +279,7 @@ def test_a_site_without_a_personal_model_says_so():
 def trained(algorithm, server):
     results = {"A": train(algorithm, part(server.tensors, "global"), EMPTY, 0)}
     result = result_of(results, mean="weights", collect=("scores",))
-    return results["A"].memory, algorithm.server_step(context("train", 0), server, result)
+    return results["A"].memory, server_step(algorithm, context("train", 0), server, result)
 
 
 def test_what_is_published_with_and_without_consent():
@@ -291,7 +291,7 @@ def test_what_is_published_with_and_without_consent():
     found = personalise(algorithm, part(server.tensors, "global"), memory)
     exported = export(algorithm, found.memory)
     groups = {name: {"A": state} for name, state in exported.uploads.items()}
-    server = algorithm.server_step(context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
+    server = server_step(algorithm, context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
     space = algorithm.publication(server)
     assert space.kind == "routing-space"
     assert [(draft.role, draft.site) for draft in space.models] == [("global", None), ("inside", "A")]

@@ -11,7 +11,7 @@ from torch import nn
 from model_store.task import Task
 from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
-from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import ClientResult, Memory, RoundResult, State
 from training.data.segmentation.dataset import batches
 from training.errors import SiteFailed
@@ -61,7 +61,7 @@ def train(
     algorithm: PersonalFedAvg, shared: State, memory: Memory, round_: int = 0, data: AnySiteData = DATA
 ) -> ClientResult:
     where = context("train", round_, site="A")
-    return algorithm.client_step(where, {"weights": shared}, memory, data)
+    return client_step(algorithm, where, {"weights": shared}, memory, data)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -98,7 +98,7 @@ def test_a_site_goes_on_with_its_own_part_and_the_others_average(
     average = {name: tensor + 0.125 for name, tensor in first.uploads["weights"].items()}
     joined = {**average, **part(first.memory.tensors, "kept")}
     where = context("validate", 0, site="A")
-    validated = algorithm.client_step(where, {"weights": average}, first.memory, data)
+    validated = client_step(algorithm, where, {"weights": average}, first.memory, data)
     chosen = part(validated.memory.tensors, "chosen")
     assert chosen.keys() == joined.keys()
     assert all(torch.equal(chosen[name], tensor) for name, tensor in joined.items())
@@ -110,7 +110,7 @@ def test_a_site_goes_on_with_its_own_part_and_the_others_average(
     if method is not FedRep:
         second = train(algorithm, average, first.memory, 1, data)
         plain = FedAvg(CONFIG, TASKS[kind][0])
-        fedavg = plain.client_step(context("train", 1, site="A"), {"weights": joined}, EMPTY, data)
+        fedavg = client_step(plain, context("train", 1, site="A"), {"weights": joined}, EMPTY, data)
         after = {**second.uploads["weights"], **part(second.memory.tensors, "kept")}
         for name, tensor in fedavg.uploads["weights"].items():
             assert torch.equal(after[name], tensor), name
@@ -174,7 +174,7 @@ def after_rounds(algorithm: PersonalFedAvg, dices: list[float | None]) -> Memory
 def test_the_published_model_is_the_best_of_its_site(selection: str, dices: list, chosen: int) -> None:
     algorithm, _ = begin(FedPer, CONFIG.model_copy(update={"selection": selection}))
     memory = after_rounds(algorithm, dices)
-    result = algorithm.client_step(context("export", 0, site="A"), {}, memory, DATA)
+    result = client_step(algorithm, context("export", 0, site="A"), {}, memory, DATA)
     assert result.uploads["personal"]["w"].tolist() == [chosen, chosen]
     dice = dices[chosen - 1]
     score = (0.0, 0.0) if dice is None else (pytest.approx(2 * dice), 2.0)
@@ -184,12 +184,12 @@ def test_the_published_model_is_the_best_of_its_site(selection: str, dices: list
 def test_a_model_with_an_untrained_part_is_not_published() -> None:
     algorithm, shared = begin(FedPer)
     where = context("validate", 0, site="A")
-    idle = algorithm.client_step(where, {"weights": shared}, EMPTY, DATA).memory or EMPTY
+    idle = client_step(algorithm, where, {"weights": shared}, EMPTY, DATA).memory or EMPTY
     assert idle == EMPTY
     first = train(algorithm, shared, EMPTY)
     assert "chosen" not in first.memory.facts
     with pytest.raises(SiteFailed, match="no personal model: it took part in no round"):
-        algorithm.client_step(context("export", 0, site="A"), {}, idle, DATA)
+        client_step(algorithm, context("export", 0, site="A"), {}, idle, DATA)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -209,12 +209,12 @@ def test_the_server_averages_what_is_shared_and_publishes_what_was_exported() ->
     algorithm, shared = begin(FedPer)
     sites = {"A": DATA, "B": site_data("B", 2, 2, 10)}
     results = {
-        site: algorithm.client_step(context("train", 0, site=site), {"weights": shared}, EMPTY, data)
+        site: client_step(algorithm, context("train", 0, site=site), {"weights": shared}, EMPTY, data)
         for site, data in sites.items()
     }
     server = Memory(join({"global": shared}))
-    server = algorithm.server_step(
-        context("train", 0), server, result_of(results, mean="weights", collect=())
+    server = server_step(
+        algorithm, context("train", 0), server, result_of(results, mean="weights", collect=())
     )
     after = part(server.tensors, "global")
     sent = {site: result.uploads["weights"] for site, result in results.items()}
@@ -223,12 +223,12 @@ def test_the_server_averages_what_is_shared_and_publishes_what_was_exported() ->
             expected = 0.75 * sent["A"][name].double() + 0.25 * sent["B"][name].double()
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)
     assert algorithm.publication(server).models == ()
-    validated = algorithm.client_step(
-        context("validate", 0, site="A"), {"weights": after}, results["A"].memory, DATA
+    validated = client_step(
+        algorithm, context("validate", 0, site="A"), {"weights": after}, results["A"].memory, DATA
     )
-    exported = algorithm.client_step(context("export", 0, site="A"), {}, validated.memory, DATA)
+    exported = client_step(algorithm, context("export", 0, site="A"), {}, validated.memory, DATA)
     groups = {name: {"A": state} for name, state in exported.uploads.items()}
-    server = algorithm.server_step(context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
+    server = server_step(algorithm, context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
     publication = algorithm.publication(server)
     assert publication.kind == "personal-models"
     (draft,) = publication.models

@@ -12,7 +12,7 @@ from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
 from personalization.networks import build, initialise
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
-from tests.helpers.training.sites import TASK, context, site_data
+from tests.helpers.training.sites import TASK, client_step, context, server_stage, server_step, site_data
 from training.algorithm import Phase, RoundResult
 from training.data.segmentation.dataset import SliceSet
 from training.engine.client import RunEnvironment
@@ -111,14 +111,14 @@ def test_centralised_takes_the_steps_of_all_sites_together() -> None:
     pool = next(step for step in algorithm.plan() if isinstance(step, Phase) and step.name == "pool")
     assert [group.kind for group in pool.uploads] == ["images"]
     sent = {
-        site: algorithm.client_step(context("pool", 0, site=site), {}, server, own).uploads["images"]
+        site: client_step(algorithm, context("pool", 0, site=site), {}, server, own).uploads["images"]
         for site, own in data.items()
     }
     assert set(sent["A"]) == {"images", "answers"}
-    server = algorithm.server_step(
-        context("pool", 0), server, RoundResult({}, {"images": sent}, {"A": 6.0, "B": 6.0}, {})
+    server = server_step(
+        algorithm, context("pool", 0), server, RoundResult({}, {"images": sent}, {"A": 6.0, "B": 6.0}, {})
     )
-    after = algorithm.server_stage(context("train", 0, 2), server)
+    after = server_stage(algorithm, context("train", 0, 2), server)
     batches = "global/encoder1.enc1_bn1.num_batches_tracked"
     assert int(after.tensors[batches]) - int(server.tensors[batches]) == 6
 

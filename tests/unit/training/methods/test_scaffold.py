@@ -9,7 +9,7 @@ import torch
 from model_store.task import Task
 from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
-from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import RoundResult
 from training.methods.common.local_training import AnySiteData, parameter_names, task_loss
 from training.methods.common.state_tree import part
@@ -38,13 +38,13 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, AnySiteDa
     memories = dict.fromkeys(sites, EMPTY)
     weights = {site: float(len(data.train)) for site, data in sites.items()}
     described = RoundResult({}, {}, weights, {})
-    server = algorithm.server_step(context("describe", 0), server, described)
+    server = server_step(algorithm, context("describe", 0), server, described)
     for round_, drawn in enumerate(DRAWN):
         found, uploads, changes = {}, {}, {}
         for site in drawn:
             here = context("train", round_, site=site)
-            received = algorithm.broadcast(train, server, site)
-            found[site] = algorithm.client_step(here, received, memories[site], sites[site])
+            received = train.broadcast(server, site)
+            found[site] = client_step(algorithm, here, received, memories[site], sites[site])
             memories[site] = found[site].memory
             data = sites[site].train
             network = build(algorithm.network.name, **algorithm.network.arguments)
@@ -67,7 +67,7 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, AnySiteDa
         reduced = result_of(found, mean="weights", collect=("scores",))
         controls = result_of(found, mean="control_change", collect=())
         both = RoundResult({**reduced.reduced, **controls.reduced}, reduced.collected, reduced.weights, {})
-        server = algorithm.server_step(context("train", round_), server, both)
+        server = server_step(algorithm, context("train", round_), server, both)
         n = sum(weights[site] for site in drawn)
         w_g = {
             name: sum(uploads[site][name] * (weights[site] / n) for site in drawn)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.helpers.training.sites import EMPTY, TASK, context, site_data
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, server_step, site_data
 from training.algorithm import RoundResult, State
 from training.errors import TrainingError
 from training.methods.common.local_training import evaluate, network_of
@@ -45,7 +45,7 @@ def run(algorithm: FedAvg, rounds: int = 3) -> tuple[list[State], list[State]]:
     found = [part(server.tensors, "global")]
     for round_, average in enumerate(sent):
         result = RoundResult({"weights": average}, {}, {"A": 1.0}, {})
-        server = algorithm.server_step(context("train", round_, rounds), server, result)
+        server = server_step(algorithm, context("train", round_, rounds), server, result)
         found.append(part(server.tensors, "global"))
     return sent, found
 
@@ -102,13 +102,13 @@ def test_moments_stay_at_the_server_and_end_with_training(name: str) -> None:
     algorithm = built(name)
     server = algorithm.initial(context("initial", 0))
     average = averages(part(server.tensors, "global"), 1)[0]
-    trained = algorithm.server_step(
-        context("train", 0, 1), server, RoundResult({"weights": average}, {}, {"A": 1.0}, {})
+    trained = server_step(
+        algorithm, context("train", 0, 1), server, RoundResult({"weights": average}, {}, {"A": 1.0}, {})
     )
     assert part(trained.tensors, "server")
     phase = next(step for step in algorithm.plan() if step.name == "train")
-    assert algorithm.broadcast(phase, trained, "A")["weights"].keys() == average.keys()
-    after = algorithm.server_step(context("validate", 0, 1), trained, RoundResult({}, {}, {"A": 1.0}, {}))
+    assert phase.broadcast(trained, "A")["weights"].keys() == average.keys()
+    after = server_step(algorithm, context("validate", 0, 1), trained, RoundResult({}, {}, {"A": 1.0}, {}))
     assert not part(after.tensors, "server")
 
 
@@ -117,7 +117,7 @@ def test_a_site_validates_with_statistics_of_its_own_slices() -> None:
     weights = part(algorithm.initial(context("initial", 0)).tensors, "global")
     stale = {name: t + 50 if name.endswith("running_mean") else t for name, t in weights.items()}
     found = [
-        algorithm.client_step(context("validate", 0, site="A"), {"weights": sent}, EMPTY, data).uploads[
+        client_step(algorithm, context("validate", 0, site="A"), {"weights": sent}, EMPTY, data).uploads[
             "scores"
         ]
         for sent in (weights, stale)
@@ -137,7 +137,7 @@ def test_without_statistics_of_any_site_the_estimate_is_refused() -> None:
     algorithm = built("fedyogi")
     server = algorithm.initial(context("initial", 0))
     with pytest.raises(TrainingError, match=r"no site sent batch-norm statistics.*let `statistics` leave"):
-        algorithm.server_step(context("estimate", 0, 1), server, RoundResult({}, {}, {"A": 1.0}, {}))
+        server_step(algorithm, context("estimate", 0, 1), server, RoundResult({}, {}, {"A": 1.0}, {}))
 
 
 def test_averaged_statistics_are_refused() -> None:

@@ -12,16 +12,16 @@ from model_store.appearance import DESCRIPTORS, describe
 from model_store.guard import ReferenceStatistics, ScanSummary
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.fedoap_federation import DATA, Federation
-from tests.helpers.training.sites import EMPTY, TASK, context, site_data
-from training.algorithm import Algorithm, Phase, SiteSize, State
+from tests.helpers.training.sites import EMPTY, TASK, client_step, context, declared, site_data
+from training.algorithm import Algorithm, SiteSize, State
 from training.config import Defence
 from training.engine.reduction import Reducer
 from training.errors import SiteFailed
 from training.methods.common.classifier_training import ClassCounts
 from training.methods.common.data_statistics import (
-    DESCRIBE,
     MOST_DESCRIPTOR,
     STATISTICS,
+    describe_phase,
     described,
     merge_described,
 )
@@ -39,7 +39,7 @@ COUNTS = ClassCounts(torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 1.0])
 def rejects(algorithm: Algorithm, server, phase: str, good: dict[str, State], group: str, bad: State) -> str:
     """Reduce a good upload, and one with a bad group; returns why the second one is rejected."""
     (planned,) = (p for p in algorithm.plan() if p.name == phase)
-    sent = {**algorithm.broadcast(planned, server, "A"), **algorithm.expected(planned, server)}
+    sent = {**planned.broadcast(server, "A"), **planned.expected(server)}
     reducer = Reducer(planned, Defence(most_norm=2.0))
     reducer.add("A", good, 1.0, {}, sent=sent, size=SIZE)
     with pytest.raises(SiteFailed) as error:
@@ -62,9 +62,9 @@ def test_moments_of_another_network_are_rejected(change: State) -> None:
     server = algorithm.initial(context("initial", 0))
     server.facts.update(latest={"round": 1})
     (planned,) = (p for p in algorithm.plan() if p.name == "estimate")
-    received = algorithm.broadcast(planned, server, "A")
-    found = algorithm.client_step(
-        context("estimate", 0, site="A"), received, EMPTY, site_data("A", 4, 2, 0)
+    received = planned.broadcast(server, "A")
+    found = client_step(
+        algorithm, context("estimate", 0, site="A"), received, EMPTY, site_data("A", 4, 2, 0)
     ).uploads
     assert "group 'moments'" in rejects(
         algorithm, server, "estimate", found, "moments", {**found["moments"], **change}
@@ -111,9 +111,9 @@ def test_counts_of_a_site_without_validation_images_are_accepted() -> None:
 @pytest.mark.parametrize("name", ["key", "value"])
 def test_tokens_of_another_shape_are_rejected(name: str) -> None:
     federation = Federation()
-    received = federation.algorithm.broadcast(federation.phase("train"), federation.server, "A")
+    received = federation.phase("train").broadcast(federation.server, "A")
     where = context("train", 0, site="A")
-    good = federation.algorithm.client_step(where, received, EMPTY, DATA["A"]).uploads
+    good = client_step(federation.algorithm, where, received, EMPTY, DATA["A"]).uploads
     assert good["tokens"].keys() == {"key", "value"}
     for bad in (torch.ones(1, 1), good["tokens"][name][:1], good["tokens"][name].double()):
         said = rejects(
@@ -161,7 +161,7 @@ def statistics(**changes: object) -> State:
     ],
 )
 def test_statistics_that_no_site_can_have_drop_the_site_and_the_others_stand(lie: State, why: str) -> None:
-    reducer = Reducer(DESCRIBE)
+    reducer = Reducer(describe_phase("sample"))
     reducer.add("A", {STATISTICS.name: statistics()}, 1.0, {}, size=SIZE)
     with pytest.raises(SiteFailed, match=f"site B: group 'statistics': .*{why}"):
         reducer.add("B", {STATISTICS.name: lie}, 1.0, {}, size=SIZE)
@@ -190,7 +190,7 @@ def test_descriptors_of_extreme_slices_are_within_the_limit(bright: int, sign: i
 
 
 def test_picks_of_which_the_sum_overflows_drop_the_site_and_the_others_stand() -> None:
-    reducer = Reducer(Phase("validate", 1, (), (USAGE,)))
+    reducer = Reducer(declared("validate", 1, (), (USAGE,)))
     sent = {USAGE.name: {"picks": torch.zeros(3, dtype=torch.int64)}}
     reducer.add("A", {USAGE.name: {"picks": torch.tensor([5, 4, 3])}}, 1.0, {}, sent=sent, size=SIZE)
     lie = {"picks": torch.full((3,), 2**63 - 1)}

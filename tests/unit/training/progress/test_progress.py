@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from training.algorithm import Phase
+from tests.helpers.training.sites import declared
 from training.engine.history import RoundEntry, SiteEntry
 from training.progress import PlainProgress, RichProgress, RunState, open_progress
 from training.progress.format import duration, number, size, sparkline
 
-PLAN = (Phase("describe", 1, (), ()), Phase("train", 4, (), ()), Phase("validate", 1, (), ()))
+PLAN = (declared("describe", 1, (), ()), declared("train", 4, (), ()), declared("validate", 1, (), ()))
 SITES = ("aster", "birch")
 
 

@@ -1,0 +1,214 @@
+"""The options of `training.federate`, grouped by what they decide.
+
+A command takes one frozen object per group. `grouped` shows Typer the fields as options of their own:
+
+    @grouped
+    def federate(training: TrainingOptions, data: DataOptions) -> None: ...
+
+    --method fedavg --rounds 20 --data DIR
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from model_store.graphs import operators_of
+from model_store.signing import Signer
+from model_store.store import Store
+from training.engine.folder import MOST_KEPT
+from training.errors import ConfigurationError
+from training.methods.registry import methods
+
+DEFAULT_STORE = ".locum/store"
+
+
+class Engine(Enum):
+    """Where the hospitals of a run are."""
+
+    IN_PROCESS = "in-process"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What is trained: the method and its configuration."""
+
+    method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")]
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="fedins: NAME[@VERSION] in the store, or a ViT's weights (.npz, .safetensors)."),
+    ] = None
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
+    seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None
+    config: Annotated[Path | None, typer.Option(help="YAML with the sections `method` and `run`.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What it is trained on: the hospitals, and their task."""
+
+    data: Annotated[
+        Path | None, typer.Option(help="The federation's folder, or an .npz; without it, a phantom.")
+    ] = None
+    task: Annotated[
+        str | None,
+        typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
+    ] = None
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Sites to share an .npz out among; 5 by default.")
+    ] = None
+    dirichlet: Annotated[
+        float | None, typer.Option(help="How evenly (large) or unevenly (small); 0.5 by default.")
+    ] = None
+    leave_out: Annotated[list[str] | None, typer.Option(help="A site to leave out; may be repeated.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishingOptions:
+    """What is published, where, and which sites consent to the export of their models."""
+
+    out: Annotated[
+        str,
+        typer.Option(envvar="LOCUM_STORE", help="The store to publish to: a folder, or s3://BUCKET/PREFIX."),
+    ] = DEFAULT_STORE
+    name: Annotated[str | None, typer.Option(help="Name of the published model; the task's by default.")] = (
+        None
+    )
+    consent: Annotated[
+        str | None, typer.Option(help="Who agrees to the export of personal models: `all`, or SITE,SITE.")
+    ] = None
+    sign: Annotated[
+        Path | None, typer.Option(help="A private key (python -m model_store keygen) to sign versions with.")
+    ] = None
+    graph_operators: Annotated[
+        str,
+        typer.Option(
+            envvar="LOCUM_GRAPH_OPERATORS", help="Operators that graphs may have beyond the built-in list."
+        ),
+    ] = ""
+    playbook: Annotated[
+        bool,
+        typer.Option(
+            "--playbook",
+            help="iop-fl: practise on members that consent, each in turn as the hospital from outside; "
+            "trains the federation once more for each of them.",
+        ),
+    ] = False
+
+    def store(self) -> Store:
+        """The store to publish to. Raises ConfigurationError for operators that are none, StoreError."""
+        signer = None if self.sign is None else Signer.load(self.sign)
+        try:
+            operators = operators_of(self.graph_operators)
+        except ValueError as error:
+            raise ConfigurationError("--graph-operators cannot be used", [str(error)]) from error
+        return Store(self.out, signer=signer, operators=operators)
+
+    def consenting(self) -> tuple[str, ...] | Literal["all"] | None:
+        """The sites that `consent` names; None where it is not given."""
+        if self.consent is None:
+            return None
+        if self.consent.strip() == "all":
+            return "all"
+        return tuple(part.strip() for part in self.consent.split(",") if part.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions:
+    """How the run is executed and resumed. None of it decides a result."""
+
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; decides no result.")] = None
+    run: Annotated[Path | None, typer.Option(help="The run's folder; beside the store by default.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False
+    resume_before: Annotated[
+        str | None,
+        typer.Option(help="PHASE:ROUND, such as train:17: take that round and later ones back, and go on."),
+    ] = None
+    keep_rounds: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MOST_KEPT, help="Rounds that can be taken back; each costs the disk a memory."
+        ),
+    ] = 1
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run that is in the folder goes on."""
+        return self.resume or self.resume_before is not None
+
+    def taken_back(self) -> tuple[str, int] | None:
+        """The phase and round of `resume_before`. Raises ConfigurationError."""
+        if self.resume_before is None:
+            return None
+        phase, _, number = self.resume_before.rpartition(":")
+        if not phase or not number.isdigit():
+            problem = f"expected PHASE:ROUND such as train:17, found '{self.resume_before}'"
+            raise ConfigurationError("--resume-before", [problem])
+        return phase, int(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Where the hospitals are, and how a round waits for those on a network."""
+
+    engine: Annotated[
+        Engine, typer.Option(help="Where the hospitals are: folders here, or processes on a network.")
+    ] = Engine.IN_PROCESS
+    kit: Annotated[Path | None, typer.Option(help="network: the operator's kit.")] = None
+    listen: Annotated[
+        str | None, typer.Option(help="network: HOST:PORT to listen on, if not the kit's address.")
+    ] = None
+    deadline: Annotated[
+        float | None, typer.Option(min=1, help="network: seconds after which a round drops late hospitals.")
+    ] = None
+    quorum: Annotated[
+        int, typer.Option(min=1, help="network: hospitals that must deliver before a round ends.")
+    ] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """Where the figures of the rounds are sent."""
+
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write TensorBoard's event files into this folder.")
+    ] = None
+    mlflow: Annotated[
+        str | None, typer.Option(help="Send figures to the MLflow server at this URL, or to sqlite:///FILE.")
+    ] = None
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: give a command that takes option objects one parameter for each of their fields."""
+    groups = {name: kind for name, kind in get_type_hints(command).items() if name != "return"}
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=get_type_hints(kind, include_extras=True)[field.name],
+        )
+        for kind in groups.values()
+        for field in fields(kind)
+    ]
+
+    @wraps(command)
+    def flat(**given: Any) -> None:
+        command(
+            **{
+                name: kind(**{field.name: given[field.name] for field in fields(kind)})
+                for name, kind in groups.items()
+            }
+        )
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flat
