@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from model_store.task import Task
 from personalization.gate import Targets
@@ -244,6 +245,7 @@ class Rotations(Algorithm):
         self._spaces = spaces
         self._practice = practice
 
+    @override
     def plan(self) -> tuple[Phase, ...]:
         """Measure targets, then practise."""
         return (
@@ -261,8 +263,8 @@ class Rotations(Algorithm):
             ),
         )
 
-    def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
-        """Nothing."""
+    @override
+    def initial(self, context: StepContext) -> Memory:
         return Memory()
 
     def send_space(self, server: Memory, site: str) -> Mapping[str, State]:
@@ -327,6 +329,7 @@ class Rotations(Algorithm):
         }
         return Memory(server.tensors, {**server.facts, "episodes": found})
 
+    @override
     def publication(self, server: Memory) -> Publication:
         """Nothing: the playbook goes into another run's artefact."""
         return Publication("none", (), server.facts)

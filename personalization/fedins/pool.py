@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.errors import NetworkError
 from personalization.fedins.lookup import PoolLookup
@@ -86,6 +87,7 @@ class SsfPool(HeadPool):
         self.shift = nn.Parameter(torch.zeros(entries, channels))
 
     @torch.no_grad()
+    @override
     def draw(self, generator: torch.Generator, head: nn.Module | None = None) -> SsfPool:
         """Draw every entry separately, so that entries differ, in place. Returns the pool.
 
@@ -98,6 +100,7 @@ class SsfPool(HeadPool):
         self.draw_keys_and_heads(generator, head)
         return self
 
+    @override
     def delta(self, picked: PoolLookup) -> Delta:
         """Average the selected entries of each image:
 

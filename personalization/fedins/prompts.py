@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.errors import NetworkError
 from personalization.fedins.lookup import PoolLookup
@@ -49,14 +50,15 @@ class PromptPool(HeadPool):
         self._bound = math.sqrt(6 / (fan_in + backbone.width))
 
     @torch.no_grad()
+    @override
     def draw(self, generator: torch.Generator, head: nn.Module | None = None) -> PromptPool:
         """Draw every entry separately, in place; keys and heads as `SsfPool.draw` does."""
         self.prompts.uniform_(-self._bound, self._bound, generator=generator)
         self.draw_keys_and_heads(generator, head)
         return self
 
+    @override
     def delta(self, picked: PoolLookup) -> PromptDelta:
-        """Average the selected entries of each image (Eq. 9)."""
         return PromptDelta(*self.averaged(picked, (self.prompts, self.head_weight, self.head_bias)))
 
 
@@ -68,6 +70,7 @@ class PromptAdaptive(InstanceAdaptive):
             raise NetworkError(f"prompts: expected a vit, found a {type(backbone).__name__}")
         super().__init__(backbone, classes, entries, top, PromptPool(entries, backbone, tokens, classes))
 
+    @override
     def adapted(self, delta: Any) -> AbstractContextManager[Backbone]:
         """Within the context, every block sees the prompts of its image."""
         assert isinstance(delta, PromptDelta)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.networks.backbone import Backbone
 from personalization.networks.capabilities import BatchNorm, Traits, TransposedConvolution, spatial_axes
@@ -61,6 +62,7 @@ class UNet(Backbone):
         logits: Tensor = self.conv(self.features(image_BCHW))
         return logits
 
+    @override
     def features(self, image_BCHW: Tensor) -> Tensor:
         """Compute the input [B, width, H, W] of the last convolution. Raises as `forward`."""
         skips, features = self._encode(image_BCHW)
@@ -70,17 +72,19 @@ class UNet(Backbone):
             features = self.get_submodule(f"decoder{level}")(features)
         return features
 
+    @override
     def query(self, image_BCHW: Tensor) -> Tensor:
         """Compute the bottleneck's features averaged over the image, [B, 16 width]. Raises as `forward`."""
         features = self._encode(image_BCHW)[1]
         return features.mean(dim=spatial_axes(features))
 
     @property
+    @override
     def query_width(self) -> int:
-        """Width of a query: 16 width."""
         return int(self.width * 2**DEPTH)
 
     @property
+    @override
     def ssf_paths(self) -> tuple[str, ...]:
         """Batch norms and up-convolutions. Scales and shifts before a batch norm would be normalised away."""
         return tuple(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.errors import NetworkError
 from personalization.networks.backbone import Backbone
@@ -68,6 +69,7 @@ class ViT(Backbone):
         logits: Tensor = self.head(self.features(image_BCHW))
         return logits
 
+    @override
     def features(self, image_BCHW: Tensor) -> Tensor:
         """Compute the class token after the last norm, [B, D]. Raises as `forward`."""
         tokens_BTD = self._embed(image_BCHW)
@@ -76,6 +78,7 @@ class ViT(Backbone):
         normed: Tensor = self.norm(tokens_BTD)
         return normed[:, 0]
 
+    @override
     def query(self, image_BCHW: Tensor) -> Tensor:
         """Compute the query of FedIns, [B, D]: the class token, as in `features`.
 
@@ -89,11 +92,12 @@ class ViT(Backbone):
         return normed[:, 0]
 
     @property
+    @override
     def query_width(self) -> int:
-        """Width D of a query."""
         return self.width
 
     @property
+    @override
     def ssf_paths(self) -> tuple[str, ...]:
         """The patch embedding, both norms and all four projections of every block, and the last norm."""
         inner = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")

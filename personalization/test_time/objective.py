@@ -13,6 +13,7 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.network import mixed_indices
@@ -143,6 +144,7 @@ class WeightedSum(Objective):
         own = self._weights
         return own if config.shape_weight is None else replace(own, shape=config.shape_weight)
 
+    @override
     def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
         """The loss of one batch.
 
@@ -166,9 +168,10 @@ class WeightedSum(Objective):
         loss = reduce(torch.add, [weight * term for weight, term in weighted if term is not None])
         return Terms(loss, probabilities, consistency, shape, entropy)
 
-    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
-        """Consistency and normalised entropy are at most 1 each."""
+    @override
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
         weights = self.weights(config)
+        # Consistency and normalised entropy are at most 1 each
         return weights.consistency + weights.entropy
 
     def disturbed(

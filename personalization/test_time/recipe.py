@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import AdaptationError
@@ -129,16 +130,17 @@ class Routing(Recipe):
 
     objective: Objective
 
+    @override
     def over(self, space: RoutingSpace, config: AdaptationConfig) -> RoutingSpace:
-        """All models, or the global one alone, by the preset."""
         return space_for(config, space)
 
+    @override
     def learning(
         self,
         space: RoutingSpace,
         images_NCHW: Tensor,
         config: AdaptationConfig,
-        check_cancelled: CancelCheck,  # noqa: ARG002
+        check_cancelled: CancelCheck,
     ) -> Learning:
         """The models in equal parts.
 
@@ -149,12 +151,13 @@ class Routing(Recipe):
             required_norms(space.outline(), f"preset '{config.preset}' moves statistics, scale and shift")
         return routing(network, config, self.objective)
 
+    @override
     def merged(
         self,
         space: RoutingSpace,
         learned: nn.Module | None,
         images_NCHW: Tensor,
-        config: AdaptationConfig,  # noqa: ARG002
+        config: AdaptationConfig,
         check_cancelled: CancelCheck,
     ) -> nn.Module:
         """Merged by the mean coefficients, with the statistics of the images (`merge`)."""

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import (
@@ -56,6 +57,7 @@ class Centralised(FedAvg):
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         super().__init__(config.model_copy(update={"selection": "last"}), task)
 
+    @override
     def plan(self) -> Plan:
         """FedAvg's plan, with the images sent once and trained on by the server in place of the rounds."""
         describe, _, *validate = super().plan()

@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from model_store.task import Task
 from personalization.dense import Generator, ensemble_logits, generator_loss
@@ -111,6 +112,7 @@ class Dense(OneShot):
         super().__init__(config, task)
         self.config: DenseConfig = config
 
+    @override
     def plan(self) -> Plan:
         """Train and upload; generate and distil; validate the student at the hospitals."""
         return (
@@ -246,8 +248,8 @@ class Dense(OneShot):
             losses.append(loss.item())
         return fmean(losses)
 
+    @override
     def publication(self, server: Memory) -> Publication:
-        """The student."""
         counts = server.facts.get("counts")
         metrics = counts_from(counts).metrics("val_") if counts else {}
         weights = part(server.tensors, _STUDENT)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, StepContext
@@ -48,6 +49,7 @@ class Ditto(FullPersonalFedAvg):
         super().__init__(config, task)
         self.config: DittoConfig = config
 
+    @override
     def train_both(
         self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
     ) -> LocalResult:

@@ -35,6 +35,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
@@ -142,6 +143,7 @@ class FedAvg(Algorithm):
         """The weights before any training: PyTorch's default, from `generator`."""
         return state_of(new_network(self.network, generator))
 
+    @override
     def plan(self) -> Plan:
         """Describe the data once, train, validate the last global model, which no round has; estimate the
         statistics of the selected one, and validate it with them."""
@@ -197,6 +199,7 @@ class FedAvg(Algorithm):
         )
         return estimate, revalidate
 
+    @override
     def initial(self, context: StepContext) -> Memory:
         """w_g of round 0, from the run's seed."""
         return Memory(join({"global": self.first_weights(context.generator("weights"))}))
@@ -344,8 +347,8 @@ class FedAvg(Algorithm):
         chosen = server.facts.get("best")
         return part(server.tensors, "best" if chosen else "global"), chosen or server.facts["latest"]
 
+    @override
     def publication(self, server: Memory) -> Publication:
-        """The selected global model."""
         weights, facts = self.selected(server)
         metrics = {name: value for name, value in facts.items() if name != "round" and value is not None}
         return Publication(

@@ -15,6 +15,8 @@ Stays:   batch norm's weights, biases and running statistics until then; images,
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.networks import outline
@@ -38,8 +40,8 @@ class FedBn(PersonalFedAvg):
                 ["it has no layer that normalises, so nothing would stay at the sites: use fedavg"],
             )
 
+    @override
     def is_own(self, name: str) -> bool:
-        """Whether a tensor is batch norm's."""
         return name in self._norms
 
 

@@ -15,6 +15,8 @@ Stays:   the head until then; images, masks, and everything else.
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from model_store.task import Task
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths
@@ -32,6 +34,6 @@ class FedPer(PersonalFedAvg):
         network = outline(self.network.name, **self.network.arguments)
         self._head = tuple(f"{path}." for path in head_paths(network))
 
+    @override
     def is_own(self, name: str) -> bool:
-        """Whether a tensor is the head's."""
         return name.startswith(self._head)

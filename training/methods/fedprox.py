@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from model_store.task import Task
 from training.methods.common.local_training import Penalty
@@ -37,8 +38,8 @@ class FedProx(FedAvg):
         super().__init__(config, task)
         self.config: FedProxConfig = config
 
+    @override
     def penalty(self, network: nn.Module) -> Penalty:
-        """mu / 2 ||w - w_g||^2."""
         return proximal_term(network, self.config.mu)
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import StepContext
@@ -44,6 +45,7 @@ class FedRep(FedPer):
         super().__init__(config, task)
         self.config: FedRepConfig = config
 
+    @override
     def train(self, context: StepContext, network: nn.Module, data: AnySiteData) -> float:
         """Both turns, in place; returns the mean loss of the second."""
         schedule = self.schedule(context.round)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, State, StepContext
@@ -63,6 +64,7 @@ class FedSoup(FullPersonalFedAvg):
         self.config: FedSoupConfig = config
         self._trained = parameter_names(self.network)
 
+    @override
     def train_both(
         self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
     ) -> LocalResult:

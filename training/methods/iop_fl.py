@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from model_store.task import Task
 from personalization.state import clone, ema, interpolate
@@ -129,6 +130,7 @@ class IopFl(FedAvg):
         super().__init__(config, task)
         self.config: IopFlConfig = config
 
+    @override
     def plan(self) -> Plan:
         """FedAvg's plan, then each site's own model beside the published global one, and the export."""
         personalise = Phase(
@@ -165,6 +167,7 @@ class IopFl(FedAvg):
 
     # ------------------------------------------------------------------ at a site
 
+    @override
     def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
@@ -318,6 +321,7 @@ class IopFl(FedAvg):
         }
         return Memory({**server.tensors, **join(inside)}, facts)
 
+    @override
     def publication(self, server: Memory) -> Publication:
         """A routing space of the global and the exported models; without consent, the global model alone."""
         base = super().publication(server)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from typing_extensions import override
+
 from training.algorithm import ClientResult, Memory, Phase, State, StepContext, keep_memory, send_nothing
 from training.methods.common.local_training import AnySiteData
 from training.methods.common.personal_parts import PersonalFedAvg
@@ -25,26 +27,30 @@ from training.methods.registry import register
 class LocalOnly(PersonalFedAvg):
     """FedAvg of nothing: the whole network is the site's own."""
 
-    def is_own(self, name: str) -> bool:  # noqa: ARG002
-        """Every tensor is."""
+    @override
+    def is_own(self, name: str) -> bool:
         return True
 
+    @override
     def train_phase(self) -> Phase:
         """Nothing travels, and the server does nothing."""
         return _alone(super().train_phase())
 
+    @override
     def validate_phase(self) -> Phase:
         """Nothing travels, and the server does nothing."""
         return _alone(super().validate_phase())
 
-    def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
+    @override
+    def initial(self, context: StepContext) -> Memory:
         """Nothing: each site draws its weights itself."""
         return Memory()
 
+    @override
     def train_step(
         self,
         context: StepContext,
-        received: Mapping[str, State],  # noqa: ARG002
+        received: Mapping[str, State],
         memory: Memory,
         data: AnySiteData,
     ) -> ClientResult:
@@ -52,10 +58,11 @@ class LocalOnly(PersonalFedAvg):
         result = super().train_step(context, {WEIGHTS.name: {}}, memory, data)
         return replace(result, uploads={})
 
+    @override
     def validate_step(
         self,
         context: StepContext,
-        received: Mapping[str, State],  # noqa: ARG002
+        received: Mapping[str, State],
         memory: Memory,
         data: AnySiteData,
     ) -> ClientResult:

@@ -35,6 +35,7 @@ from dataclasses import replace
 import torch
 from pydantic import Field, model_validator
 from torch import nn
+from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, RoundResult, State, StepContext
@@ -88,6 +89,7 @@ class PFedMe(FullPersonalFedAvg):
         self.config: PFedMeConfig = config
         self._trained = parameter_names(self.network)
 
+    @override
     def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
         """FedAvg's network, with this site's statistics where w_g is not the mean."""
         config = self.config
@@ -95,11 +97,12 @@ class PFedMe(FullPersonalFedAvg):
             w_g = with_statistics(self.network, w_g, data.all_train, config.batch_size, context.device)
         return super().network_here(context, w_g, data)
 
+    @override
     def train_both(
         self,
         context: StepContext,
         network: nn.Module,
-        memory: Memory,  # noqa: ARG002
+        memory: Memory,
         data: AnySiteData,
     ) -> LocalResult:
         """theta, and w in `network`. The loss is theta's, with the distance, over all its steps."""
@@ -125,10 +128,11 @@ class PFedMe(FullPersonalFedAvg):
             shared = {**personal, **{name: after[name] for name in self._trained}}
         return LocalResult(shared, personal, sum(losses) / len(losses))
 
+    @override
     def schedule(self, round_: int) -> Schedule:
-        """FedAvg's schedule, without momentum."""
         return replace(super().schedule(round_), momentum=0.0, weight_decay=self.config.decay)
 
+    @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """FedAvg's step, only part of the way to the mean."""
         after = super().average(context, server, result)

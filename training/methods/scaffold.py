@@ -25,6 +25,7 @@ from typing import Literal
 
 from pydantic import Field
 from torch import Tensor, nn, stack, zeros_like
+from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import ClientResult, Group, Memory, Phase, RoundResult, State, StepContext
@@ -64,6 +65,7 @@ class Scaffold(FedAvg):
         self.config: ScaffoldConfig = config
         self._trained = parameter_names(self.network)
 
+    @override
     def train_phase(self) -> Phase:
         """FedAvg's phase; the controls travel beside the weights."""
         return replace(
@@ -74,8 +76,8 @@ class Scaffold(FedAvg):
             expected=self.expect_change,
         )
 
+    @override
     def initial(self, context: StepContext) -> Memory:
-        """FedAvg's w_g, and c = 0."""
         drawn = super().initial(context).tensors
         weights = part(drawn, "global")
         return Memory({**drawn, **join({_C: {name: zeros_like(weights[name]) for name in self._trained}})})
@@ -88,6 +90,7 @@ class Scaffold(FedAvg):
         """A change is as large as c, and begins at 0."""
         return {CHANGE.name: {name: zeros_like(t) for name, t in part(server.tensors, _C).items()}}
 
+    @override
     def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
@@ -112,17 +115,18 @@ class Scaffold(FedAvg):
             {**score.metrics(self.metric), "loss": loss},
         )
 
+    @override
     def schedule(self, round_: int) -> Schedule:
-        """FedAvg's schedule, without momentum."""
         return replace(super().schedule(round_), momentum=0.0)
 
+    @override
     def note_described(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the weight of all sites beside what they describe."""
         after = super().note_described(context, server, result)
         return Memory(after.tensors, {**after.facts, _WEIGHT: sum(result.weights.values())})
 
+    @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's step, and the step of c."""
         after = super().average(context, server, result)
         here = sum(result.weights.values())
         share = here / max(here, server.facts[_WEIGHT])

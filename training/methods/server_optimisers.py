@@ -36,6 +36,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, RoundResult, State, StepContext
@@ -95,12 +96,14 @@ class _ServerOptimised(FedAvg):
         """Return what is added to one of w_g's tensors, and its new moments; before the first step, `moments`
         is empty. All have the shape of `delta`."""
 
+    @override
     def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
         """FedAvg's network, with batch-norm statistics of this site."""
         size = self.config.batch_size
         own = with_statistics(self.network, w_g, data.all_train, size, context.device)
         return super().network_here(context, own, data)
 
+    @override
     def take_moments(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """FedAvg's step. Raises TrainingError when no site lets the statistics of the published model out."""
         if not result.reduced.get(MOMENTS.name):
@@ -110,6 +113,7 @@ class _ServerOptimised(FedAvg):
             )
         return super().take_moments(context, server, result)
 
+    @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """FedAvg's step, then the optimiser's step towards the average."""
         after = super().average(context, server, result)
@@ -131,8 +135,8 @@ class FedAvgM(_ServerOptimised):
         super().__init__(config, task)
         self.config: FedAvgMConfig = config
 
+    @override
     def step(self, delta: Tensor, moments: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return eta m."""
         m = self.config.server_momentum * moments["m"] + delta if moments else delta
         return self.config.server_rate * m, {"m": m}
 
@@ -148,8 +152,8 @@ class _Adaptive(_ServerOptimised):
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         """Return the new v, from the old one and Delta^2."""
 
+    @override
     def step(self, delta: Tensor, moments: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return eta m / (sqrt(v) + tau)."""
         config = self.config
         m = config.beta_1 * moments["m"] if moments else torch.zeros_like(delta)
         m = m + (1 - config.beta_1) * delta
@@ -163,8 +167,8 @@ class _Adaptive(_ServerOptimised):
 class FedAdagrad(_Adaptive):
     """v sums squares."""
 
+    @override
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v + Delta^2."""
         return v + square
 
 
@@ -172,8 +176,8 @@ class FedAdagrad(_Adaptive):
 class FedAdam(_Adaptive):
     """v is a moving average of squares."""
 
+    @override
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return beta_2 v + (1 - beta_2) Delta^2."""
         return self.config.beta_2 * v + (1 - self.config.beta_2) * square
 
 
@@ -181,6 +185,6 @@ class FedAdam(_Adaptive):
 class FedYogi(_Adaptive):
     """v moves towards Delta^2 by at most (1 - beta_2) Delta^2."""
 
+    @override
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v - (1 - beta_2) Delta^2 sign(v - Delta^2)."""
         return v - (1 - self.config.beta_2) * square * (v - square).sign()

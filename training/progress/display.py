@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from personalization.metrics import METRICS
 from training.algorithm import Plan
@@ -117,6 +118,7 @@ class _Display:
 class PlainProgress(_Display):
     """Prints one line per round, for logs and pipes."""
 
+    @override
     def run_started(
         self,
         title: str,
@@ -133,6 +135,7 @@ class PlainProgress(_Display):
             parts.append(f"about {time}")
         self._line("; ".join(parts))
 
+    @override
     def round_finished(self, entry: RoundEntry) -> None:
         """Print one line: each metric with its mean and range, bytes, time."""
         super().round_finished(entry)

@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.layers import fix_statistics
@@ -62,16 +63,18 @@ class Anchored(Objective):
         )
         self._start = start
 
+    @override
     def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
-        """Two forwards: of the images, and of the images with noise."""
         agreement, held, probabilities = self._parts(network, batch, config, seed)
         entropy = losses.balanced_entropy(probabilities)
         return Terms(agreement + held + ENTROPY * entropy, probabilities, agreement, None, entropy)
 
-    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
-        """Of C and H; the divergence has none."""
+    @override
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
+        # Agreement and entropy are at most 1 each; the divergence has no bound
         return 1 + ENTROPY
 
+    @override
     def step(
         self,
         network: nn.Module,
@@ -158,6 +161,7 @@ class AnchoredRouting(Recipe):
     # A target that grows or shrinks by more than a tenth is no refinement of what the ensemble finds.
     limits: ClassVar[SafetyLimits] = SafetyLimits(collapse=0.9, explosion=1.1)
 
+    @override
     def learning(
         self,
         space: RoutingSpace,
@@ -179,6 +183,7 @@ class AnchoredRouting(Recipe):
         objective = Anchored(teacher, start, config.target_share)
         return Learning(network, ((logits, rate),), objective, {"teacher": teacher})
 
+    @override
     def merged(
         self,
         space: RoutingSpace,

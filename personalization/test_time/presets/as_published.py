@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.network import route, routed_layers
@@ -35,12 +36,13 @@ NOT_LEARNED = "bottleneck."
 class AsPublished(Routing):
     """Routing with the routers of the authors' code."""
 
+    @override
     def learning(
         self,
         space: RoutingSpace,
         images_NCHW: Tensor,
         config: AdaptationConfig,
-        check_cancelled: CancelCheck,  # noqa: ARG002
+        check_cancelled: CancelCheck,
     ) -> Learning:
         """The routers as they are drawn from the configuration's seed."""
         generator = torch.Generator().manual_seed(seed_of(config.seed, "routers"))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.augmentation import Augmentation, transform_images
 from personalization.cancellation import CancelCheck
@@ -40,8 +41,8 @@ class Distillation(Objective):
     def __init__(self, teacher_NKHW: Tensor) -> None:
         self._teacher = teacher_NKHW
 
-    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:  # noqa: ARG002
-        """Of views while learning, of the images as they are for the record."""
+    @override
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
         images, wanted = batch.images, self._teacher[batch.indices].to(batch.images)
         if torch.is_grad_enabled():
             images, wanted = _view(images, wanted, torch.Generator().manual_seed(seed))
@@ -49,8 +50,9 @@ class Distillation(Objective):
         loss = soft_dice_distance(torch.softmax(logits, dim=1), wanted) + soft_cross_entropy(logits, wanted)
         return Terms(loss, torch.softmax(logits, dim=1))
 
-    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
-        """The soft Dice's; cross-entropy has none."""
+    @override
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
+        # Soft Dice is at most 1; cross-entropy has no bound
         return 1.0
 
 
@@ -66,6 +68,7 @@ def _view(images_BCHW: Tensor, answers_BKHW: Tensor, generator: torch.Generator)
 class Distilled(Recipe):
     """The federation's models in one. Three forward passes of every model, then an epoch's training each."""
 
+    @override
     def learning(
         self,
         space: RoutingSpace,
@@ -82,15 +85,15 @@ class Distilled(Recipe):
         groups = ((list(network.parameters()), RATE),)
         return Learning(network, groups, Distillation(teacher), {"teacher": teacher})
 
+    @override
     def merged(
         self,
         space: RoutingSpace,
         learned: nn.Module | None,
         images_NCHW: Tensor,
-        config: AdaptationConfig,  # noqa: ARG002
-        check_cancelled: CancelCheck,  # noqa: ARG002
+        config: AdaptationConfig,
+        check_cancelled: CancelCheck,
     ) -> nn.Module:
-        """The student, with the statistics that it learned at."""
         assert learned is not None
         network = space.plain().to(images_NCHW.device)
         network.load_state_dict(learned.state_dict())

@@ -13,6 +13,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.networks.capabilities import spatial_axes
 from personalization.scanner import augment_intensities
@@ -28,25 +29,25 @@ SEVERITY = 2.0
 class GraTa(Objective):
     """Entropy as the auxiliary gradient, consistency as the one that is followed."""
 
-    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:  # noqa: ARG002
-        """Consistency, by which epochs are compared."""
+    @override
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
         probabilities = torch.softmax(network(batch.images), dim=1)
         consistency = self._consistency(network, batch.images, seed)
         return Terms(consistency, probabilities, consistency, None, losses.entropy(probabilities))
 
-    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
-        """The entropy of an undecided answer."""
+    @override
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
         return math.log(2)
 
+    @override
     def step(
         self,
         network: nn.Module,
         batch: Batch,
-        config: AdaptationConfig,  # noqa: ARG002
+        config: AdaptationConfig,
         optimiser: torch.optim.Optimizer,
         seed: int,
     ) -> float:
-        """Two gradients, one step."""
         groups = optimiser.param_groups
         learned = [parameter for group in groups for parameter in group["params"]]
         entropy = losses.entropy(torch.softmax(network(batch.images), dim=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.export import to_onnx
@@ -26,12 +27,13 @@ def scan_graph(network: nn.Module, in_channels: int, size: Sequence[int]) -> byt
 class Intent(Recipe):
     """The global model on six rungs. Twelve forward passes; nothing is learned."""
 
+    @override
     def merged(
         self,
         space: RoutingSpace,
-        learned: nn.Module | None,  # noqa: ARG002
+        learned: nn.Module | None,
         images_NCHW: Tensor,
-        config: AdaptationConfig,  # noqa: ARG002
+        config: AdaptationConfig,
         check_cancelled: CancelCheck,
     ) -> nn.Module:
         """All rungs in one network, which answers for the scan as a whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.space import RoutingSpace
@@ -14,15 +15,15 @@ from personalization.test_time.recipe import Recipe
 class Ladder(Recipe):
     """The global model with blended statistics. One forward pass; nothing is learned."""
 
+    @override
     def merged(
         self,
         space: RoutingSpace,
-        learned: nn.Module | None,  # noqa: ARG002
+        learned: nn.Module | None,
         images_NCHW: Tensor,
         config: AdaptationConfig,
         check_cancelled: CancelCheck,
     ) -> nn.Module:
-        """Blended by the configured doses."""
         network = space.plain().to(images_NCHW.device)
         return blended(network, images_NCHW, config.ladder, check_cancelled)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.seeds import seed_of
 from personalization.test_time import losses
@@ -23,6 +24,7 @@ from personalization.test_time.recipe import Routing
 class Official(WeightedSum):
     """The published code's terms, batches and seeds."""
 
+    @override
     def disturbed(
         self, network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, generator: torch.Generator
     ) -> Tensor:
@@ -31,25 +33,26 @@ class Official(WeightedSum):
         turned = RotFlip.draw(view, generator)
         return turned.undo(torch.softmax(network(turned.apply(view)), dim=1))
 
+    @override
     def shape(self, probabilities_BKHW: Tensor) -> Tensor:
-        """The code's norm."""
         return losses.official_shape(probabilities_BKHW)
 
+    @override
     def entropy(self, probabilities_BKHW: Tensor) -> Tensor:
-        """The code's sum over the batch."""
         return losses.official_entropy(probabilities_BKHW)
 
+    @override
     def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
-        """The entropy is B / K times the normalised one."""
         weights = self.weights(config)
+        # The entropy is B / K times the normalised one
         return weights.consistency + weights.entropy * largest_batch / classes
 
+    @override
     def batches(self, count: int, config: AdaptationConfig) -> Sequence[Tensor]:
-        """Neighbours, the last batch with what is left."""
         return torch.split(torch.arange(count), config.batch_size)
 
-    def step_seed(self, config: AdaptationConfig, epoch: int, step: int) -> int:  # noqa: ARG002
-        """The same for every step."""
+    @override
+    def step_seed(self, config: AdaptationConfig, epoch: int, step: int) -> int:
         return seed_of(config.seed, "step")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.layers import fix_statistics
@@ -38,8 +39,8 @@ _CEILING = 1.0
 class Matching(Objective):
     """How far the statistics that batch norms see are from those of training."""
 
-    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:  # noqa: ARG002
-        """One forward."""
+    @override
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
         losses: list[Tensor] = []
         handles = [
             norm.register_forward_pre_hook(lambda norm, inputs: losses.append(mismatch(norm, inputs[0])))
@@ -52,11 +53,12 @@ class Matching(Objective):
                 handle.remove()
         return Terms(torch.stack(losses).mean(), torch.softmax(logits, dim=1))
 
-    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
-        """Rough: statistics have no bound."""
+    @override
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
         return _CEILING
 
-    def epoch_batches(self, count: int, config: AdaptationConfig, epoch: int) -> Sequence[Tensor]:  # noqa: ARG002
+    @override
+    def epoch_batches(self, count: int, config: AdaptationConfig, epoch: int) -> Sequence[Tensor]:
         """The batches, repeated until there are enough steps."""
         batches = self.batches(count, config)
         return [*batches] * math.ceil(STEPS / len(batches))
@@ -91,32 +93,32 @@ def prompted(space: RoutingSpace, images_NCHW: Tensor) -> Prompted:
 class Prompt(Recipe):
     """One filter for the cohort."""
 
+    @override
     def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:
-        """The global model's network behind its filter."""
         own = {"backbone": space.network, "arguments": dict(space.arguments)}
         return "prompted", own | sizes(images_NCHW.shape[2:])
 
+    @override
     def learning(
         self,
         space: RoutingSpace,
         images_NCHW: Tensor,
-        config: AdaptationConfig,  # noqa: ARG002
-        check_cancelled: CancelCheck,  # noqa: ARG002
+        config: AdaptationConfig,
+        check_cancelled: CancelCheck,
     ) -> Learning:
-        """The prompt alone."""
         network = prompted(space, images_NCHW)
         fix_statistics(network)
         return Learning(network, (([network.prompt], RATE),), Matching())
 
+    @override
     def merged(
         self,
         space: RoutingSpace,
         learned: nn.Module | None,
         images_NCHW: Tensor,
-        config: AdaptationConfig,  # noqa: ARG002
-        check_cancelled: CancelCheck,  # noqa: ARG002
+        config: AdaptationConfig,
+        check_cancelled: CancelCheck,
     ) -> nn.Module:
-        """The global model behind its filter."""
         assert isinstance(learned, Prompted)
         network = prompted(space, images_NCHW)
         network.load_state_dict(learned.state_dict())

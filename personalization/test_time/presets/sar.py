@@ -14,6 +14,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, Objective, Terms
@@ -27,26 +28,26 @@ RADIUS = 0.05
 class Sar(Objective):
     """Sharpness-aware and reliable entropy, of pixels as in segmentation."""
 
-    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:  # noqa: ARG002
-        """The mean entropy of the reliable pixels at w."""
+    @override
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
         logits = network(batch.images)
         entropy = _entropies(logits)
         loss = _mean_where(entropy, entropy < MARGIN)
         return Terms(loss, torch.softmax(logits, dim=1), None, None, entropy.mean())
 
-    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
-        """The margin."""
+    @override
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
         return MARGIN
 
+    @override
     def step(
         self,
         network: nn.Module,
         batch: Batch,
-        config: AdaptationConfig,  # noqa: ARG002
+        config: AdaptationConfig,
         optimiser: torch.optim.Optimizer,
-        seed: int,  # noqa: ARG002
+        seed: int,
     ) -> float:
-        """Two gradients, one step."""
         learned = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         entropy = _entropies(network(batch.images))
         reliable = entropy.detach() < MARGIN

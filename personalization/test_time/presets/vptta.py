@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.space import RoutingSpace
@@ -31,16 +32,17 @@ SHARE = 1 / (1 / 5 + 1)
 class Vptta(Recipe):
     """The global model behind a prompt, with statistics near the scan's. Two forward passes and one back."""
 
+    @override
     def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:
-        """The global model's network behind its filter."""
         return PROMPT.architecture(space, images_NCHW)
 
+    @override
     def merged(
         self,
         space: RoutingSpace,
-        learned: nn.Module | None,  # noqa: ARG002
+        learned: nn.Module | None,
         images_NCHW: Tensor,
-        config: AdaptationConfig,  # noqa: ARG002
+        config: AdaptationConfig,
         check_cancelled: CancelCheck,
     ) -> nn.Module:
         """One step of Adam over the scan's slices together."""

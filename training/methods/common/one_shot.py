@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
@@ -93,6 +94,7 @@ class OneShot(Algorithm):
         self.shape = (task.in_channels, *task.size)
         self.network = config.network_for(task)
 
+    @override
     def initial(self, context: StepContext) -> Memory:
         """The seed of the weights that all sites begin with."""
         return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import nn
+from typing_extensions import override
 
 from model_store.task import Task
 from personalization.state import clone
@@ -101,10 +102,11 @@ class FullPersonalFedAvg(PersonalModels):
         """Train from `network`, which holds w_g; it may be changed in place. `memory` has the tensors and
         facts of the last `LocalResult.kept`, and is empty in a site's first round."""
 
+    @override
     def plan(self) -> Plan:
-        """FedAvg's plan, and the consented export."""
         return (*super().plan(), export_phase(self.export_step, self.expect_whole))
 
+    @override
     def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
@@ -130,6 +132,7 @@ class FullPersonalFedAvg(PersonalModels):
             },
         )
 
+    @override
     def publication(self, server: Memory) -> Publication:
         """The exported models beside the global one; without consent, the global model alone."""
         base = super().publication(server)

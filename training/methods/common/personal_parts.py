@@ -16,6 +16,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from typing_extensions import override
+
 from model_store.task import Task
 from training.algorithm import (
     ClientResult,
@@ -78,6 +80,7 @@ class PersonalFedAvg(PersonalModels):
     def is_own(self, name: str) -> bool:
         """Whether a tensor of the network's state stays at its site."""
 
+    @override
     def plan(self) -> Plan:
         """Describe, train, validate the models after the last round, and the consented export."""
         return (
@@ -87,25 +90,30 @@ class PersonalFedAvg(PersonalModels):
             export_phase(self.export_step, self.expect_whole),
         )
 
+    @override
     def train_phase(self) -> Phase:
         """FedAvg's phase, without scores: a site keeps them."""
         return replace(super().train_phase(), uploads=(WEIGHTS,))
 
+    @override
     def validate_phase(self) -> Phase:
         """FedAvg's phase, without scores: a site keeps them."""
         return replace(super().validate_phase(), uploads=())
 
+    @override
     def initial(self, context: StepContext) -> Memory:
         """The shared part of round 0."""
         drawn = part(super().initial(context).tensors, "global")
         return Memory(join({"global": {name: t for name, t in drawn.items() if not self.is_own(name)}}))
 
+    @override
     def train_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Validate and train the site's whole network."""
         return self._whole(super().train_step, context, received, memory, data)
 
+    @override
     def validate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
@@ -135,7 +143,7 @@ class PersonalFedAvg(PersonalModels):
         drawn = self.first_weights(context.generator("personal"))
         return {name: tensor for name, tensor in drawn.items() if self.is_own(name)}
 
+    @override
     def publication(self, server: Memory) -> Publication:
-        """The exported models, each of its site."""
         models = personal_drafts(server, self.network, self.published_metric)
         return Publication("personal-models", models, statistics=described(server.facts))

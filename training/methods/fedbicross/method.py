@@ -25,6 +25,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from model_store.task import Task
 from personalization.fedbicross.personal import personal_loss
@@ -78,6 +79,7 @@ class FedBiCross(OneShot):
                 ],
             )
 
+    @override
     def plan(self) -> Plan:
         """Train and upload; cluster; synthesise and distil; personalise; export what hospitals agree to."""
         steps = self.config.epochs * chunks(self.config)
@@ -221,10 +223,12 @@ class FedBiCross(OneShot):
             "export": 0.0,
         }
 
+    @override
     def longest_part(self, sites: int) -> str:
         """The last cluster's: there are at most as many as sites."""
         return f"cluster-{sites}"
 
+    @override
     def publication(self, server: Memory) -> Publication:
         """The cluster models, who belongs to which, what each was distilled from; personal models."""
         facts = server.facts

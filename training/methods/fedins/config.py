@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from model_store.store import Store
 from model_store.task import Task
@@ -71,6 +72,7 @@ class FedInsConfig(LossConfig):
     )
     prompts: int = Field(10, ge=1, description="tokens per block of an entry, with adapter prompt")
 
+    @override
     def prepared(self, store: Store, task: Task, name: str) -> FedInsConfig:
         """`pinned`, for a pool that is published. Raises ConfigurationError, for a control too."""
         controls = [("routing", self.routing, "instance"), ("adapter", self.adapter, "ssf")]

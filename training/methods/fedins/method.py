@@ -31,6 +31,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
@@ -125,6 +126,7 @@ class FedIns(Algorithm):
         knows_task = has_head_for(manifest, task)
         self.starts_at_head = config.head == "backbone" or (config.head == "auto" and knows_task)
 
+    @override
     def plan(self) -> Plan:
         """Describe data and queries once, train, and validate the last pool, which no round has."""
         once = (STATISTICS, QUERIES) if self.centred else (STATISTICS,)
@@ -164,6 +166,7 @@ class FedIns(Algorithm):
             ),
         )
 
+    @override
     def initial(self, context: StepContext) -> Memory:
         """The pool of round 0, from the run's seed, and no centre yet."""
         network = self._on(context.device)
@@ -332,6 +335,7 @@ class FedIns(Algorithm):
             return part(server.tensors, "fixed")
         return {"centre": (total["sum"] / total["count"].double()).float()}
 
+    @override
     def publication(self, server: Memory) -> Publication:
         """The best pool, or the last one where nothing could be validated."""
         facts = server.facts

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
@@ -87,6 +88,7 @@ class FedOap(Algorithm):
             name="fedoap", arguments={"in_channels": task.in_channels, **config.network}
         )
 
+    @override
     def plan(self) -> Plan:
         """Describe, stage 1, join and validate the last of it, stage 2, and the consented export."""
         config = self.config
@@ -104,6 +106,7 @@ class FedOap(Algorithm):
             export_phase(self.export_step, self.expect_whole),
         )
 
+    @override
     def initial(self, context: StepContext) -> Memory:
         """gamma of round 0, and a drawn personal part, which is no site's, for the global model."""
         state = state_of(new_network(self.network, context.generator("weights")))
@@ -227,6 +230,7 @@ class FedOap(Algorithm):
         }
         return Memory(join(states), server.facts)
 
+    @override
     def publication(self, server: Memory) -> Publication:
         """A cross-attention artefact: the global model, and the exported ones. Raises PublishError."""
         return models.publication(self.config, self.network, server)
