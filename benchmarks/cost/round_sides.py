@@ -15,7 +15,8 @@ from personalization.networks import build, initialise
 from personalization.state import to_safetensors
 from training.algorithm import ClientResult, Memory, State, StepContext
 from training.data.classification import LabelledData
-from training.data.segmentation.dataset import SiteData, SliceSet, batches
+from training.data.examples import Examples
+from training.data.segmentation.dataset import SiteData, batches
 from training.engine.client import RunEnvironment
 from training.engine.worker import keep_freed_memory
 from training.methods.common.local_training import dice_per_patient
@@ -58,11 +59,11 @@ def site_data(site: str, slices: int, size: int) -> SiteData:
     generator = np.random.default_rng(list(site.encode()))
     radius = np.hypot(*np.mgrid[-1 : 1 : size * 1j, -1 : 1 : size * 1j])
 
-    def drawn(count: int) -> SliceSet:
+    def drawn(count: int) -> Examples:
         targets = np.repeat((radius < 0.5).astype(np.uint8)[None], count, axis=0)
         noise = generator.normal(size=(count, 1, size, size)).astype(np.float32)
         names = tuple(f"{site}-{i // 8}" for i in range(count))
-        return SliceSet(noise + targets[:, None], targets, names, names, tuple(range(count)))
+        return Examples(noise + targets[:, None], targets, names, names, tuple(range(count)))
 
     return SiteData(site, drawn(slices), drawn(slices // 4), drawn(0), None)
 

@@ -33,15 +33,8 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.classification import ImageSet
-from training.data.segmentation.dataset import SliceSet
-from training.methods.common.local_training import (
-    AnySiteData,
-    TrainingExamples,
-    network_of,
-    state_of,
-    train_locally,
-)
+from training.data.examples import Examples
+from training.methods.common.local_training import AnySiteData, network_of, state_of, train_locally
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import register
@@ -73,8 +66,8 @@ class Centralised(FedAvg):
     ) -> ClientResult:
         """Send the training images."""
         examples = data.train
-        answers = examples.targets if isinstance(examples, SliceSet) else examples.labels
-        images = {"images": torch.from_numpy(examples.images), "answers": torch.from_numpy(answers)}
+        answers = torch.from_numpy(examples.targets)
+        images = {"images": torch.from_numpy(examples.images), "answers": answers}
         return ClientResult({IMAGES.name: images}, float(len(examples)))
 
     def keep_images(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
@@ -98,12 +91,9 @@ class Centralised(FedAvg):
         return Memory(tensors, server.facts)
 
 
-def _pooled(sent: list[State]) -> TrainingExamples:
+def _pooled(sent: list[State]) -> Examples:
     """The examples of all sites, in the order of the sites, without names."""
     images = np.concatenate([state["images"].numpy() for state in sent])
     answers = np.concatenate([state["answers"].numpy() for state in sent])
     unnamed = ("",) * len(images)
-    where = (0,) * len(images)
-    if answers.ndim == 1:
-        return ImageSet(images, answers, unnamed, unnamed, where)
-    return SliceSet(images, answers, unnamed, unnamed, where)
+    return Examples(images, answers, unnamed, unnamed, (0,) * len(images))

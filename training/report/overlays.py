@@ -18,7 +18,7 @@ from PIL import Image
 
 from model_store.durable import write_durably
 from model_store.task import Task
-from training.data.segmentation.dataset import SliceSet
+from training.data.examples import Examples
 from training.report.page import environment
 
 OVERLAYS_FILE = "overlays.html"
@@ -39,7 +39,7 @@ def write_overlays(
     folder: Path,
     site: str,
     task: Task,
-    slices: SliceSet,
+    slices: Examples,
     predictions: Mapping[str, NDArray[np.uint8]],
     attention: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
@@ -85,7 +85,7 @@ def _dice(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float | Non
     return 2 * int((a & b).sum()) / total if total else None
 
 
-def _overlay(slices: SliceSet, task: Task, index: int, predicted: NDArray[np.uint8]) -> str:
+def _overlay(slices: Examples, task: Task, index: int, predicted: NDArray[np.uint8]) -> str:
     """Draw a slice with the outlines of every class, as a data URL."""
     # The slice itself, without its neighbouring slices.
     middle = slices.images[index][task.channels * task.neighbours :][: task.channels]

@@ -19,7 +19,8 @@ from benchmarks.harness.experiment import Options, P
 from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
 from training.algorithm import Algorithm, Publication
-from training.data.classification import ImageSet, LabelledData, Partition, load_npz
+from training.data.classification import LabelledData, Partition, load_npz
+from training.data.examples import Examples
 from training.data.federation import TASK_FILE
 from training.engine.client import RunEnvironment
 from training.engine.history import RoundEntry
@@ -33,7 +34,7 @@ percent, means of clients; ± is the standard deviation over seeds, each of whic
 Intervals are 95 %, paired bootstrap over images within clients."""
 
 # Images -> a class for each, [N].
-Answer = Callable[[ImageSet], Tensor]
+Answer = Callable[[Examples], Tensor]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Clients:
         """
         right = {
             id(answer): {
-                site: (answer(own.test).numpy() == own.test.labels).astype(int)
+                site: (answer(own.test).numpy() == own.test.targets).astype(int)
                 for site, own in self.data.items()
             }
             for answer in models.values()
@@ -108,7 +109,7 @@ def most_frequent(clients: Clients) -> dict[str, Answer]:
     """Always a client's most frequent class in training, the lower one of two."""
 
     def of(own: LabelledData) -> Answer:
-        label = int(np.bincount(own.train.labels).argmax())
+        label = int(np.bincount(own.train.targets).argmax())
         return lambda images: torch.full((len(images),), label)
 
     return {site: of(own) for site, own in clients.data.items()}

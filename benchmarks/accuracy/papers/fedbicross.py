@@ -38,7 +38,8 @@ from benchmarks.harness.experiment import Options, Table
 from model_store.task import Task
 from personalization.state import State, StreamingMean
 from training.algorithm import ClientResult, Memory, ModelDraft, Plan, Publication, StepContext
-from training.data.classification import ImageSet, LabelledData
+from training.data.classification import LabelledData
+from training.data.examples import Examples
 from training.engine.history import RoundEntry
 from training.methods.common import state_tree
 from training.methods.common.classifier_training import logits_of, train_classifier
@@ -366,7 +367,7 @@ def personal_models(publication: Publication) -> dict[str, State]:
     return {draft.site: dict(draft.weights) for draft in publication.models if draft.site is not None}
 
 
-def _together(networks: Sequence[torch.nn.Module], images: ImageSet) -> Tensor:
+def _together(networks: Sequence[torch.nn.Module], images: Examples) -> Tensor:
     """The class of the mean logits, of every image."""
     logits = [logits_of(network, torch.from_numpy(images.images)) for network in networks]
     return torch.stack(logits).mean(dim=0).argmax(dim=1).cpu()

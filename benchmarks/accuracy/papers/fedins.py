@@ -40,7 +40,7 @@ from personalization.fedins import InstanceAdaptive
 from personalization.state import State
 from training.algorithm import Algorithm
 from training.backbones import FrozenBackbone, publish_backbone
-from training.data.classification import ImageSet
+from training.data.examples import Examples
 from training.engine.seeds import generator
 from training.methods.common.local_training import (
     Schedule,
@@ -307,7 +307,7 @@ def blurred(images: Tensor) -> Tensor:
 STYLES: tuple[Callable[[Tensor], Tensor], ...] = (lambda images: images, inverted, faint, blurred)
 
 
-def styled(images: ImageSet, draw: torch.Generator) -> ImageSet:
+def styled(images: Examples, draw: torch.Generator) -> Examples:
     """Every image in a style that is drawn at random."""
     chosen = torch.randint(len(STYLES), (len(images),), generator=draw)
     pixels = torch.from_numpy(images.images.copy())
@@ -318,7 +318,7 @@ def styled(images: ImageSet, draw: torch.Generator) -> ImageSet:
     return replace(images, images=pixels.numpy())
 
 
-def pretrained(spec: NetworkSpec, images: ImageSet, seed: int, steps: int, device: torch.device) -> State:
+def pretrained(spec: NetworkSpec, images: Examples, seed: int, steps: int, device: torch.device) -> State:
     """A network pre-trained in all styles on the images that no client holds."""
     draw = generator(seed, "pretraining", 0, "", "weights")
     network = new_network(spec, draw).to(device)
@@ -330,7 +330,7 @@ def pretrained(spec: NetworkSpec, images: ImageSet, seed: int, steps: int, devic
 
 @torch.no_grad()
 def answered(
-    network: InstanceAdaptive, images: ImageSet, routing: PoolPicking, draw: torch.Generator
+    network: InstanceAdaptive, images: Examples, routing: PoolPicking, draw: torch.Generator
 ) -> Tensor:
     """Classes of all images, uint8."""
     device = network.pool.keys.device

@@ -25,25 +25,9 @@ from model_store.task import Task
 from personalization.augmentation import Augmentation, transform_images
 from training.data.cases import LabelledCase, Site
 from training.data.classification.npz import read_arrays
+from training.data.examples import Examples
 from training.data.scan_files import read_scan
 from training.errors import FederationError
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Images [N, C, H, W] float32 and class indices [N] int64, with the patient and the origin of each.
-
-    `cases` has the names of the cases, `positions` the index of the slice within its volume (0 for an image).
-    """
-
-    images: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    patients: tuple[str, ...]
-    cases: tuple[str, ...]
-    positions: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.images)
 
 
 @dataclass(frozen=True)
@@ -55,13 +39,13 @@ class LabelledData:
     """
 
     site: str
-    train: ImageSet
-    val: ImageSet
-    test: ImageSet
+    train: Examples
+    val: Examples
+    test: Examples
     statistics: ReferenceStatistics | None
 
     @property
-    def all_train(self) -> ImageSet:
+    def all_train(self) -> Examples:
         """Every training image: none is left out of training."""
         return self.train
 
@@ -91,7 +75,7 @@ class LabelledData:
 
 
 def labelled_batches(
-    images: ImageSet, batch_size: int, generator: torch.Generator, augment: bool, least: int = 1
+    images: Examples, batch_size: int, generator: torch.Generator, augment: bool, least: int = 1
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield one epoch, shuffled: images [B, C, H, W] float32, labels [B] int64, indices [B] int64.
 
@@ -103,7 +87,7 @@ def labelled_batches(
     batch_size = max(batch_size, least)
     if 0 < len(order) < least:
         order = order.repeat(math.ceil(least / len(order)))
-    pixels, labels = torch.from_numpy(images.images), torch.from_numpy(images.labels)
+    pixels, labels = torch.from_numpy(images.images), torch.from_numpy(images.targets)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         if len(chosen) == 1 < len(order) and batch_size > 1:
@@ -137,7 +121,7 @@ def _prepared(
     task: Task,
     source: _Source,
     statistics: list[ReferenceStatistics] | None = None,
-) -> ImageSet:
+) -> Examples:
     """Prepare the images of `cases`, in order, and append each scan's statistics to `statistics`."""
     images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, *task.size), np.float32)]
     labels: list[int] = []
@@ -160,7 +144,7 @@ def _prepared(
         patients += [case.patient] * count
         names += [case.name] * count
         positions += range(count)
-    return ImageSet(
+    return Examples(
         np.concatenate(images),
         np.array(labels, np.int64),
         tuple(patients),

@@ -21,36 +21,9 @@ from model_store.preprocessing import prepare, prepare_mask
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
 from training.data.cases import Case, Site
+from training.data.examples import Examples
 from training.data.scan_files import read_mask, read_scan
 from training.errors import FederationError
-
-
-@dataclass(frozen=True)
-class SliceSet:
-    """Slices [N, C, H, W] float32 and class indices [N, H, W] uint8, with the patient and the origin of each.
-
-    `cases` has file names, `positions` the index of the slice within its volume (0 for a 2-D image).
-    """
-
-    images: NDArray[np.float32]
-    targets: NDArray[np.uint8]
-    patients: tuple[str, ...]
-    cases: tuple[str, ...]
-    positions: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def with_foreground(self) -> SliceSet:
-        """Return only the slices that have foreground."""
-        kept = [index for index, target in enumerate(self.targets) if target.any()]
-        return SliceSet(
-            self.images[kept],
-            self.targets[kept],
-            tuple(self.patients[i] for i in kept),
-            tuple(self.cases[i] for i in kept),
-            tuple(self.positions[i] for i in kept),
-        )
 
 
 @dataclass(frozen=True)
@@ -62,14 +35,14 @@ class SiteData:
     """
 
     site: str
-    train: SliceSet
-    val: SliceSet
-    test: SliceSet
+    train: Examples
+    val: Examples
+    test: Examples
     statistics: ReferenceStatistics | None
-    unfiltered: SliceSet | None = None
+    unfiltered: Examples | None = None
 
     @property
-    def all_train(self) -> SliceSet:
+    def all_train(self) -> Examples:
         """Every training slice, whatever its mask: what a network meets when it serves."""
         return self.train if self.unfiltered is None else self.unfiltered
 
@@ -105,7 +78,7 @@ class SiteData:
 
 
 def batches(
-    slices: SliceSet,
+    slices: Examples,
     batch_size: int,
     generator: torch.Generator,
     augment: bool,
@@ -137,7 +110,7 @@ def grouped(order: Tensor, batch_size: int, least: int) -> list[Tensor]:
 
 def _prepared(
     site: Site, cases: Sequence[Case], task: Task, statistics: list[ReferenceStatistics] | None = None
-) -> SliceSet:
+) -> Examples:
     """Prepare the slices of `cases`, in order, and append each scan's statistics to `statistics`."""
     height, width = task.size
     images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, height, width), np.float32)]
@@ -162,6 +135,6 @@ def _prepared(
         patients += [case.patient] * count
         names += [case.name] * count
         positions += range(count)
-    return SliceSet(
+    return Examples(
         np.concatenate(images), np.concatenate(targets), tuple(patients), tuple(names), tuple(positions)
     )

@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import SiteSize
-from training.data.classification import ImageSet, labelled_batches
+from training.data.classification import labelled_batches
+from training.data.examples import Examples
 from training.methods.common.local_training import least_batch, predict
 
 # (logits [B, K], images [B, C, H, W], labels [B], indices of the images [B]) -> scalar
@@ -40,7 +41,7 @@ def plain_loss(logits_BK: Tensor, images: Tensor, labels_B: Tensor, indices: Ten
 
 def train_classifier(
     network: nn.Module,
-    images: ImageSet,
+    images: Examples,
     schedule: SgdSchedule,
     generator: torch.Generator,
     loss: Loss = plain_loss,
@@ -97,9 +98,9 @@ class ClassCounts:
     images: Tensor
 
     @classmethod
-    def of(cls, network: nn.Module, images: ImageSet, classes: int, batch_size: int = 64) -> ClassCounts:
+    def of(cls, network: nn.Module, images: Examples, classes: int, batch_size: int = 64) -> ClassCounts:
         """Count on some images; of none, zeros."""
-        labels = torch.from_numpy(images.labels)
+        labels = torch.from_numpy(images.targets)
         right = torch.zeros(0, dtype=torch.float64)
         if len(images):
             right = (predict(network, images, batch_size) == labels).double()

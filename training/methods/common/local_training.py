@@ -23,10 +23,10 @@ from personalization.networks.capabilities import batch_norms, moving_norms, run
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.scanner import augment_intensities
 from training.algorithm import SiteSize, State
-from training.data.classification import ImageSet, LabelledData, labelled_batches
-from training.data.segmentation.dataset import SiteData, SliceSet, batches
+from training.data.classification import LabelledData, labelled_batches
+from training.data.examples import Examples
+from training.data.segmentation.dataset import SiteData, batches
 
-TrainingExamples = SliceSet | ImageSet
 AnySiteData = SiteData | LabelledData
 OptimiserName = Literal["adam", "sgd"]
 Aggregation = Literal["sample", "uniform"]
@@ -114,7 +114,7 @@ def state_of(network: nn.Module) -> State:
 
 def train_locally(
     network: nn.Module,
-    data: TrainingExamples,
+    data: Examples,
     schedule: Schedule,
     generator: torch.Generator,
     penalty: Penalty | None = None,
@@ -171,7 +171,7 @@ def new_optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimiz
 
 
 @torch.no_grad()
-def least_batch(network: nn.Module, data: TrainingExamples, batch_size: int) -> int:
+def least_batch(network: nn.Module, data: Examples, batch_size: int) -> int:
     """The images that a batch needs: two where a batch of one would come and the network cannot normalise it.
 
     Batch norm in training has no variance of a single value: where a small image has become one pixel, it
@@ -195,7 +195,7 @@ def least_batch(network: nn.Module, data: TrainingExamples, batch_size: int) -> 
 
 
 def scheduled_batches(
-    data: TrainingExamples, schedule: Schedule, generator: torch.Generator, least: int = 1
+    data: Examples, schedule: Schedule, generator: torch.Generator, least: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of the schedule, in their order: images and targets. None has fewer than `least` images.
 
@@ -221,10 +221,10 @@ def scheduled_batches(
 
 
 def _epoch(
-    data: TrainingExamples, schedule: Schedule, generator: torch.Generator, least: int
+    data: Examples, schedule: Schedule, generator: torch.Generator, least: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of images and targets: class indices [B, H, W], or [B]."""
-    if isinstance(data, SliceSet):
+    if data.has_masks:
         drawn = batches(data, schedule.batch_size, generator, schedule.augment, least=least)
         if not schedule.intensity:
             return drawn
@@ -255,7 +255,7 @@ def check_score(score: Tensor, most: int | None, largest: float = 1.0) -> None:
 
 
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> None:
+def estimate_statistics(network: nn.Module, slices: Examples, batch_size: int = 16) -> None:
     """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
 
     After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
@@ -278,7 +278,7 @@ def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size
 
 
 def with_statistics(
-    spec: NetworkSpec, state: State, slices: TrainingExamples, batch_size: int, device: torch.device
+    spec: NetworkSpec, state: State, slices: Examples, batch_size: int, device: torch.device
 ) -> State:
     """A network's weights with the batch-norm statistics that `estimate_statistics` finds."""
     network = network_of(spec, state, device)
@@ -286,7 +286,7 @@ def with_statistics(
     return state_of(network)
 
 
-def batch_moments(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> State:
+def batch_moments(network: nn.Module, slices: Examples, batch_size: int = 16) -> State:
     """Mean and mean square of every batch norm's input, by `estimate_statistics`: [C] float64 each.
 
     Nothing where there is no slice. They are means, so that those of several sites can be averaged.
@@ -334,7 +334,7 @@ def positive_variances(noisy: State, received: State) -> State:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> Tensor:
+def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tensor:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of
     images with classes."""
     network.eval()
@@ -346,7 +346,7 @@ def predict(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) 
 
 
 def dice_per_patient(
-    network: nn.Module, slices: SliceSet, classes: int, batch_size: int = 16
+    network: nn.Module, slices: Examples, classes: int, batch_size: int = 16
 ) -> dict[str, float]:
     """Foreground Dice of every patient, all its slices as one volume; NaN of a patient without a target."""
     if not len(slices):
@@ -445,21 +445,19 @@ def _sum(values: Iterable[float]) -> tuple[float, int]:
     return math.fsum(defined), len(defined)
 
 
-def evaluate(
-    network: nn.Module, data: TrainingExamples, classes: int, batch_size: int = 16
-) -> ValidationScore:
+def evaluate(network: nn.Module, data: Examples, classes: int, batch_size: int = 16) -> ValidationScore:
     """The network's foreground Dice on some slices, or its accuracy on some images; other metrics too."""
     return scored(predict(network, data, batch_size), data, classes) if len(data) else ValidationScore()
 
 
-def scored(predicted: Tensor, data: TrainingExamples, classes: int) -> ValidationScore:
+def scored(predicted: Tensor, data: Examples, classes: int) -> ValidationScore:
     """What class indices [N, ...] for the slices or images score; there is at least one."""
-    if isinstance(data, SliceSet):
-        truth, patients = torch.from_numpy(data.targets), data.patients
-        dice = foreground_dice(predicted, truth, patients, classes)
-        further = further_metrics(predicted, truth, patients, classes, "segmentation")
+    truth = torch.from_numpy(data.targets)
+    if data.has_masks:
+        dice = foreground_dice(predicted, truth, data.patients, classes)
+        further = further_metrics(predicted, truth, data.patients, classes, "segmentation")
         return ValidationScore.of(dice, further)
-    labels, images = torch.from_numpy(data.labels), tuple(map(str, range(len(data.labels))))
-    further = further_metrics(predicted, labels, images, classes, "classification")
-    right = dict(zip(images, (predicted == labels).double().tolist(), strict=True))
+    images = tuple(map(str, range(len(truth))))
+    further = further_metrics(predicted, truth, images, classes, "classification")
+    right = dict(zip(images, (predicted == truth).double().tolist(), strict=True))
     return ValidationScore.of(right, further)

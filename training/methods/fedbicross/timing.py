@@ -11,7 +11,7 @@ import torch
 
 from model_store.manifest import NetworkSpec
 from personalization.fedbicross.synthesis import Trajectory
-from training.data.classification import ImageSet
+from training.data.examples import Examples
 from training.methods.common.classifier_training import train_classifier
 from training.methods.common.local_training import network_of, new_network, state_of
 from training.methods.fedbicross.config import FedBiCrossConfig
@@ -39,7 +39,7 @@ def time_steps(
     count = config.batch_size
     names, zeros = ("",) * count, (0,) * count
     pixels = torch.rand(count, *shape, generator=draw).numpy()
-    images = ImageSet(pixels, np.arange(count) % classes, names, names, zeros)
+    images = Examples(pixels, np.arange(count) % classes, names, names, zeros)
     student, schedule = model(), replace(config.local(), epochs=1)
 
     batch = min(config.synthesis_batch, _SAMPLE)

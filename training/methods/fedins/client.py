@@ -18,8 +18,8 @@ from personalization.losses import Loss
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
-from training.data.segmentation.dataset import SliceSet
-from training.methods.common.local_training import TrainingExamples, ValidationScore, scored, task_loss
+from training.data.examples import Examples
+from training.methods.common.local_training import ValidationScore, scored, task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -41,7 +41,7 @@ class PoolTraining:
     loss: Loss = task_loss
 
 
-def queries_of(network: InstanceAdaptive, data: TrainingExamples, batch_size: int) -> Tensor:
+def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tensor:
     """[N, Q], on the CPU. They depend on the frozen backbone alone: made once, they are good for the run."""
     device = network.pool.keys.device
     parts = [
@@ -90,7 +90,7 @@ def routed(
 
 def train_pool(
     network: InstanceAdaptive,
-    data: TrainingExamples,
+    data: Examples,
     queries_NQ: Tensor,
     training: PoolTraining,
     generator: torch.Generator,
@@ -127,7 +127,7 @@ def train_pool(
 @torch.no_grad()
 def score_pool(
     network: InstanceAdaptive,
-    data: TrainingExamples,
+    data: Examples,
     queries_NQ: Tensor,
     classes: int,
     batch_size: int,
@@ -160,11 +160,11 @@ def usage_by(network: InstanceAdaptive, queries_NQ: Tensor) -> Tensor:
 
 
 def _epoch(
-    data: TrainingExamples, batch_size: int, generator: torch.Generator, augment: bool
+    data: Examples, batch_size: int, generator: torch.Generator, augment: bool
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Every image once, shuffled: images, targets and indices. No batch norm asks for more than one image."""
     images = torch.from_numpy(data.images)
-    targets = torch.from_numpy(data.targets if isinstance(data, SliceSet) else data.labels)
+    targets = torch.from_numpy(data.targets)
     for chosen in torch.split(torch.randperm(len(images), generator=generator), batch_size):
         batch, truth = images[chosen], targets[chosen]
         if augment:

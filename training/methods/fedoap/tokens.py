@@ -11,12 +11,12 @@ from torch import Tensor
 from personalization.networks import FedOapUNet
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
-from training.data.segmentation.dataset import SliceSet
+from training.data.examples import Examples
 
 
 @torch.no_grad()
 def mean_tokens(
-    network: FedOapUNet, slices: SliceSet, batch_size: int, bounds: FeatureBounds, noise: Noise
+    network: FedOapUNet, slices: Examples, batch_size: int, bounds: FeatureBounds, noise: Noise
 ) -> State:
     """{"key": [N, D], "value": [N, D]}: means over a site's training images, as they are; {} for too few
     images or patients.

@@ -13,7 +13,7 @@ from benchmarks.accuracy.papers import fedbicross, fedins
 from benchmarks.accuracy.papers.classification import MOST_FREQUENT, Clients
 from benchmarks.harness.cells import Row, Rows
 from benchmarks.harness.experiment import Options
-from training.data.classification import ImageSet
+from training.data.examples import Examples
 
 SET = "wbc5_28_shift"
 CLASSES = 5
@@ -116,9 +116,9 @@ def test_the_most_frequent_class_needs_no_training(name: str, data: Path, tmp_pa
     assert not (tmp_path / "state/papers").exists()
     clients = Clients(data / "medmnist_npz", SET, 5, 0.3, 0)
     for site, own in clients.data.items():
-        counts = [int((own.train.labels == label).sum()) for label in range(CLASSES)]
+        counts = [int((own.train.targets == label).sum()) for label in range(CLASSES)]
         right = row["result"]["sites"][site]["ours"].values()
-        assert [*right] == [int(counts[label] == max(counts)) for label in own.test.labels]
+        assert [*right] == [int(counts[label] == max(counts)) for label in own.test.targets]
 
 
 def test_fedbicross_published_figures_stand_beside_their_own_alpha_alone(data: Path) -> None:
@@ -135,9 +135,9 @@ def test_judging_counts_right_answers_at_home_and_on_all_test_images(data: Path)
     clients = Clients(data / "medmnist_npz", SET, 5, 0.3, 0)
     first = CLIENTS[0]
     models = {site: (lambda images: torch.zeros(len(images))) for site in CLIENTS}
-    models[first] = lambda images: torch.from_numpy(images.labels)
+    models[first] = lambda images: torch.from_numpy(images.targets)
     found = clients.judge(models)
-    labels = {site: own.test.labels for site, own in clients.data.items()}
+    labels = {site: own.test.targets for site, own in clients.data.items()}
     every = np.concatenate([*labels.values()])
     assert found[first]["paper"] == 1
     assert set(found[first]["ours"].values()) == {1}
@@ -157,7 +157,7 @@ def test_fedavg_in_one_round_weighs_clients_by_their_images() -> None:
 def test_pretraining_sees_every_style() -> None:
     images = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
     names = tuple(map(str, range(40)))
-    plain = ImageSet(images, np.zeros(40, np.int64), names, names, (0,) * 40)
+    plain = Examples(images, np.zeros(40, np.int64), names, names, (0,) * 40)
     mixed = fedins.styled(plain, torch.Generator().manual_seed(0)).images
     for number, style in enumerate(fedins.STYLES):
         changed = style(torch.from_numpy(images.copy())).numpy()

@@ -16,7 +16,8 @@ from model_store.preprocessing import prepare
 from model_store.scan import decode
 from model_store.task import Task
 from personalization.networks import build, initialise
-from training.data.classification import ImageSet, LabelledData, Partition, labelled_batches, share_out
+from training.data.classification import LabelledData, Partition, labelled_batches, share_out
+from training.data.examples import Examples
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.errors import FederationError
@@ -129,7 +130,7 @@ class TestArrays:
             assert len(data.train) >= 10
             raw = {case.name: np.load(path)[case.row[0]][case.row[1]] for case in site.cases}
             for part in (data.train, data.test):
-                assert [raw[name][0, 0] for name in part.cases] == part.labels.tolist()
+                assert [raw[name][0, 0] for name in part.cases] == part.targets.tolist()
         assert load_federation(path, None, Partition(3, 0.5, 1)).digest == federation.digest
         assert load_federation(path, None, Partition(3, 0.5, 2)).digest != federation.digest
 
@@ -237,7 +238,7 @@ def test_site_without_validation_images_validates_on_its_training_images(tmp_pat
     assert len(data.test) == 0
     assert data.test.images.shape == (0, 1, 16, 16)
     assert data.statistics.count == 10
-    assert sorted(set(data.train.labels.tolist())) == [1, 2]
+    assert sorted(set(data.train.targets.tolist())) == [1, 2]
 
 
 def test_guard_statistics_count_training_images_only(tmp_path: Path) -> None:
@@ -251,10 +252,10 @@ def test_guard_statistics_count_training_images_only(tmp_path: Path) -> None:
     assert data.statistics.count == 4
 
 
-def image_set(count: int) -> ImageSet:
+def image_set(count: int) -> Examples:
     images = np.arange(count, dtype=np.float32)[:, None, None, None] * np.ones((1, 1, 8, 8), np.float32)
     names = tuple(map(str, range(count)))
-    return ImageSet(images, np.arange(count) % 3, names, names, (0,) * count)
+    return Examples(images, np.arange(count) % 3, names, names, (0,) * count)
 
 
 def test_labelled_batches_yield_each_image_once_with_its_label() -> None:

@@ -23,7 +23,8 @@ from personalization.networks import registry
 from personalization.networks.capabilities import Traits
 from tests.helpers.training.sites import EMPTY, client_step, context, server_step
 from training.algorithm import ClientResult, Memory, Phase, RoundResult, State
-from training.data.classification import ImageSet, LabelledData
+from training.data.classification import LabelledData
+from training.data.examples import Examples
 from training.methods.common.local_training import Schedule
 from training.methods.common.state_tree import part
 from training.methods.ditto import Ditto, DittoConfig
@@ -65,13 +66,13 @@ def linear_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification"], Linear)
 
 
-def points(count: int, seed: int) -> ImageSet:
+def points(count: int, seed: int) -> Examples:
     """Images with a class that a linear network finds for the most part."""
     draw = np.random.default_rng(seed)
     images = draw.normal(size=(count, 1, 2, 2))
     labels = (images.reshape(count, 4)[:, :CLASSES] + 0.5 * draw.normal(size=(count, CLASSES))).argmax(1)
     names = tuple(map(str, range(count)))
-    return ImageSet(images, labels, names, names, (0,) * count)
+    return Examples(images, labels, names, names, (0,) * count)
 
 
 SITES = {
@@ -89,21 +90,21 @@ def state_of(weights: Tensor) -> State:
     return {"layer.weight": weights[:, :4].clone(), "layer.bias": weights[:, 4].clone()}
 
 
-def rows(data: ImageSet) -> Tensor:
+def rows(data: Examples) -> Tensor:
     images = torch.from_numpy(data.images).flatten(1)
     return torch.cat([images, torch.ones(len(images), 1, dtype=torch.float64)], dim=1)
 
 
-def gradient(weights: Tensor, data: ImageSet) -> Tensor:
+def gradient(weights: Tensor, data: Examples) -> Tensor:
     """Gradient of the mean cross-entropy: (softmax - one-hot)^T x / n."""
     x = rows(data)
     errors = torch.softmax(x @ weights.T, dim=1)
-    errors[range(len(x)), torch.from_numpy(data.labels)] -= 1
+    errors[range(len(x)), torch.from_numpy(data.targets)] -= 1
     return errors.T @ x / len(x)
 
 
-def accuracy(weights: Tensor, data: ImageSet) -> float:
-    return float(((rows(data) @ weights.T).argmax(1) == torch.from_numpy(data.labels)).double().mean())
+def accuracy(weights: Tensor, data: Examples) -> float:
+    return float(((rows(data) @ weights.T).argmax(1) == torch.from_numpy(data.targets)).double().mean())
 
 
 def close(found: Tensor, expected: Tensor) -> None:

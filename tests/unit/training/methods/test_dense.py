@@ -148,7 +148,7 @@ def test_a_site_validates_the_student_and_the_counts_add_up() -> None:
     for data in SITES.values():
         with torch.no_grad():
             answers = network(torch.from_numpy(data.val.images)).argmax(1).numpy()
-        right += int((answers == data.val.labels).sum())
+        right += int((answers == data.val.targets).sum())
     reduced = result_of(found, mean=None, collect=("counts",))
     publication = algorithm.publication(server_step(algorithm, context("validate", 0, 1), server, reduced))
     (draft,) = publication.models

@@ -14,7 +14,8 @@ from personalization.fedbicross.synthesis import SynthesisConfig
 from personalization.networks import build, initialise
 from tests.helpers.training.sites import context
 from training.algorithm import Memory, State
-from training.data.classification import ImageSet, LabelledData
+from training.data.classification import LabelledData
+from training.data.examples import Examples
 from training.errors import ConfigurationError
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross import method
@@ -35,7 +36,7 @@ def hospital() -> LabelledData:
     draw = np.random.default_rng(0)
     names = tuple(map(str, range(IMAGES)))
     labels = draw.integers(CLASSES, size=IMAGES)
-    images = ImageSet(draw.normal(size=(IMAGES, 1, 8, 8)), labels, names, names, (0,) * IMAGES)
+    images = Examples(draw.normal(size=(IMAGES, 1, 8, 8)), labels, names, names, (0,) * IMAGES)
     return LabelledData("elm", images, images, images, None)
 
 
@@ -57,7 +58,7 @@ def loaded(state: State) -> torch.nn.Module:
     return network
 
 
-def stage_3(cluster: State, own: State, data: ImageSet, config: FedBiCrossConfig) -> State:
+def stage_3(cluster: State, own: State, data: Examples, config: FedBiCrossConfig) -> State:
     """Both teachers run on every batch; SGD with momentum and weight decay by hand."""
     network, teachers = loaded(cluster).train(), (loaded(cluster), loaded(own))
     velocity = [torch.zeros_like(parameter) for parameter in network.parameters()]
@@ -67,7 +68,7 @@ def stage_3(cluster: State, own: State, data: ImageSet, config: FedBiCrossConfig
         for index in torch.randperm(len(data), generator=draw).split(config.batch_size):
             images = torch.from_numpy(data.images)[index]
             logits = network(images)
-            loss = -logits.log_softmax(1)[range(len(index)), torch.from_numpy(data.labels)[index]].mean()
+            loss = -logits.log_softmax(1)[range(len(index)), torch.from_numpy(data.targets)[index]].mean()
             for teacher, weight in zip(teachers, (config.cluster_weight, config.own_weight), strict=True):
                 said, found = (teacher(images) / temperature).softmax(1), (logits / temperature).softmax(1)
                 kl = (said * (said.log() - found.log())).sum(1).mean()

@@ -19,7 +19,8 @@ from tests.helpers.training.backbones import PICTURES, publish, unet, vit
 from tests.helpers.training.sites import client_step, server_step
 from training.algorithm import Memory, RoundResult
 from training.bounds import FeatureBounds
-from training.data.classification import ImageSet, LabelledData
+from training.data.classification import LabelledData
+from training.data.examples import Examples
 from training.engine.client import run_step
 from training.engine.egress import SiteSpec
 from training.engine.folder import SiteFolder
@@ -50,7 +51,7 @@ def pictures(labels, seed=0):
     labels = np.array(labels, np.int64)
     images = np.random.default_rng(seed).normal(size=(len(labels), 1, 16, 16)).astype(np.float32)
     names = tuple(str(index) for index in range(len(labels)))
-    return ImageSet(
+    return Examples(
         images + labels[:, None, None, None].astype(np.float32), labels, names, names, (0,) * len(names)
     )
 

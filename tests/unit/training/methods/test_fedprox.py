@@ -54,7 +54,7 @@ def test_a_round_is_that_of_a_plain_loop(task: Task, data: AnySiteData) -> None:
     network.to(memory_format=torch.channels_last).train()
     optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
     images = torch.from_numpy(data.train.images)
-    targets = torch.from_numpy(data.train.targets if task is TASK else data.train.labels)
+    targets = torch.from_numpy(data.train.targets)
     draw = context("train", 0, site="A").generator("train")
     for _ in range(2):
         for chosen in torch.randperm(8, generator=draw).split(4):

@@ -58,7 +58,7 @@ class Plain:
         self.network = build(algorithm.network.name, **algorithm.network.arguments)
         self.network.load_state_dict(state)
         self.network.to(memory_format=torch.channels_last).train()
-        answers = data.train.targets if hasattr(data.train, "targets") else data.train.labels
+        answers = data.train.targets
         self.images = torch.from_numpy(data.train.images)
         self.answers = torch.from_numpy(answers).long()
 
@@ -205,7 +205,7 @@ def test_pfedme_is_a_plain_loop(kind: str, beta: float, decay: float) -> None:
 def likelihood(network: nn.Module, data: AnySiteData, *_: object) -> ValidationScore:
     """A score that every change of the weights moves, as Dice of few patients does not. Where there are few
     images, a large loss is good, so that sites choose differently."""
-    answers = data.targets if hasattr(data, "targets") else data.labels
+    answers = data.targets
     with torch.no_grad():
         loss = task_loss(network.eval()(torch.from_numpy(data.images)), torch.from_numpy(answers).long())
     return ValidationScore(2 - loss.item() if len(data) > 2 else loss.item(), 1)

@@ -14,7 +14,6 @@ from personalization.networks import build, initialise
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import TASK, client_step, context, server_stage, server_step, site_data
 from training.algorithm import Phase, RoundResult
-from training.data.segmentation.dataset import SliceSet
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan
 from training.engine.tensorfile import read_tensors
@@ -51,7 +50,7 @@ def test_local_only_is_the_same_whoever_else_trains(kind: str, tmp_path: Path) -
 
 
 def answers(data: AnySiteData) -> np.ndarray:
-    return data.train.targets if isinstance(data.train, SliceSet) else data.train.labels
+    return data.train.targets
 
 
 @pytest.mark.parametrize("kind", KINDS)

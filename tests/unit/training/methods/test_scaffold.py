@@ -51,7 +51,7 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, AnySiteDa
             network.load_state_dict(w_g)
             network.to(memory_format=torch.channels_last).train()
             images, draw = torch.from_numpy(data.images), here.generator("train")
-            targets = torch.from_numpy(data.targets if task is TASK else data.labels).long()
+            targets = torch.from_numpy(data.targets).long()
             gradients = []
             for chosen in torch.randperm(len(data), generator=draw).split(4):
                 network.zero_grad()

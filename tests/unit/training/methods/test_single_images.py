@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from model_store.manifest import NetworkSpec
-from training.data.classification.dataset import ImageSet
-from training.data.segmentation.dataset import SliceSet
+from training.data.examples import Examples
 from training.methods.common.classifier_training import SgdSchedule, train_classifier
 from training.methods.common.local_training import (
     Schedule,
@@ -28,17 +27,17 @@ RESNET = NetworkSpec(name="resnet18", arguments={"in_channels": 1, "classes": 2,
 SCHEDULE = Schedule(batch_size=16)
 
 
-def drawn(count: int, side: int = 16) -> SliceSet:
+def drawn(count: int, side: int = 16) -> Examples:
     draw = np.random.default_rng(count)
     images = draw.normal(size=(count, 1, side, side)).astype(np.float32)
     names = tuple(f"p{index}" for index in range(count))
-    return SliceSet(images, (images[:, 0] > 0).astype(np.uint8), names, names, tuple(range(count)))
+    return Examples(images, (images[:, 0] > 0).astype(np.uint8), names, names, tuple(range(count)))
 
 
-def pictures(count: int) -> ImageSet:
+def pictures(count: int) -> Examples:
     slices = drawn(count, 8)
     labels = np.arange(count) % 2
-    return ImageSet(slices.images, labels, slices.patients, slices.cases, slices.positions)
+    return Examples(slices.images, labels, slices.patients, slices.cases, slices.positions)
 
 
 def generator() -> torch.Generator:

@@ -15,8 +15,8 @@ from model_store.store import Store
 from tests.helpers.training.run_records import TASK, make_record
 from training.algorithm import Publication
 from training.config import RunConfig
+from training.data.examples import Examples
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SliceSet
 from training.engine.history import RoundEntry, SiteEntry
 from training.errors import TrainingError
 from training.methods.iop_fl import IopFlConfig
@@ -187,7 +187,7 @@ class TestOverlays:
     """The page of one site."""
 
     @staticmethod
-    def slices() -> SliceSet:
+    def slices() -> Examples:
         """Two patients of three slices; the second slice shows the most foreground."""
         rng = np.random.default_rng(0)
         targets = np.zeros((6, 16, 16), np.uint8)
@@ -196,7 +196,7 @@ class TestOverlays:
             targets[3 * patient + 2, 4:6, 4:6] = 1
         patients = tuple(f"p{i // 3}" for i in range(6))
         images = rng.normal(0, 0.1, (6, 3, 16, 16)).astype(np.float32)
-        return SliceSet(images, targets, patients, patients, (0, 1, 2) * 2)
+        return Examples(images, targets, patients, patients, (0, 1, 2) * 2)
 
     @staticmethod
     def pictures(path: Path) -> list[np.ndarray]:
@@ -231,7 +231,7 @@ class TestOverlays:
 
     def test_overlay_without_foreground_shows_no_dice(self, tmp_path: Path) -> None:
         slices = self.slices()
-        empty = SliceSet(
+        empty = Examples(
             slices.images, np.zeros_like(slices.targets), slices.patients, slices.cases, slices.positions
         )
         path = write_overlays(tmp_path, "s", TASK, empty, {"global": empty.targets})
