@@ -82,7 +82,8 @@ WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
 SCORES = Group("scores", "statistics", "collect", essential=False, check=ValidationScore.check)
 MOMENTS = Group("moments", "statistics", "mean", essential=False)
 
-class FedAvgConfig(NetworkConfig, LossConfig):
+
+class FedAvgConfig(LossConfig, NetworkConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
     recipe: Literal["locum", "paper"] = Field(

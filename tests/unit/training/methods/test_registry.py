@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import training.methods
+from model_store.task import Task
 from training.errors import ConfigurationError
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import method, methods, register
@@ -73,3 +75,17 @@ def test_two_classes_of_one_name_are_rejected() -> None:
             pass
 
     assert method("fedavg").build is FedAvg
+
+
+def test_no_step_of_a_method_asks_in_which_phase_it_is() -> None:
+    folder = Path(training.methods.__file__).parent
+    asking = [path.name for path in folder.rglob("*.py") if "context.phase" in path.read_text()]
+    assert asking == []
+
+
+def test_every_step_of_a_plan_has_a_name_of_its_own() -> None:
+    task = Task(name="shapes", kind="classification", class_names=("a", "b"), size=(28, 28))
+    for name in ("fedavg", "fedbicross", "dense", "ditto", "local-only", "centralised"):
+        chosen = method(name)
+        names = [step.name for step in chosen.build(chosen.config(), task).plan()]
+        assert len({*names}) == len(names)
