@@ -1,4 +1,4 @@
-"""The loop that keeps the best epoch, on a learner whose losses are given."""
+"""The loop that keeps the best epoch, on a learner with given losses."""
 
 from __future__ import annotations
 
