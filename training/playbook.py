@@ -276,11 +276,7 @@ class Rotations(Algorithm):
         }
 
     def measure(
-        self,
-        context: StepContext,  # noqa: ARG002
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,  # noqa: ARG002
-        data: SiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Measure the targets of the site's scans of training and validation."""
         _, targets, patients = _scans(data)
@@ -288,11 +284,7 @@ class Rotations(Algorithm):
         return ClientResult({TARGETS.name: _packed(own)}, weight=1.0)
 
     def practise(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,  # noqa: ARG002
-        data: SiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Practise on the site's scans of training and validation."""
         assert context.site is not None
@@ -316,12 +308,12 @@ class Rotations(Algorithm):
         packed = {"json": torch.tensor(list(content), dtype=torch.uint8)}
         return ClientResult({EPISODES.name: packed}, weight=1.0)
 
-    def keep_targets(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_targets(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep what every member's targets look like."""
         found = {site: asdict(_unpacked(own)) for site, own in result.collected[TARGETS.name].items()}
         return Memory(server.tensors, {"targets": found})
 
-    def keep_episodes(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_episodes(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep every member's episodes."""
         found = {
             site: json.loads(bytes(state["json"].tolist()))

@@ -58,11 +58,7 @@ class Centralised(FedAvg):
         return (describe, pool, ServerStage("train", self.config.rounds, self.train_pooled), *validate)
 
     def send_images(
-        self,
-        context: StepContext,  # noqa: ARG002
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,  # noqa: ARG002
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Send the training images."""
         examples = data.train
@@ -70,7 +66,7 @@ class Centralised(FedAvg):
         images = {"images": torch.from_numpy(examples.images), "answers": answers}
         return ClientResult({IMAGES.name: images}, float(len(examples)))
 
-    def keep_images(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_images(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the images by site."""
         sent = {f"{_POOL}/{site}": dict(state) for site, state in result.collected[IMAGES.name].items()}
         facts = {**server.facts, "pooled": sorted(result.weights)}

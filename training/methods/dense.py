@@ -131,7 +131,7 @@ class Dense(OneShot):
             ),
         )
 
-    def send_student(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+    def send_student(self, server: Memory, site: str) -> Mapping[str, State]:
         """S, to every site the same."""
         return {WEIGHTS.name: part(server.tensors, _STUDENT)}
 
@@ -142,11 +142,7 @@ class Dense(OneShot):
         return replace(self.train_once(context, received, memory, data), memory=None)
 
     def count_right(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,  # noqa: ARG002
-        data: LabelledData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
     ) -> ClientResult:
         """Count the student's right answers."""
         student = network_of(self.network, received[WEIGHTS.name], context.device)
@@ -155,7 +151,7 @@ class Dense(OneShot):
             {COUNTS.name: counts.state()}, float(len(data.train)), metrics=counts.metrics("val_")
         )
 
-    def add_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def add_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Add up the right answers."""
         found = [ClassCounts(**state) for state in result.collected.get(COUNTS.name, {}).values()]
         if not found:

@@ -205,30 +205,26 @@ class FedAvg(Algorithm):
         """w_g of round 0, from the run's seed."""
         return Memory(join({"global": self.first_weights(context.generator("weights"))}))
 
-    def send_global(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+    def send_global(self, server: Memory, site: str) -> Mapping[str, State]:
         """w_g, to every site the same."""
         return {WEIGHTS.name: part(server.tensors, "global")}
 
-    def send_selected(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+    def send_selected(self, server: Memory, site: str) -> Mapping[str, State]:
         """The selected w_g, to every site the same."""
         return {WEIGHTS.name: self.selected(server)[0]}
 
-    def expect_moments(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def expect_moments(self, server: Memory) -> Mapping[str, State]:
         """Moments of every batch norm."""
         return {MOMENTS.name: moments_of(self.network)}
 
     # ------------------------------------------------------------------ at a site
 
-    def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:  # noqa: ARG002
+    def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
         """The network that a site validates, and trains, when it receives w_g in a round: w_g as it is."""
         return network_of(self.network, w_g, context.device)
 
     def train_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,  # noqa: ARG002
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Validate w_g, then train from it."""
         network = self.network_here(context, received[WEIGHTS.name], data)
@@ -238,31 +234,19 @@ class FedAvg(Algorithm):
         return ClientResult(uploads, validated.weight, metrics=metrics)
 
     def validate_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,  # noqa: ARG002
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Validate the w_g of the last round."""
         return self._validated(self.network_here(context, received[WEIGHTS.name], data), data)
 
     def revalidate_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,  # noqa: ARG002
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Validate the selected w_g."""
         return self._validated(network_of(self.network, received[WEIGHTS.name], context.device), data)
 
     def estimate_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,  # noqa: ARG002
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Moments of the model that was sent, over the site's slices as they are."""
         network = network_of(self.network, received[WEIGHTS.name], context.device)
@@ -284,7 +268,7 @@ class FedAvg(Algorithm):
             self.penalty(network),
         )
 
-    def penalty(self, network: nn.Module) -> Penalty | None:  # noqa: ARG002
+    def penalty(self, network: nn.Module) -> Penalty | None:
         """What is added to the loss of every batch, of a network that holds w_g now; nothing in FedAvg."""
         return None
 
@@ -319,17 +303,17 @@ class FedAvg(Algorithm):
         noted = self._noted(server, result, context.round)
         return Memory({**noted.tensors, **join({"global": result.reduced[WEIGHTS.name]})}, noted.facts)
 
-    def note_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def note_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Note the scores of the w_g of the last round, and keep it if it is the best."""
         return self._noted(server, result, self.config.rounds)
 
-    def take_moments(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def take_moments(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Put the sites' statistics into the selected w_g."""
         slot = "best" if server.facts.get("best") else "global"
         estimated = with_moments(self.selected(server)[0], result.reduced.get(MOMENTS.name, {}))
         return Memory({**server.tensors, **join({slot: estimated})}, server.facts)
 
-    def note_selected(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def note_selected(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Note the scores of the selected w_g."""
         facts, rounds = server.facts, self.selected(server)[1]["round"]
         after = note_scores(facts, result, self.metric, rounds, self.config.selection)

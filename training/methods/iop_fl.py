@@ -157,7 +157,7 @@ class IopFl(FedAvg):
         )
         return (*super().plan(), personalise, export)
 
-    def send_share(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+    def send_share(self, server: Memory, site: str) -> Mapping[str, State]:
         """The federation's lambda."""
         return {SHARE.name: {"share": torch.tensor(server.facts.get("share", 0.0))}}
 
@@ -259,11 +259,7 @@ class IopFl(FedAvg):
         return state_of(network)
 
     def export_step(
-        self,
-        context: StepContext,  # noqa: ARG002
-        received: Mapping[str, State],
-        memory: Memory,
-        data: SiteData,  # noqa: ARG002
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """P_k(lambda), by the site's own patients or the federation's.
 
@@ -294,13 +290,13 @@ class IopFl(FedAvg):
 
     # ------------------------------------------------------------------ at the server
 
-    def choose_share(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def choose_share(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the lambda that all sites' patients together choose."""
         together = result.reduced.get(CHANGES.name, {}).get("changes")
         share = LAMBDAS[chosen(together)] if together is not None else 0.0
         return Memory(server.tensors, {**server.facts, "share": share})
 
-    def keep_exported(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_exported(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Set the exported models beside the global one, and what each is worth."""
         sent = {site: state for site, state in result.collected.get(PERSONAL.name, {}).items() if state}
         inside = {f"inside/{site}": dict(state) for site, state in sent.items()}

@@ -48,11 +48,7 @@ class LocalOnly(PersonalFedAvg):
 
     @override
     def train_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Train from the site's own weights, which stay."""
         result = super().train_step(context, {WEIGHTS.name: {}}, memory, data)
@@ -60,11 +56,7 @@ class LocalOnly(PersonalFedAvg):
 
     @override
     def validate_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Validate the site's own weights."""
         return super().validate_step(context, {WEIGHTS.name: {}}, memory, data)

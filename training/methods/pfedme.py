@@ -99,11 +99,7 @@ class PFedMe(FullPersonalFedAvg):
 
     @override
     def train_both(
-        self,
-        context: StepContext,
-        network: nn.Module,
-        memory: Memory,
-        data: AnySiteData,
+        self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
     ) -> LocalResult:
         """theta, and w in `network`. The loss is theta's, with the distance, over all its steps."""
         config, schedule = self.config, self.schedule(context.round)

@@ -113,25 +113,21 @@ class OneShot(Algorithm):
             everyone=True,
         )
 
-    def send_seed(self, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+    def send_seed(self, server: Memory, site: str) -> Mapping[str, State]:
         """The seed, to every site the same."""
         return {SEED.name: {"seed": server.tensors["seed"]}}
 
-    def expect_model(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def expect_model(self, server: Memory) -> Mapping[str, State]:
         """An upload is a network of the task."""
         return {MODEL.name: shapes_of(self.network)}
 
-    def expect_counts(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def expect_counts(self, server: Memory) -> Mapping[str, State]:
         """Counts are of the task's classes."""
         none = torch.zeros(self.classes, dtype=torch.float64)
         return {COUNTS.name: ClassCounts(none, none).state()}
 
     def train_once(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],
-        memory: Memory,  # noqa: ARG002
-        data: LabelledData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
     ) -> ClientResult:
         """Train once. The site's memory has the upload as `own/...`."""
         start = torch.Generator().manual_seed(int(received[SEED.name]["seed"]))
@@ -149,7 +145,7 @@ class OneShot(Algorithm):
             {"loss": loss, **counts.metrics("local_val_")},
         )
 
-    def keep_uploads(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_uploads(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the uploads by site."""
         models = {f"model/{site}": dict(state) for site, state in result.collected[MODEL.name].items()}
         return Memory(join(models), {"sites": dict(result.weights), **merge_described(result)})

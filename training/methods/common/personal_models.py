@@ -51,7 +51,7 @@ class PersonalModels(FedAvg):
         self.published_metric = self.metric
         self.personal_metric = f"personal_{self.metric}"
 
-    def expect_whole(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def expect_whole(self, server: Memory) -> Mapping[str, State]:
         """An exported model is a whole network."""
         return {PERSONAL.name: shapes_of(self.network)}
 
@@ -64,11 +64,7 @@ class PersonalModels(FedAvg):
         return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, facts)
 
     def export_step(
-        self,
-        context: StepContext,  # noqa: ARG002
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,
-        data: AnySiteData,  # noqa: ARG002
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Send the chosen model. Raises SiteFailed at a site that never trained."""
         if _CHOSEN not in memory.facts:

@@ -164,11 +164,7 @@ class FedBiCross(OneShot):
         )
 
     def export(
-        self,
-        context: StepContext,  # noqa: ARG002
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,
-        data: LabelledData,  # noqa: ARG002
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
     ) -> ClientResult:
         """Send the personal model. Raises SiteFailed at a site that has none."""
         _own(memory)
@@ -184,12 +180,12 @@ class FedBiCross(OneShot):
 
     # ------------------------------------------------------------------ at the server
 
-    def keep_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the right answers of the cluster models, by site."""
         counts = _as_facts(result.collected.get(COUNTS.name, {}))
         return Memory(server.tensors, {**server.facts, "counts": counts})
 
-    def keep_exported(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_exported(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the personal models, by site."""
         personal = {
             f"personal/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()

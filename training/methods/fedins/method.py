@@ -179,7 +179,7 @@ class FedIns(Algorithm):
     def send(
         self,
         server: Memory,
-        site: str,  # noqa: ARG002
+        site: str,
         *,
         groups: tuple[Group, ...],
     ) -> Mapping[str, State]:
@@ -198,18 +198,14 @@ class FedIns(Algorithm):
         total = torch.zeros_like(part(server.tensors, "fixed")["centre"], dtype=torch.float64)
         return {QUERIES.name: {"sum": total, "count": torch.zeros(())}}
 
-    def expect_picks(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def expect_picks(self, server: Memory) -> Mapping[str, State]:
         """Picks, which are whole, unlike those that are sent."""
         return {USAGE.name: {"picks": torch.zeros(self.config.entries, dtype=torch.int64)}}
 
     # ------------------------------------------------------------------ at a site
 
     def describe_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,
-        data: AnySiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Make the queries; describe the data and, where queries are centred, their sum."""
         weight = weight_of(data, self.config.aggregation)
@@ -303,7 +299,7 @@ class FedIns(Algorithm):
 
     # ------------------------------------------------------------------ at the server
 
-    def keep_centre(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def keep_centre(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep what the sites describe, and the mean query."""
         fixed = self._centre(server, result.reduced.get(QUERIES.name))
         tensors = {**server.tensors, **join({"fixed": fixed})}
@@ -314,7 +310,7 @@ class FedIns(Algorithm):
         noted = self._noted(server, result, context.round)
         return Memory({**noted.tensors, **join({"global": result.reduced[WEIGHTS.name]})}, noted.facts)
 
-    def note_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def note_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Note scores and picks of the pool of the last round, and keep it if it is the best."""
         return self._noted(server, result, self.config.rounds)
 

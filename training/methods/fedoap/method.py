@@ -113,7 +113,7 @@ class FedOap(Algorithm):
         shared, personal = self._split(state)
         return Memory(join({"global": shared, "drawn": personal}), {"exported": {}})
 
-    def expect_tokens(self, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def expect_tokens(self, server: Memory) -> Mapping[str, State]:
         """Tokens are as many as of an image."""
         if not self.config.bank:
             return {}
@@ -173,21 +173,13 @@ class FedOap(Algorithm):
         return local.begin(model, bank, evaluate(network, data.val, local.CLASSES, self.config.batch_size))
 
     def fine_tune_step(
-        self,
-        context: StepContext,
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,
-        data: SiteData,
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """A round of stage 2."""
         return local.fine_tune(self.config, self.network, context, memory, data)
 
     def export_step(
-        self,
-        context: StepContext,  # noqa: ARG002
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,
-        data: SiteData,  # noqa: ARG002
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Send the model of stage 2."""
         return local.export(memory)
@@ -220,7 +212,7 @@ class FedOap(Algorithm):
 
     # ------------------------------------------------------------------ at the server
 
-    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Average, and replace the bank by the round's tokens."""
         sent = result.collected.get(TOKENS.name, {})
         states: dict[str, State] = {
