@@ -39,7 +39,7 @@ def site(*allows, consents=False):
 
 
 def test_check_plan_rejects_a_policy_that_withholds_an_essential_group():
-    plan = (TRAIN, ServerStage("cluster", 3), EXPORT)
+    plan = (TRAIN, ServerStage("cluster", 3, lambda context, server: server), EXPORT)
     check_plan(plan, [site("weights"), site("weights", "features", "statistics")])
     with pytest.raises(EgressRefused, match="site A: phase 'train' uploads 'weights', of kind weights"):
         check_plan(plan, [site("features", "statistics")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_method_that_needs_what_cannot_have_noise_is_refused_before_the_run():
     check_plan(plan, [site])
     # The same phase without consent.
     with pytest.raises(EgressRefused, match="'trail', of kind weights, which must have differential privacy"):
-        check_plan([plan[2].__class__("export", 1, (), plan[2].uploads)], [site])
+        check_plan((replace(plan[2], consent=False),), [site])
 
 
 @pytest.mark.parametrize(

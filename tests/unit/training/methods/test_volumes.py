@@ -94,12 +94,12 @@ def federated(algorithm: FedAvg) -> tuple[Memory, list[dict[str, float]]]:
         for round_ in range(phase.rounds):
             results = {}
             for site, data in SITES.items():
-                received = algorithm.broadcast(phase, server, site)
+                received = phase.broadcast(server, site)
                 here = context(phase.name, round_, phase.rounds, site)
-                results[site] = algorithm.client_step(here, received, memories[site], data)
+                results[site] = phase.client_step(here, received, memories[site], data)
                 memories[site] = results[site].memory or memories[site]
             seen.append(dict(results["A"].metrics))
-            server = algorithm.server_step(context(phase.name, round_), server, _round(phase, results))
+            server = phase.server_step(context(phase.name, round_), server, _round(phase, results))
     return server, seen
 
 
