@@ -10,6 +10,7 @@ wait for. Times are by the database's clock.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -30,6 +31,12 @@ SILENT_SECONDS = 30.0
 # A worker that was killed leaves its row; so long it is worth a word.
 _FORGOTTEN = timedelta(days=1)
 _log = logging.getLogger("locum.worker")
+
+# A process that is forked within a beat would take its database for open and locked, and find it so for ever.
+_beating = threading.Lock()
+os.register_at_fork(
+    before=_beating.acquire, after_in_parent=_beating.release, after_in_child=_beating.release
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ def presence(session: Session) -> Presence:
 class Beating:
     """Record every few seconds that this worker runs, until the block ends; its row is deleted then.
 
-    `open_database` opens a connection for each beat: none may be open while the worker forks.
+    `open_database` opens a connection for each beat. The process forks between beats, also later, when Celery
+    replaces a task process that died: a fork waits for the end of a beat.
     """
 
     def __init__(self, open_database: Callable[[], AbstractContextManager[Database]], name: str) -> None:
@@ -95,7 +103,7 @@ class Beating:
 
     def _record(self, *, runs: bool) -> None:
         try:
-            with self._open() as database, database.write() as session:
+            with _beating, self._open() as database, database.write() as session:
                 record(session, self._name, runs=runs)
         except SQLAlchemyError as error:
             # Without its database a worker takes no job either; it is silent until the database is back.

@@ -47,12 +47,16 @@ def _prepare(**_: object) -> None:
 
 
 def _appear(**_: object) -> None:
-    # Its thread begins after the fork of the task process.
+    # Its thread begins after the fork of the task process. A worker that is stopped before that has none.
     beating.__enter__()
+    worker_shutdown.connect(_disappear)
+
+
+def _disappear(**_: object) -> None:
+    beating.__exit__()
 
 
 def _finish(**_: object) -> None:
-    beating.__exit__()
     broker.stop()
 
 

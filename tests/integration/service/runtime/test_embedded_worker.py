@@ -223,3 +223,22 @@ def test_open_event_stream_does_not_delay_shutdown(tmp_path: Path) -> None:
             # Cut off, it would raise: the stream ends as it should, though the job still waits.
             assert [line for line in lines if line.startswith("event")] == []
         assert process.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.process
+def test_worker_that_is_stopped_before_it_is_ready_stops_its_redis(tmp_path: Path) -> None:
+    code = """
+from celery.signals import worker_init, worker_shutdown
+from service.worker import celery
+worker_init.send(sender=None)
+child = celery.broker._child
+assert child.alive
+worker_shutdown.send(sender=None)
+assert not child.alive
+"""
+    environment = os.environ | {"LOCUM_STATE_DIR": str(tmp_path / "state")}
+    environment.pop("LOCUM_REDIS_URL", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

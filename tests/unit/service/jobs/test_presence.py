@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -60,3 +63,25 @@ def test_beating_worker_is_seen_until_its_block_ends(database: Database) -> None
             assert presence(session).running == 1
     with database.read() as session:
         assert presence(session).running == 0
+
+
+def test_process_is_forked_between_beats(database: Database) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    class Slow(nullcontext[Database]):
+        def __enter__(self) -> Database:
+            begun.set()
+            time.sleep(0.5)
+            return super().__enter__()
+
+        def __exit__(self, *_: object) -> None:
+            ended.set()
+
+    with Beating(lambda: Slow(database), "here:1"), warnings.catch_warnings():
+        # Python's own warning of forks beside threads.
+        warnings.simplefilter("ignore")
+        assert begun.wait(60)
+        child = os.fork()
+        if child == 0:
+            os._exit(not ended.is_set())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
