@@ -222,8 +222,8 @@ def roll_back(
         expected = expected_sequence(_sequence(session, hospital, model), if_match, None)
         target = assignments.before(session, hospital, model)
     if target is not None:
-        # Hashing takes its time, so it is done before the write lock is taken; `expected` keeps the two
-        # together.
+        # Hashing takes its time, so it is done before the write lock is taken; `expected` and `to` keep the
+        # two together.
         resolve_assignable(context.store, hospital, model, f"{target.artefact or model}@{target.digest}")
     with context.database.write() as session:
         entry = assignments.roll_back(
@@ -233,6 +233,7 @@ def roll_back(
             expected=expected,
             actor=actor_of(context.database.caller, body.actor),
             reason=body.reason,
+            to=0 if target is None else target.sequence,
         )
     return _answer(entry, response)
 

@@ -147,13 +147,23 @@ def before(session: Session, hospital: str, model: str) -> Assignment | None:
 
 
 def roll_back(
-    session: Session, hospital: str, model: str, *, expected: int, actor: str, reason: str
+    session: Session,
+    hospital: str,
+    model: str,
+    *,
+    expected: int,
+    actor: str,
+    reason: str,
+    to: int | None = None,
 ) -> Assignment:
     """Roll back: append an entry that restores the previous assignment. Each call goes one further back.
 
+    `expected`, `actor` and `reason` are those of `assign`; `to` is the number of the entry that the caller
+    saw `before` return.
+
     Raises:
         HospitalUnknown: no hospital of this id is registered.
-        AssignmentStale: another entry is in force by now.
+        AssignmentStale: another entry is in force by now, or would be restored.
         NothingToRollBack: the hospital was served nothing else before.
     """
     current = _current(session, hospital, model, expected)
@@ -161,6 +171,12 @@ def roll_back(
     if target is None:
         raise NothingToRollBack(
             f"hospital {hospital!r} was served no other version of {model!r} before: assign a version instead"
+        )
+    if to is not None and target.sequence != to:
+        # A newer version was recorded meanwhile, which no decision's number shows.
+        raise AssignmentStale(
+            f"hospital {hospital!r} was served another version of {model!r} meanwhile: look at what serves "
+            "now, then decide again"
         )
     entry = Assignment(
         hospital=hospital,

@@ -78,6 +78,25 @@ def test_first_decision_is_rolled_back_to_what_served_by_default(database: Datab
             roll_back(session, expected=3)
 
 
+def test_rollback_restores_no_other_entry_than_the_caller_saw(database: Database) -> None:
+    def keep(session: Session, version: int) -> None:
+        assignments.keep(session, "north", "brain", version=version, digest=digest(version), replace=True)
+
+    with database.write() as session:
+        keep(session, 1)
+        keep(session, 2)
+        seen = assignments.before(session, "north", "brain")
+        assert seen is not None
+        assert seen.version == 1
+    # Served meanwhile; no decision was made, so the number of the one in force is the same.
+    with database.write() as session:
+        keep(session, 3)
+    with pytest.raises(AssignmentStale, match="another version of 'brain' meanwhile"), database.write() as s:
+        assignments.roll_back(s, "north", "brain", expected=0, actor="bo", reason="worse", to=seen.sequence)
+    with database.read() as session:
+        assert assigned(session, "north", "brain") == digest(3)
+
+
 def test_rollback_restores_artefact_and_override(database: Database) -> None:
     with database.write() as session:
         for sequence, (artefact, override) in enumerate(((None, False), ("brain.at-north", True))):
