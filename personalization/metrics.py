@@ -50,6 +50,23 @@ def dice_by_patient(pred: Tensor, gt: Tensor, patients: Sequence[str], classes: 
     return result
 
 
+def dice_by_label(
+    pred: Tensor, gt: Tensor, patients: Sequence[str], labels: Sequence[Sequence[int]]
+) -> dict[str, Tensor]:
+    """Compute Dice [L] of every patient and label, with all slices of a patient as one volume.
+
+    A label is the union of its classes in `labels`, since labels may overlap. NaN where it is neither in the
+    prediction nor in the ground truth. `pred` and `gt` are those of `dice_by_patient`.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for classes in labels:
+        members = torch.tensor(tuple(classes), device=pred.device)
+        here, there = (torch.isin(each.long(), members).to(torch.uint8) for each in (pred, gt))
+        for patient, values in dice_by_patient(here, there, patients, 2).items():
+            found.setdefault(patient, []).append(values[1])
+    return {patient: torch.stack(values) for patient, values in found.items()}
+
+
 def foreground_dice(pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int) -> dict[str, float]:
     """Compute every patient's foreground Dice: the mean over classes 1..K-1 of `dice_by_patient` without NaN.
 

@@ -29,6 +29,7 @@ from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation, RemoteSite, digest_of_sites
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
+from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError
 from training.methods.registry import Method
 from training.methods.registry import method as find_method
@@ -331,6 +332,8 @@ def _train(
             extend=practise if playbook else None,
             pool=operator,
         )
+        for warning in never_found(result.history):
+            progress.warning(warning)
         for artefact in result.artefacts:
             progress.published(str(artefact), artefact.digest)
     return result, warnings

@@ -16,7 +16,7 @@ from model_store.durable import write_durably
 from model_store.manifest import ModelManifest
 from model_store.task import Task
 from training.data.cases import RemoteSite, Site
-from training.engine.history import RoundEntry, defended
+from training.engine.history import RoundEntry, defended, never_found
 from training.errors import TrainingError
 from training.publish import software
 from training.run import Result
@@ -97,7 +97,7 @@ class RunRecord(_Strict):
                 )
                 for artefact in result.artefacts
             ),
-            warnings=(*warnings, *defended(result.history)),
+            warnings=(*warnings, *defended(result.history), *never_found(result.history)),
             details=dict(result.publication.details),
             software=software(),
         )

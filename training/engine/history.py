@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from training.privacy import Spent
+
+TEST = "test"
+_FINAL = re.compile(r"(?P<split>test|val)_(dice|accuracy)(/(?P<label>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,55 @@ def defended(history: Sequence[RoundEntry]) -> list[str]:
         if factors := [entry.scaled for entry in entries if entry.scaled is not None]:
             found.append(f"{head} had its update scaled by {min(factors):.3g} in {_rounds(len(factors))}")
     return found
+
+
+@dataclass(frozen=True)
+class FinalScore:
+    """A score of the published model that sites took once, at the end: mean and number of patients by site.
+
+    Of images with classes it is the accuracy, and images are counted. `label` is empty for all labels.
+    """
+
+    split: str
+    label: str
+    sites: Mapping[str, tuple[float, int]]
+
+    @property
+    def count(self) -> int:
+        """The patients of all sites."""
+        return sum(count for _, count in self.sites.values())
+
+    @property
+    def mean(self) -> float:
+        """The mean over the patients of all sites."""
+        return math.fsum(mean * count for mean, count in self.sites.values()) / self.count
+
+
+def final_scores(history: Sequence[RoundEntry]) -> list[FinalScore]:
+    """Return the scores of the phase `test`, the test patients' first, then those of validation by label."""
+    found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
+    for entry in history:
+        for site, part in entry.sites.items() if entry.phase == TEST else ():
+            for name, value in part.metrics.items():
+                if match := _FINAL.fullmatch(name):
+                    split, label = match["split"], match["label"] or ""
+                    count = int(part.metrics[f"{split}_n" + (f"/{label}" if label else "")])
+                    found.setdefault((split, label), {})[site] = value, count
+    return [FinalScore(split, label, sites) for (split, label), sites in sorted(found.items())]
+
+
+def never_found(history: Sequence[RoundEntry]) -> list[str]:
+    """Describe the labels of which the published model finds no voxel in any patient that was scored."""
+    by_label: dict[str, list[FinalScore]] = {}
+    for score in final_scores(history):
+        if score.label:
+            by_label.setdefault(score.label, []).append(score)
+    return [
+        f"label '{label}' is never found: its Dice is 0 in all {sum(score.count for score in scores)} "
+        "patients that were scored; look at its masks, train longer, or leave it out"
+        for label, scores in by_label.items()
+        if not any(score.mean for score in scores)
+    ]
 
 
 def majority(share: float) -> str:

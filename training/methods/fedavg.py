@@ -22,7 +22,8 @@ another loss.
 
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
          once, mean and mean square of every batch-norm channel over the training slices;
-         once, summary statistics of the training scans for the service's guard.
+         once, summary statistics of the training scans for the service's guard;
+         once, Dice of the published model on test and validation patients, by label.
 Stays:   images, masks, and everything else.
 """
 
@@ -76,6 +77,7 @@ from training.methods.common.local_training import (
 from training.methods.common.loss_choice import LossConfig
 from training.methods.common.network_choice import NetworkConfig
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import score_once, scored_metrics, scoring_phase
 from training.methods.registry import register
 
 WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
@@ -129,6 +131,7 @@ class FedAvg(Algorithm):
 
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         self.config = config
+        self.task = task
         self.classes = len(task.classes)
         self.network = self.architecture(task)
         self.loss = config.loss_for(task)
@@ -147,12 +150,13 @@ class FedAvg(Algorithm):
     @override
     def plan(self) -> Plan:
         """Describe the data once, train, validate the last global model, which no round has; estimate the
-        statistics of the selected one, and validate it with them."""
+        statistics of the selected one, validate it with them, and test it."""
         return (
             describe_phase(self.config.aggregation, self.note_described),
             self.train_phase(),
             self.validate_phase(),
             *(self.estimate_phases() if self._estimates else ()),
+            scoring_phase(self.task, (WEIGHTS,), self.score_step, self.send_selected),
         )
 
     def train_phase(self) -> Phase:
@@ -245,6 +249,13 @@ class FedAvg(Algorithm):
         """Validate the selected w_g."""
         return self._validated(network_of(self.network, received[WEIGHTS.name], context.device), data)
 
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the selected w_g on the test patients."""
+        network = network_of(self.network, received[WEIGHTS.name], context.device)
+        return score_once(network, data, self.task, self.config.batch_size)
+
     def estimate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
@@ -336,6 +347,7 @@ class FedAvg(Algorithm):
     def publication(self, server: Memory) -> Publication:
         weights, facts = self.selected(server)
         metrics = {name: value for name, value in facts.items() if name != "round" and value is not None}
+        metrics |= scored_metrics(server.facts, self.task)
         return Publication(
             "model",
             (ModelDraft("global", self.network, weights, metrics=metrics),),

@@ -18,7 +18,7 @@ from typing_extensions import override
 from personalization.metrics import METRICS
 from training.algorithm import Plan
 from training.data.cases import FEW_PATIENTS
-from training.engine.history import Observer, RoundEntry, SiteEntry
+from training.engine.history import FinalScore, Observer, RoundEntry, SiteEntry, final_scores
 from training.progress import format
 from training.progress.state import RunState, bytes_of, heading
 
@@ -144,6 +144,7 @@ class PlainProgress(_Display):
             here = {name: site.metrics.get(metric) for name, site in entry.sites.items()}
             found = {k: v for k, v in here.items() if v is not None}
             parts += _summary(heading(metric), found, {k: state.basis(k, metric) for k in found})
+        parts += [_final(score) for score in final_scores([entry])]
         if entry.deliveries:
             parts.append(format.size(sum(map(bytes_of, entry.deliveries.values()))))
         parts.append(f"{entry.seconds:.1f} s")
@@ -227,6 +228,15 @@ def _time(state: RunState, what: str) -> str:
         return ""
     missing = f", not counting {', '.join(state.unknown)}" if state.unknown else ""
     return f"{format.duration(state.left)} {what}{missing}"
+
+
+def _final(score: FinalScore) -> str:
+    """Format a score that is taken once: its mean, n, and each site's."""
+    split = {"test": "test", "val": "validation"}[score.split]
+    name = f"{split} {score.label}".strip()
+    sites = ", ".join(f"{site} {format.number(mean)} n={n}" for site, (mean, n) in score.sites.items())
+    detail = f" ({sites})" if len(score.sites) <= _NAMED_SITES else ""
+    return f"{name} {format.number(score.mean)} n={score.count}{detail}"
 
 
 def _summary(name: str, values: Mapping[str, float], basis: Mapping[str, str]) -> list[str]:

@@ -66,6 +66,11 @@ def is_score(metric: str) -> bool:
     return measured(metric) is not None
 
 
+def is_final(metric: str) -> bool:
+    """Whether a metric is one of those that are taken once, at the end (`history.final_scores`)."""
+    return metric.startswith(("test_", "val_dice/", "val_n"))
+
+
 def bytes_of(entry: SiteEntry) -> int:
     """Sum the bytes that a site sent and received in a round."""
     return sum(entry.sent.values()) + sum(entry.received.values())
@@ -161,7 +166,7 @@ class RunState:
     @property
     def metrics(self) -> list[str]:
         """The metrics received so far, in column order."""
-        seen = {name for site in self.sites.values() for name in site.metrics}
+        seen = {name for site in self.sites.values() for name in site.metrics if not is_final(name)}
         return in_order(seen)
 
     def mean(self, metric: str) -> float | None:

@@ -17,10 +17,10 @@ from model_store.durable import write_durably
 from model_store.task import Task
 from training.algorithm import Publication
 from training.data.cases import FEW_PATIENTS, few_patients
-from training.engine.history import RoundEntry
+from training.engine.history import FinalScore, RoundEntry, final_scores
 from training.methods.registry import method
 from training.progress.format import duration, number, size
-from training.progress.state import heading, in_order, is_score, measured
+from training.progress.state import heading, in_order, is_final, is_score, measured
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.transmission import mebibytes
@@ -66,6 +66,7 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
         charts=_charts(record),
         heading=heading,
         sites=_site_rows(record),
+        finals=_final_rows(record),
         events=_events(record.rounds),
         traffic=record.traffic(),
         task=_as_yaml(record.task),
@@ -104,7 +105,7 @@ def _main_phase(record: RunRecord) -> list[RoundEntry]:
 
 def _metric_names(record: RunRecord) -> list[str]:
     seen = {name for entry in record.rounds for site in entry.sites.values() for name in site.metrics}
-    return in_order(seen)
+    return in_order({name for name in seen if not is_final(name)})
 
 
 def _caption(name: str) -> str:
@@ -235,6 +236,17 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _final_rows(record: RunRecord) -> list[dict[str, Any]]:
+    """The scores of the published model by label, on test patients and on validation patients."""
+    by_label: dict[str, dict[str, FinalScore]] = {}
+    for score in final_scores(record.rounds):
+        by_label.setdefault(score.label, {})[score.split] = score
+    return [
+        {"label": label or "all", "scores": [scores.get(split) for split in ("test", "val")]}
+        for label, scores in sorted(by_label.items())
+    ]
 
 
 def _events(rounds: Sequence[RoundEntry]) -> list[str]:

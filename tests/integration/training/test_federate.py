@@ -283,10 +283,10 @@ def test_federate_fedavg_resumed_after_its_end_publishes_one_version(data, confi
     resumed = invoke(*arguments, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
-    taken_back = invoke(*arguments, "--resume-before", "revalidate:1")
+    taken_back = invoke(*arguments, "--resume-before", "test:1")
     assert taken_back.exit_code == 0, taken_back.output
     assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
-    for wrong, says in (("train:1", "these can: revalidate:1"), ("7", "expected PHASE:ROUND")):
+    for wrong, says in (("train:1", "these can: test:1"), ("7", "expected PHASE:ROUND")):
         refused = invoke(*arguments, "--resume-before", wrong)
         assert refused.exit_code == 2
         assert says in refused.output
@@ -419,6 +419,10 @@ def test_federate_warns_of_a_site_that_can_hardly_be_meant(config, tmp_path):
     assert shown.index("site 'cedar' has one patient, on which it trains and validates") < shown.index(
         "train 1/1"
     )
+    manifest = Store(tmp_path / "store").open("phantom").manifest
+    assert {"test_dice", "test_dice/organ", "test_n", "test_n/organ"} <= manifest.metrics.keys()
+    assert manifest.metrics["test_n/organ"] <= 2  # aster and birch have one each
+    assert "test organ" in shown
     more = ("--rounds", 1, "--leave-out", "birch", "--leave-out", "cedar")
     alone = invoke("--method", "fedavg", *options(root, config, tmp_path / "alone", *more))
     assert "'aster' is the only site: nothing is federated" in " ".join(alone.output.split())

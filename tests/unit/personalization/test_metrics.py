@@ -13,6 +13,7 @@ from personalization.metrics import (
     accuracy,
     balanced_accuracy,
     dice,
+    dice_by_label,
     dice_by_patient,
     foreground_dice,
 )
@@ -47,6 +48,15 @@ def test_dice_equals_monai_on_random_volumes() -> None:
     ours = dice(pred, true, classes=4)
     assert torch.allclose(ours[:, :3], reference[:, :3].double(), atol=1e-6)
     assert bool((ours[:, 3] == 0).all())
+
+
+def test_dice_by_label_is_that_of_the_union_of_its_classes() -> None:
+    """Disc is classes 1 and 2, cup is 2; the second patient has neither in mask and prediction."""
+    gt = torch.tensor([[[1, 1, 2, 2]], [[0, 0, 0, 0]]])
+    pred = torch.tensor([[[1, 2, 2, 0]], [[0, 0, 0, 0]]])
+    found = dice_by_label(pred, gt, ("a", "b"), ((1, 2), (2,)))
+    assert found["a"].tolist() == [pytest.approx(2 * 3 / 7), pytest.approx(2 * 1 / 4)]
+    assert found["b"].isnan().all()
 
 
 def test_dice_by_patient_pools_slices_before_the_ratio() -> None:

@@ -245,7 +245,7 @@ def test_the_global_model_takes_the_statistics_of_all_sites_slices(selection):
         }
         return server_step(algorithm, context(phase.name, 0), server, result_of(results, **reduction))
 
-    estimate, revalidate = algorithm.plan()[-2:]
+    estimate, revalidate = algorithm.plan()[-3:-1]
     after = run(estimate, server, mean="moments", collect=())
     found = algorithm.selected(after)[0]
     images = torch.from_numpy(np.concatenate([data.train.images for data in sites.values()]))
