@@ -218,7 +218,9 @@ def test_process_that_joins_again_announces_and_shows_its_present_policy(tmp_pat
     together.policies["birch"].write_text("allows: [weights]\nconsents: false\n")
     hospital._join()
     assert together.operator.announced["birch"].allows == ("weights",)
-    assert together.screens["birch"].lines == ["joined birch: 3 patients (named in cases.csv)"] * 2
+    joined = "joined birch: 3 patients (named in cases.csv)"
+    few = "warning site 'birch' validates on 1 patient: its validation scores say little of other patients"
+    assert together.screens["birch"].lines == [joined, few] * 2
 
 
 def test_resumed_run_waits_for_hospitals_that_may_consent_until_the_deadline(tmp_path, data, kits):
