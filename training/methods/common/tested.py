@@ -27,9 +27,9 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.segmentation.dataset import SliceSet
+from training.data.examples import Examples
 from training.engine.history import TEST
-from training.methods.common.local_training import AnySiteData, TrainingExamples, check_score, predict
+from training.methods.common.local_training import AnySiteData, check_score, predict
 
 _SCORES = "tested"
 Split = Literal["test", "val"]
@@ -55,7 +55,7 @@ def score_once(network: nn.Module, data: AnySiteData, task: Task, batch_size: in
     return ClientResult({_SCORES: {"scores": scores}}, 1.0, metrics=_metrics(scores, tuple(labels)))
 
 
-def keep_scores(context: StepContext, server: Memory, result: RoundResult) -> Memory:
+def keep_scores(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
     """The server step: its memory with the scores of the sites that let them out."""
     sent = result.collected.get(_SCORES, {})
     scores = {site: state["scores"].tolist() for site, state in sent.items()}
@@ -77,7 +77,7 @@ def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
 @torch.no_grad()
 def _scores(
     network: nn.Module,
-    examples: TrainingExamples | None,
+    examples: Examples | None,
     labels: Mapping[str, tuple[int, ...]],
     batch_size: int,
 ) -> Tensor:
@@ -89,8 +89,8 @@ def _scores(
     if examples is None or not len(examples):
         return sums
     predicted = predict(network, examples, batch_size)
-    if not isinstance(examples, SliceSet):
-        right = predicted == torch.from_numpy(examples.labels)
+    if not examples.has_masks:
+        right = predicted == torch.from_numpy(examples.targets)
         sums[0] = torch.tensor([float(right.sum()), len(right)])
         return sums
     truth, patients = torch.from_numpy(examples.targets), examples.patients

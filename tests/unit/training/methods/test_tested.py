@@ -10,8 +10,9 @@ from torch import nn
 from model_store.task import Task
 from tests.helpers.training.sites import context, site_data
 from training.algorithm import Memory, RoundResult, SiteSize
-from training.data.classification.dataset import ImageSet, LabelledData
-from training.data.segmentation.dataset import SiteData, SliceSet
+from training.data.classification.dataset import LabelledData
+from training.data.examples import Examples
+from training.data.segmentation.dataset import SiteData
 from training.engine.history import RoundEntry, SiteEntry, final_scores, never_found
 from training.methods.common.tested import keep_scores, score_once, scored_metrics
 from training.methods.fedavg import FedAvg, FedAvgConfig
@@ -34,10 +35,10 @@ class Says(nn.Module):
         return nn.functional.one_hot(whole, self.classes).movedim(-1, 1).float()
 
 
-def slices(found: list[list[int]], true: list[list[int]], patients: tuple[str, ...]) -> SliceSet:
+def slices(found: list[list[int]], true: list[list[int]], patients: tuple[str, ...]) -> Examples:
     images = np.array(found, np.float32).reshape(len(found), 1, 1, -1)
     targets = np.array(true, np.uint8).reshape(len(true), 1, -1)
-    return SliceSet(images, targets, patients, patients, tuple(range(len(found))))
+    return Examples(images, targets, patients, patients, tuple(range(len(found))))
 
 
 def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
@@ -83,7 +84,7 @@ def entry_of(metrics) -> SiteEntry:
 
 def test_accuracy_counts_images():
     images = np.array([0, 1, 1], np.float32).reshape(3, 1, 1, 1)
-    test = ImageSet(images, np.array([0, 1, 0]), ("a",) * 3, ("a",) * 3, (0, 1, 2))
+    test = Examples(images, np.array([0, 1, 0]), ("a",) * 3, ("a",) * 3, (0, 1, 2))
     task = Task(name="t", kind="classification", class_names=("no", "yes"), size=(8, 8))
     result = score_once(Says(2), LabelledData("S", test, test, test, None), task, 2)
     assert result.metrics == {"test_accuracy": pytest.approx(2 / 3), "test_n": 3.0}
