@@ -94,6 +94,7 @@ def _server(settings: Settings) -> uvicorn.Server:
         host=settings.host,
         port=settings.port,
         http=BoundedProtocol,
+        root_path=settings.root_path,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
         log_config=None,

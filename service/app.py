@@ -27,6 +27,7 @@ from service.http import problems
 from service.http.authentication import AuthenticationMiddleware
 from service.http.dependencies import known_parameters, room_on_disk
 from service.http.origins import OriginMiddleware
+from service.http.semantics import SemanticsMiddleware
 from service.http.uploads.body_limit import BodyLimitMiddleware
 from service.identity import keys
 from service.identity.authentication import Authenticator
@@ -140,6 +141,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     if chosen.monailabel != "off":
         # Plugins add parameters of their own.
         app.include_router(monailabel.router, dependencies=[Depends(room_on_disk)])
+    app.add_middleware(SemanticsMiddleware)
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     if chosen.allowed_origins:

@@ -194,6 +194,11 @@ class Settings(BaseSettings):
         (),
         description="origins of other pages that may call, such as https://viewer.example, by commas",
     )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="path at which a proxy serves this service and which it strips, such as /locum",
+    )
     tls_certificate: FolderPath | None = Field(
         None, description="certificate chain (PEM); with tls_key, `python -m service` speaks HTTPS"
     )

@@ -17,6 +17,7 @@ from service.context import ServiceContext
 from service.database import DATABASE_ERRORS, PUBLIC, Caller
 from service.errors import CsrfTokenMissing, NotOnLoopback, ServiceError
 from service.http import problems
+from service.http.semantics import path_below_prefix
 from service.identity import sessions
 from service.validation import is_loopback
 
@@ -51,10 +52,11 @@ class AuthenticationMiddleware:
         # The cookie, where it is what authenticates.
         request.state.session = None
         try:
-            if scope["path"] == READY:
+            path = path_below_prefix(scope)
+            if path == READY:
                 request.state.caller = await _caller_or_public(request)
             else:
-                request.state.caller = PUBLIC if _is_open(scope["path"]) else await _caller(request)
+                request.state.caller = PUBLIC if _is_open(path) else await _caller(request)
         except ServiceError as error:
             await problems.respond(request, error)(scope, receive, send)
         except DATABASE_ERRORS as error:

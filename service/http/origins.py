@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.problems import Problem, respond
+from service.http.semantics import path_below_prefix
 
 ANY = "*"
 _CLOSED: Final = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -66,7 +67,7 @@ class OriginMiddleware:
         own = {"Cross-Origin-Resource-Policy": "cross-origin" if self._origins else "same-origin"}
         if scope["scheme"] == "https":
             own["Strict-Transport-Security"] = "max-age=31536000"
-        if scope["path"] == "/docs":
+        if path_below_prefix(scope) == "/docs":
             own["Content-Security-Policy"] = _DOCS_POLICY
         answering = _with_headers(send, {**_HEADERS, **own})
         headers = Headers(scope=scope)

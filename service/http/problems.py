@@ -169,7 +169,8 @@ def _methods(request: Request) -> list[str]:
         method
         for method in ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
         if any(
-            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            # HEAD is answered wherever GET is.
+            route.matches({**request.scope, "method": "GET" if method == "HEAD" else method})[0] is Match.FULL
             for route in request.app.routes
         )
     ]

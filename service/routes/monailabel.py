@@ -27,6 +27,7 @@ from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsReader, caller
 from service.http.problems import Problem, problem_responses
+from service.http.semantics import path_below_prefix
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import Stopwatch
 from service.jobs import submission
@@ -328,8 +329,9 @@ class AtRoot:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application with the path below `PREFIX`."""
-        if scope["type"] == "http" and scope["path"].startswith(tuple(f"/{name}/" for name in _SERVED)):
-            scope["path"] = PREFIX + scope["path"]
+        served = tuple(f"/{name}/" for name in _SERVED)
+        if scope["type"] == "http" and (path := path_below_prefix(scope)).startswith(served):
+            scope["path"] = scope.get("root_path", "") + PREFIX + path
             if scope.get("raw_path") is not None:
                 scope["raw_path"] = PREFIX.encode("ascii") + scope["raw_path"]
         await self.app(scope, receive, send)

@@ -6,6 +6,7 @@ file names are read past: never used, kept or logged.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
@@ -17,6 +18,8 @@ from service.http.problems import Problem
 
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 4096
+_QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_EXTENDED = re.compile(rb";[ \t]*filename\*[ \t]*=", re.IGNORECASE)
 _EXPECTED = "expected multipart/form-data (RFC 7578)"
 
 
@@ -109,7 +112,9 @@ class FormReader:
     def _headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode("utf-8", "replace")
-        is_file = b"filename" in options or b"filename*" in options
+        # RFC 5987's form, which the parser passes over; clients send it for names that are not ASCII.
+        extended = _EXTENDED.search(_QUOTED.sub(b"", self._disposition or b""))
+        is_file = b"filename" in options or extended is not None
         if not name:
             raise malformed(f"a part has no field name in its Content-Disposition; {_EXPECTED}")
         if self._seen[name] >= self._repeated.get(name, 1):

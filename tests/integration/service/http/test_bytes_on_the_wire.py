@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 
+from service.database import Database
+from service.identity import keys
 from service.settings import Settings
 from tests.helpers.service.api import NO_REDIS, serving
 
@@ -87,6 +91,48 @@ def test_pipelined_requests_with_bodies_are_answered_each(port: int) -> None:
     assert len(found) == 3
     assert found[-1] == b"200"
     assert b"400" not in found
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health/live", "/health/ready", "/models", "/hospitals", "/docs", "/nowhere", "/lineage"]
+)
+def test_head_is_answered_as_get_without_the_body(port: int, path: str) -> None:
+    def ask(method: str) -> httpx.Response:
+        return httpx.request(method, f"http://127.0.0.1:{port}{path}")
+
+    got, head = ask("GET"), ask("HEAD")
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert head.headers["content-length"] == got.headers["content-length"] != "0"
+
+
+def test_head_of_what_has_no_get_is_405_and_allow_names_head(port: int) -> None:
+    assert httpx.head(f"http://127.0.0.1:{port}/segment").status_code == 405
+    assert httpx.request("PATCH", f"http://127.0.0.1:{port}/models").headers["allow"] == "GET, HEAD"
+
+
+def test_addresses_are_under_the_prefix_of_a_proxy(tmp_path: Path) -> None:
+    settings = Settings(
+        store=tmp_path / "store",
+        state_dir=tmp_path / "state",
+        port=0,
+        redis_url=NO_REDIS,
+        root_path="/locum",
+        auth="keys",
+    )
+    with serving(settings) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        database = Database(settings.resolved_database_url)
+        with database.write() as session:
+            secret = keys.create(session, "boss", "admin", None)[1]
+        database.dispose()
+        # Open paths are open under the prefix too.
+        assert client.get("/health/live").status_code == 200
+        assert "script-src" in client.get("/docs").headers["content-security-policy"]
+        assert client.get("/models").status_code == 401
+        client.headers["Authorization"] = f"Bearer {secret}"
+        assert client.put("/hospitals/north", json={"name": "North"}).status_code == 201
+        made = client.post("/hospitals/north/cohorts")
+        assert made.headers["location"] == f"/locum/hospitals/north/cohorts/{made.json()['id']}"
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def detail(answer: httpx.Response, status: int) -> str:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("DELETE", "/hospitals/north", "GET, PUT"),
-        ("POST", "/hospitals/north/serving/bright", "GET, PUT"),
-        ("PUT", f"/hospitals/north/cohorts/{COHORT}", "DELETE, GET"),
-        ("POST", f"/hospitals/north/cohorts/{COHORT}/scans/a/mask", "DELETE, GET, PUT"),
+        ("DELETE", "/hospitals/north", "GET, HEAD, PUT"),
+        ("POST", "/hospitals/north/serving/bright", "GET, HEAD, PUT"),
+        ("PUT", f"/hospitals/north/cohorts/{COHORT}", "DELETE, GET, HEAD"),
+        ("POST", f"/hospitals/north/cohorts/{COHORT}/scans/a/mask", "DELETE, GET, HEAD, PUT"),
         ("GET", "/segment", "POST"),
     ],
 )

@@ -104,3 +104,11 @@ def test_follower_of_another_hospital_takes_the_place_of_the_one_with_most(
 
     asyncio.run_coroutine_threadsafe(follow(), api.loop).result(20)
     wait_for(api, 0)
+
+
+def test_head_of_a_stream_ends_at_once(api: Any, cohort: str) -> None:
+    job = submitted(api, cohort)
+    answer = api.client.head(f"/jobs/{job}/events")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    wait_for(api, 0)

@@ -71,6 +71,24 @@ def test_form_is_read_the_same_for_any_chunk_size(spool: Path, piece: int) -> No
         assert form.files["scan"].sha256 == "sha256:" + hashlib.sha256(content).hexdigest()
 
 
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        "name=\"scan\"; filename*=utf-8''M%C3%BCller.nii.gz",
+        "name=\"scan\";FILENAME* = UTF-8''a",
+        'filename="a; b"; name="scan"; filename*=utf-8\'\'a',
+    ],
+)
+def test_file_with_an_extended_name_alone_is_a_file(spool: Path, disposition: str) -> None:
+    with send(spool, body_of((disposition, b"x"))) as form:
+        assert form.files["scan"].read() == b"x"
+
+
+def test_name_that_looks_like_an_extended_one_makes_no_file(spool: Path) -> None:
+    with send(spool, body_of(('name="a; filename*=b"', b"x"))) as form:
+        assert form.fields == {"a; filename*=b": "x"}
+
+
 def test_form_encoded_by_httpx_is_read(spool: Path) -> None:
     content = bytes(range(256)) * 50
     request = httpx.Request("POST", "http://x", files={"scan": ("x.nii", content)}, data={"output": "json"})
