@@ -205,7 +205,9 @@ def _another_kind(summary: ScanSummary, reference: ReferenceStatistics, task: Ta
     seen = " or ".join(f"{kind}s" for kind in reference.kinds)
     # Colour may be an annotation on a grey picture; a volume of one slice is an image in a file for volumes.
     dimensions = {kind.rpartition(" ")[2] for kind in reference.kinds}
-    gross = summary.kind.rpartition(" ")[2] not in dimensions and summary.measures.get("slices") != 1
+    slices = reference.ranges.get("slices")
+    has_one_slice = summary.measures.get("slices") == 1 or (slices is not None and slices.low == 1)
+    gross = summary.kind.rpartition(" ")[2] not in dimensions and not has_one_slice
     return [GuardWarning(f"the scan is a {summary.kind}; task '{task.name}' was trained on {seen}", gross)]
 
 

@@ -92,6 +92,17 @@ def test_scan_that_no_training_scan_resembles_in_kind_is_gross(
     assert any(warning.gross for warning in warnings) is gross
 
 
+def test_image_among_training_volumes_is_gross_unless_they_had_one_slice() -> None:
+    def trained_on(slices: int) -> ReferenceStatistics:
+        scans = [np.dstack([body(10 * seed + z) for z in range(slices)])[..., None] for seed in range(5)]
+        return merged([summary(Scan(voxels, np.eye(4), "nifti")) for voxels in scans])
+
+    for slices, gross in ((1, False), (3, True)):
+        first, *others = check(summary(image(body(5))), trained_on(slices), TASK)
+        assert "trained on grey volumes" in first.text
+        assert [first.gross, *(each.gross for each in others)] == [gross, *[False] * len(others)]
+
+
 def test_full_size_image_for_a_classifier_is_not_gross(reference: ReferenceStatistics) -> None:
     task = Task(name="small", kind="classification", class_names=("a", "b"), size=(64, 64))
     warnings = check(summary(image(body(5, size=640)), task), reference, task)
