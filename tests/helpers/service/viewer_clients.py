@@ -94,8 +94,10 @@ class Slicer:
         session: str = answer.json()["session_id"]
         return session
 
-    def segment(self, model: str, image: str, session: str | None) -> tuple[Path, list[str], dict[str, Any]]:
-        """The saved mask, the names of its values from 1 on, and the parameters."""
+    def segment(
+        self, model: str, image: str, session: str | None, **chosen: str
+    ) -> tuple[Path, list[str], dict[str, Any]]:
+        """The saved mask, the names of its values from 1 on, and the parameters; a person sets `chosen`."""
         selector = f"/infer/{quote_plus(model)}?image={quote_plus(image)}"
         if session is not None:
             status, _, _ = self.send("GET", f"/session/{quote_plus(session)}")
@@ -103,6 +105,7 @@ class Slicer:
             selector += f"&session_id={quote_plus(session)}"
         params = {
             **self.choices(model),
+            **chosen,
             "result_extension": ".nrrd",
             "result_dtype": "uint8",
             "client_id": "user-xyz",
