@@ -24,7 +24,7 @@ HEADER_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 75
 
 _LAX_LINE = re.compile(rb"(?<!\r)\n|\n[ \t]")
-_ABSOLUTE = re.compile(rb"https?://(?P<authority>[^/?#@]+)(?P<rest>[^#]*)", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://(?P<authority>[^/?#@]+)(?P<rest>(?:[/?][^#]*)?)", re.IGNORECASE)
 
 
 class StrictConnection(h11.Connection):

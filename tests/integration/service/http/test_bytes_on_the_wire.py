@@ -143,6 +143,7 @@ def test_addresses_are_under_the_prefix_of_a_proxy(tmp_path: Path) -> None:
         (b"https://localhost/models?prefix=x", b"localhost", b"422"),
         (b"http://evil.example/health/live", b"localhost", b"421"),
         (b"http://localhost@evil.example/health/live", b"localhost", b"404"),
+        (b"http://localhost@evil.example/health/live", b"evil.example", b"421"),
         (b"http://localhost/nowhere", b"localhost", b"404"),
     ],
 )
