@@ -253,7 +253,7 @@ def _dice(rows: Sequence[Row]) -> str:
         "refuses `shapes` and `scores`: the liar is dropped from every round, so these rows are the "
         "federation of the five others, which is the measure for a defence that drops the liar. Its spread "
         "is large because with one seed five hospitals learn nothing in so few rounds, with or without a "
-        "defence. A dash: the run failed. Empty: not run, since the check comes first. Of one seed of three, "
+        "defence. A dash: the run failed. Empty: not run, since the check comes first. For the third seed "
         "the rows from `scale 10` on are of an older training but for `default` (and, under `scale 10`, "
         "`none`): compare columns of these rows by their spread."
     )
