@@ -93,8 +93,9 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
     candidate = publish_adapted(api.store.root, publish, api.store.open("bright@1"), hospital, FIRST)
     job = record_job(api.context, candidate, PASSED)
     serving = f"/hospitals/{hospital}/serving/bright"
-    for number, version in enumerate((1, f"bright.at-{hospital}@1")):
-        decided = client.put(serving, json={"version": version, **WHO}, headers={"If-Match": f'"{number}"'})
+    for version in (1, f"bright.at-{hospital}@1"):
+        state = client.get(serving).headers["etag"]
+        decided = client.put(serving, json={"version": version, **WHO}, headers={"If-Match": state})
         assert decided.status_code == 200, decided.text
     space = api.store.open("bright@1")
     with api.context.database.write() as session:
