@@ -125,6 +125,7 @@ _ERRORS_ONLY = 3
 # In the message of onnxruntime's arena.
 _OUT_OF_MEMORY = "is smaller than requested bytes"
 _DEFAULT_LIMITS = GraphLimits()
+_MAKING_ALLOCATOR = threading.Lock()
 
 
 class Outputs(NamedTuple):
@@ -254,9 +255,15 @@ class GraphSession:
             watchdog.cancel()
 
 
-@cache
 def _share_bounded_memory(limit: int) -> None:
-    """Make the allocator that every session of this process shares: of at most `limit` bytes."""
+    """Make the allocator that every session of this process shares, once: of at most `limit` bytes."""
+    # A cache alone lets two first calls run at once.
+    with _MAKING_ALLOCATOR:
+        _make_allocator(limit)
+
+
+@cache
+def _make_allocator(limit: int) -> None:
     cpu = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )

@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 
 from service.catalog.adapted import adapted_for, require_gate, require_second_person
 from service.catalog.assignable import resolve_assignable
-from service.catalog.served import serving
+from service.catalog.served import ServedVersion, serving
 from service.catalog.version import require_name
-from service.context import ServiceContext
 from service.database import Assignment
 from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute
@@ -181,12 +180,14 @@ def put_serving(
     """
     artefact = resolve_assignable(context.store, hospital, model, body.version)
     adapted = adapted_for(artefact) is not None
+    with context.database.read() as session:
+        served = serving(context.store, session, hospital, model, None, context.settings.new_versions)
     with context.database.write() as session:
         expected = expected_sequence(_sequence(session, hospital, model), if_match, if_none_match)
         if adapted and context.settings.two_person_rule:
             require_second_person(session, artefact)
         overridden = adapted and require_gate(session, artefact, body.override)
-        _keep_current(context, session, hospital, model)
+        _keep_served(session, hospital, model, served)
         entry = assignments.assign(
             session,
             hospital,
@@ -260,11 +261,16 @@ def _sequence(session: Session, hospital: str, model: str) -> int:
     return assignments.decided(assignments.assignment(session, hospital, model))
 
 
-def _keep_current(context: ServiceContext, session: Session, hospital: str, model: str) -> None:
-    """Record what serves without a decision, so that the first assignment can be taken back."""
-    now = serving(context.store, session, hospital, model, None, context.settings.new_versions)
-    if now.because == "newest" and now.version is not None and now.digest is not None:
-        assignments.keep(session, hospital, model, version=now.version, digest=now.digest, replace=True)
+def _keep_served(session: Session, hospital: str, model: str, served: ServedVersion) -> None:
+    """Record what served without a decision, so that the first assignment can be taken back.
+
+    It was looked up before the write lock was taken. What another request recorded since then stays.
+    """
+    if served.because == "newest" and served.version is not None and served.digest is not None:
+        seen = 0 if served.assignment is None else served.assignment.sequence
+        assignments.keep(
+            session, hospital, model, version=served.version, digest=served.digest, replace=True, seen=seen
+        )
 
 
 def _answer(entry: Assignment, response: Response) -> Entry:

@@ -106,16 +106,26 @@ def assign(
 
 
 def keep(
-    session: Session, hospital: str, model: str, *, version: int, digest: str, replace: bool = False
+    session: Session,
+    hospital: str,
+    model: str,
+    *,
+    version: int,
+    digest: str,
+    replace: bool = False,
+    seen: int | None = None,
 ) -> Assignment:
     """Record that the hospital is served this version without a decision; return the entry in force.
 
     A decision stays in force, and so does another version that was recorded before, unless `replace` is true.
+    `seen` limits that to the entry of this number (0: to none): one that was recorded since then stays.
     """
     in_turn(session, _LOCK)
     current = assignment(session, hospital, model)
-    if current is not None and not (replace and current.by_default and current.digest != digest):
-        return current
+    if current is not None:
+        replaced = replace and current.by_default and seen in (None, current.sequence)
+        if not replaced or current.digest == digest:
+            return current
     entry = Assignment(
         hospital=hospital,
         model=model,

@@ -19,6 +19,8 @@ from model_store.manifest import GRAPH
 from model_store.store import Store
 from service.database import AuditRow, Hospital
 from service.routes import hospitals
+from service.routes import serving as serving_routes
+from service.serving import assignments
 from tests.helpers.service.asking import problem
 
 Publish = Callable[..., Artefact]
@@ -198,6 +200,25 @@ def test_serving_follows_assignments_and_rollback(client: httpx.Client, serving:
     )
     again = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"5"'})
     assert (again.status_code, again.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
+
+
+def test_default_that_is_recorded_during_an_assignment_stays(
+    api: Any, client: httpx.Client, serving: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = serving_routes.serving
+
+    def look_before_another(store: Any, session: Any, hospital: str, *rest: Any) -> Any:
+        found = look(store, session, hospital, *rest)
+        digest = api.store.open("bright@2").digest
+        # It would wait in vain if the store were read under the write lock.
+        with api.context.database.write() as other:
+            assignments.keep(other, hospital, "bright", version=2, digest=digest)
+        return found
+
+    monkeypatch.setattr(serving_routes, "serving", look_before_another)
+    assert assign(client, serving, 1, '"0"').status_code == 200
+    entries = client.get(f"{serving}/history").json()["entries"]
+    assert [(entry["version"], entry["by_default"]) for entry in entries] == [(2, True), (1, False)]
 
 
 def test_serving_at_an_instant_returns_the_version_in_force(client: httpx.Client, serving: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from model_store.errors import ArtefactDamaged, GraphRefused
 from service.errors import GpuUnavailable
 from service.inference import sessions as providers
+from service.inference.limits import GraphLimits
 from service.inference.sessions import GraphSession, SessionCache
 
 Graph = Callable[..., bytes]
@@ -49,6 +50,25 @@ def test_concurrent_requests_load_a_graph_once(threshold_graph: Graph) -> None:
     with ThreadPoolExecutor(8) as pool:
         sessions = set(pool.map(ask, range(8)))
     assert (len(reads), len(sessions), len(cache)) == (1, 1, 1)
+
+
+def test_first_sessions_of_several_threads_make_the_shared_allocator_once(
+    threshold_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, second = [], threading.Event()
+
+    def make(_: object, configuration: object) -> None:
+        made.append(configuration)
+        if len(made) > 1:
+            second.set()
+        second.wait(0.2)
+
+    monkeypatch.setattr(providers.onnxruntime, "create_and_register_allocator", make)
+    # A limit that no other test has, since it is made once per process.
+    limits = GraphLimits(memory_bytes=2**30 + 4321)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: GraphSession("d", threshold_graph(), device="cpu", limits=limits), range(2)))
+    assert len(made) == 1
 
 
 def test_cache_evicts_the_least_recently_used_session(threshold_graph: Graph) -> None:

@@ -78,6 +78,20 @@ def test_first_decision_is_rolled_back_to_what_served_by_default(database: Datab
             roll_back(session, expected=3)
 
 
+def test_default_that_was_recorded_since_the_caller_looked_stays(database: Database) -> None:
+    def keep(session: Session, version: int, seen: int | None = None) -> int:
+        shown = {"version": version, "digest": digest(version)}
+        return assignments.keep(session, "north", "brain", **shown, replace=True, seen=seen).version
+
+    with database.write() as session:
+        assert keep(session, 1) == 1
+        assert keep(session, 2, seen=0) == 1
+        assert keep(session, 2, seen=1) == 2
+        assert keep(session, 3, seen=1) == 2
+        assign(session, 4, expected=0)
+        assert keep(session, 5, seen=3) == 4
+
+
 def test_rollback_restores_no_other_entry_than_the_caller_saw(database: Database) -> None:
     def keep(session: Session, version: int) -> None:
         assignments.keep(session, "north", "brain", version=version, digest=digest(version), replace=True)
