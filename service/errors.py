@@ -404,7 +404,7 @@ class ViewerScanUnknown(ViewerScanError):
 
 
 class ViewerQuotaExceeded(ViewerScanError):
-    """The scans that other callers keep have as many bytes as all may have."""
+    """The scans that other callers keep leave too few bytes of the quota."""
 
     status, slug, title = 507, "viewer-quota", "No room for a viewer's scan"
 

@@ -2,7 +2,7 @@
 
 A folder without a row may be another database's: of a service with the wrong LOCUM_DATABASE_URL or
 LOCUM_FILES, or beside a database that was restored from an older backup. So a cohort's folder without a row
-is kept, and a job's until its files would have expired.
+is kept, and that of a job or of a viewer's scan until its files would have expired.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def expire(database: Database, settings: Settings) -> None:
     files = settings.open_files()
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings, files)
-    with log_and_continue("the scans of viewers"):
-        sweep(settings.viewer_scans)
+    sweep(database, settings)
     with log_and_continue("what was left half written"):
         files.sweep(COHORTS)
     for cohort_id, _ in _folders(files, COHORTS):

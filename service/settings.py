@@ -284,8 +284,8 @@ class Settings(BaseSettings):
     cohort_quota_bytes: int = Field(
         20 * 1024 * MEBIBYTE,
         ge=0,
-        description="bytes of all cohorts' scans together, and of all scan jobs; half of them for one "
-        "hospital where several are registered",
+        description="bytes of all cohorts' scans together, of all scan jobs, and of all viewers' scans; "
+        "half of them for one hospital where several are registered",
     )
     reserve_bytes: int = Field(
         16 * MEBIBYTE,
@@ -307,9 +307,6 @@ class Settings(BaseSettings):
     )
     max_viewer_scans: int = Field(
         20, gt=0, description="scans that a caller's viewers keep; the least recently used is deleted first"
-    )
-    viewer_quota_bytes: int = Field(
-        10 * 1024 * MEBIBYTE, ge=0, description="bytes of all scans of viewers together"
     )
     viewer_wait_seconds: int = Field(
         1800, gt=0, description="longest that a viewer's request waits for a job, which is then cancelled"
@@ -388,7 +385,7 @@ class Settings(BaseSettings):
         )
 
     def open_files(self) -> Files:
-        """The files of cohorts and jobs. Raises FilesUnavailable."""
+        """The files of cohorts, jobs and viewers. Raises FilesUnavailable."""
         return open_files(self.files or self.state_dir)
 
     def make_state_dir(self) -> None:
@@ -413,11 +410,6 @@ class Settings(BaseSettings):
     def spool(self) -> Path:
         """Folder of uploads; a file is deleted with its request."""
         return self.state_dir / "spool"
-
-    @property
-    def viewer_scans(self) -> Path:
-        """Folder of the scans that viewers sent, until they expire."""
-        return self.state_dir / "viewer-scans"
 
 
 FileReaders = Mapping[str, Callable[[Path], object]]

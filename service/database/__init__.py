@@ -1,4 +1,4 @@
-"""The database: hospitals, API keys, the serving log, cohorts, jobs, verifications of the store."""
+"""The database: hospitals, API keys, the serving log, cohorts, viewers' scans, jobs, verifications."""
 
 from service.database.caller import ANONYMOUS, PUBLIC, Caller, Role, caller_of
 from service.database.engine import DATABASE_ERRORS, Database, database_failure, database_now, in_turn
@@ -17,6 +17,7 @@ from service.database.models import (
     JobEvent,
     KeyUsage,
     Verification,
+    ViewerScanRow,
     Worker,
 )
 from service.database.schema import check, is_current, upgrade
@@ -42,6 +43,7 @@ __all__ = [
     "KeyUsage",
     "Role",
     "Verification",
+    "ViewerScanRow",
     "Worker",
     "caller_of",
     "check",

@@ -256,6 +256,28 @@ class CohortMask(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class ViewerScanRow(Base):
+    """A scan that a viewer sent, see `service.viewers.scans`.
+
+    `owner` and `share` are digests: of the caller, and of what shares the quota with it. `image` is the
+    viewer's own name, `series` what the scan's header says: JSON, since PostgreSQL takes no NUL in a text.
+    """
+
+    __tablename__ = "viewer_scan"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(64), index=True)
+    share: Mapped[str] = mapped_column(String(64))
+    image: Mapped[str | None] = mapped_column(JSON(none_as_null=True))
+    series: Mapped[str | None] = mapped_column(JSON(none_as_null=True))
+    format: Mapped[str] = mapped_column(String(16))
+    sha256: Mapped[str] = mapped_column(String(71))
+    size: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    used_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+
+
 class Job(Base):
     """Long work that was accepted. This row, not the message in Redis, is the job.
 

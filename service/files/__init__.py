@@ -1,7 +1,8 @@
-"""Files of patients: scans and masks of cohorts, and the files of jobs, in a folder or in an S3 bucket.
+"""Files of patients: scans of cohorts and viewers, masks, files of jobs, in a folder or in an S3 bucket.
 
     cohorts/<cohort id>/<sha256>       a scan or a mask
     jobs/<job id>/...                  see `service.jobs.files`
+    viewers/<scan id>/scan             see `service.viewers.scans`
     dicom-uid.key                      the installation's key for UIDs
 
 A key is such a path. No part of it was written by a client. No file is kept in a cache: it would outlive the

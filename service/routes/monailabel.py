@@ -206,13 +206,11 @@ def list_images(
         return []
     if output == "stats":
         return _statistics(scans)
-    objects = {
-        scan.image or scan.id: {
-            "image": {"ext": "", "info": {"ts": int(scan.created), "name": scan.image or scan.id}},
-            "labels": {},
-        }
-        for scan in scans
-    }
+    objects = {}
+    for scan in scans:
+        name = scan.image or scan.id
+        shown = {"ts": int(scan.created_at.timestamp()), "name": name}
+        objects[name] = {"image": {"ext": "", "info": shown}, "labels": {}}
     return {"name": "Locum", "description": "Scans of this caller, until they expire", "objects": objects}
 
 
@@ -338,7 +336,7 @@ class AtRoot:
 
 
 def _scans(context: ServiceContext) -> ViewerScans:
-    return ViewerScans(context.settings, context.database.caller)
+    return ViewerScans(context.database, context.settings)
 
 
 def _statistics(scans: list[ViewerScan]) -> dict[str, Any]:
@@ -363,8 +361,8 @@ def _session(scan: ViewerScan) -> ViewerSession:
             name=scan.id,
             image=scan.image or "",
             meta=meta,
-            create_ts=int(scan.created),
-            last_access_ts=int(scan.used),
+            create_ts=int(scan.created_at.timestamp()),
+            last_access_ts=int(scan.used_at.timestamp()),
             expiry=int(scan.lifetime),
         ),
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,14 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
+from sqlalchemy import select
 
 from model_store.guard import ReferenceStatistics, summarise
 from model_store.preprocessing import prepare
 from model_store.scan import decode
 from model_store.task import Code, LabelCodes, Normalisation, Task
 from service.audit import trail
-from service.database import Hospital
+from service.database import Hospital, ViewerScanRow
 from service.identity import keys
 from tests.helpers.model_store.dicom_files import PLANES, series, turned, uid, zipped
 from tests.helpers.service.adapted_store import publish_space
@@ -109,6 +108,26 @@ def infer(api: Any, model: str = "coded", params: Any = None, **query: str) -> h
     body = {"params": (None, params if isinstance(params, str) else json.dumps(params or {}))}
     answer: httpx.Response = api.client.post(f"/monailabel/infer/{model}", params=query, files=body)
     return answer
+
+
+def kept_in(api: Any) -> Path:
+    folder: Path = api.settings.state_dir / "viewers"
+    return folder
+
+
+def row_of(api: Any, session: str) -> ViewerScanRow:
+    with api.context.database.read() as asking:
+        row: ViewerScanRow = asking.get_one(ViewerScanRow, session)
+        return row
+
+
+def age(api: Any, seconds: float) -> datetime:
+    """Let every scan have been used last so long ago, and return when that was."""
+    then = datetime.now(UTC) - timedelta(seconds=seconds)
+    with api.context.database.write() as session:
+        for row in session.scalars(select(ViewerScanRow)):
+            row.used_at, row.expires_at = then, then + (row.expires_at - row.used_at)
+    return then
 
 
 # --- 3D Slicer
@@ -346,7 +365,7 @@ def test_params_do_not_replace_what_the_route_says(api: Any, scan: Path) -> None
 
 
 def test_image_is_never_a_path(api: Any, scan: Path) -> None:
-    for image in (str(scan), "/etc/passwd", "../../locum.db", str(api.settings.viewer_scans), "*", "%"):
+    for image in (str(scan), "/etc/passwd", "../../locum.db", str(kept_in(api)), "*", "%"):
         answer = infer(api, image=image)
         assert slug(answer) == (404, "viewer-scan-unknown")
         assert image not in answer.text or len(image) < 2
@@ -359,11 +378,11 @@ def test_image_is_never_a_path(api: Any, scan: Path) -> None:
 
 
 def test_file_in_the_form_is_segmented_and_not_kept(api: Any, scan: Path) -> None:
-    before = list(api.settings.viewer_scans.rglob("scan"))
+    before = list(kept_in(api).rglob("scan"))
     with scan.open("rb") as file:
         answer = api.client.post("/monailabel/infer/coded", files={"file": ("a.nii.gz", file)})
     assert answer.status_code == 200
-    assert list(api.settings.viewer_scans.rglob("scan")) == before
+    assert list(kept_in(api).rglob("scan")) == before
 
 
 def test_damaged_requests_are_4xx(api: Any, scan: Path) -> None:
@@ -424,7 +443,7 @@ def test_upload_that_is_no_scan_or_too_large_is_refused_and_not_kept(
         answer = api.client.put(path, files={field: ("x", content)})
         assert slug(answer) == expected
     assert slug(api.client.put(path, files={"other": ("x", b"y")})) == (422, "malformed-form")
-    assert list(api.settings.viewer_scans.rglob("scan")) == []
+    assert list(kept_in(api).rglob("scan")) == []
 
 
 # --- sessions
@@ -488,9 +507,7 @@ def test_scan_of_a_hospital_is_not_segmented_for_another(
 def test_expired_session_is_404_and_its_scan_is_deleted(start: Any, store: Path, scan: Path) -> None:
     api = start(store, monailabel="prefix", viewer_scan_minutes=1)
     session = Slicer(url(api), scan.parent).create_session(scan)
-    (about,) = api.settings.viewer_scans.rglob("about.json")
-    long_ago = time.time() - 61
-    os.utime(about, (long_ago, long_ago))
+    age(api, 61)
     for answer in (
         api.client.get(f"/monailabel/session/{session}"),
         infer(api, session_id=session),
@@ -498,21 +515,40 @@ def test_expired_session_is_404_and_its_scan_is_deleted(start: Any, store: Path,
     ):
         assert slug(answer) == (404, "viewer-scan-unknown")
     Slicer(url(api), scan.parent).create_session(scan)
-    assert len(list(api.settings.viewer_scans.rglob("scan"))) == 1
+    assert len(list(kept_in(api).rglob("scan"))) == 1
 
 
 def test_use_puts_the_expiry_off_and_a_look_does_not(start: Any, store: Path, scan: Path) -> None:
     api = start(store, monailabel="prefix", viewer_scan_minutes=1)
     session = Slicer(url(api), scan.parent).create_session(scan)
-    (about,) = api.settings.viewer_scans.rglob("about.json")
-    before = time.time() - 30
     for query, later in (("", False), ("?update_ts=true", True)):
-        os.utime(about, (before, before))
+        before = age(api, 30)
         api.client.get(f"/monailabel/session/{session}{query}")
-        assert (about.stat().st_mtime > before + 10) is later
-    os.utime(about, (before, before))
+        assert (row_of(api, session).used_at > before) is later
+    before = age(api, 30)
     assert infer(api, session_id=session, output="json").status_code == 200
-    assert about.stat().st_mtime > before + 10
+    assert row_of(api, session).used_at > before
+
+
+def test_api_processes_share_a_scan_by_database_and_bucket_alone(
+    start: Any, store: Path, scan: Path, tmp_path: Path, bucket_url: str
+) -> None:
+    shared = {"database_url": f"sqlite:///{tmp_path / 'shared.db'}", "files": bucket_url}
+    one, other = (start(store, monailabel="prefix", max_viewer_scans=2, **shared) for _ in range(2))
+    session = Slicer(url(one), scan.parent).create_session(scan)
+    answer = infer(other, session_id=session, output="json")
+    assert answer.status_code == 200, answer.text
+    sent = one.client.get(f"/monailabel/session/{session}").json()["session_info"]["meta"]["sha256"]
+    assert answer.json()["receipt"]["input_sha256"] == sent
+    # The limits count what the other process keeps.
+    later = [Slicer(url(api), scan.parent).create_session(scan) for api in (one, other)]
+    listed = one.client.get("/monailabel/datastore/?output=all").json()["objects"]
+    assert sorted(listed) == sorted(later)
+    assert one.client.delete(f"/monailabel/session/{later[1]}").status_code == 200
+    assert slug(infer(other, session_id=later[1])) == (404, "viewer-scan-unknown")
+    assert one.settings.open_files().names("viewers") == [f"{later[0]}/scan"]
+    for api in (one, other):
+        assert not kept_in(api).exists()
 
 
 def test_client_gives_neither_path_nor_name_of_its_file_back(api: Any, scan: Path) -> None:
@@ -520,8 +556,8 @@ def test_client_gives_neither_path_nor_name_of_its_file_back(api: Any, scan: Pat
     shown = api.client.get(f"/monailabel/session/{session}").text
     assert "DOE" not in shown
     assert str(api.settings.state_dir) not in shown
-    for path in api.settings.viewer_scans.rglob("about.json"):
-        assert "DOE" not in path.read_text()
+    assert row_of(api, session).image is None
+    assert not any("DOE" in str(path) for path in kept_in(api).rglob("*"))
 
 
 def test_image_of_two_dimensions_has_a_report_and_no_nrrd(
