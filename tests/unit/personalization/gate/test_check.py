@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 
 from personalization.fedoap.joining import JOINING, Joining, JoiningEpoch, ObservedJoining
-from personalization.gate import ROUTING, Check, Observed, judge, limits
+from personalization.gate import PRACTISED, ROUTING, Check, Observed, judge, limits
 from personalization.gate.picking import PICKING, Pick
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_verdicts.json").read_text(encoding="utf-8"))
-GATES: dict[str, tuple[Check[Any], ...]] = {"routing": ROUTING, "joining": JOINING, "picking": PICKING}
+GATES: dict[str, tuple[Check[Any], ...]] = {
+    "practised": PRACTISED,
+    "routing": ROUTING,
+    "joining": JOINING,
+    "picking": PICKING,
+}
 EVERY_CHECK = [
     pytest.param(gate, check, id=f"{name} {check.name}") for name, gate in GATES.items() for check in gate
 ]

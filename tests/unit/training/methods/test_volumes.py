@@ -170,7 +170,7 @@ def test_network_without_batch_norm_skips_the_estimate_and_fedbn_keeps_instance_
         architecture = Instance.architecture
 
     config = FedAvgConfig(**SETTINGS)
-    assert [step.name for step in Plain(config, TASK).plan()] == ["describe", "train", "validate"]
+    assert [step.name for step in Plain(config, TASK).plan()] == ["describe", "train", "validate", "test"]
     assert Instance(config, TASK).is_own("body.1.weight")
     server, _ = federated(Plain(config, TASK))
     assert part(server.tensors, "global").keys() == build("toy", **arguments).state_dict().keys()
