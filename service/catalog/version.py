@@ -47,12 +47,16 @@ _ROUTES: dict[TaskKind, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class ResolvedVersion:
-    """The resolved version and the cause of the choice. `home` is the site of a member hospital."""
+    """The resolved version and the cause of the choice.
+
+    `home` is the site of a member hospital, `entry` what the serving log had in force for the hospital.
+    """
 
     artefact: Artefact
     cause: Cause
     home: str | None
     hospital: str | None
+    entry: Assignment | None
 
     @property
     def owner(self) -> str | None:
@@ -124,7 +128,7 @@ def resolve_version(
     if cause in ("named", "newest"):
         require_name(store, name)
     # The graph is hashed when it is loaded, which is when it matters.
-    found = ResolvedVersion(store.open(reference, verify=False), cause, home, hospital)
+    found = ResolvedVersion(store.open(reference, verify=False), cause, home, hospital, entry)
     if found.artefact.manifest.part_of is not None:
         raise PartRequested(
             f"'{found.artefact}' is a part of '{found.artefact.manifest.part_of}'; ask for that model, and "
@@ -159,19 +163,21 @@ def serve_version(
     while True:
         found = resolve_version(store, database, model, hospital, kind, new_versions)
         chosen = choose(found)
-        if _keep_served(database, found, new_versions):
+        if _keep_served(database, found):
             return chosen
 
 
-def _keep_served(database: Database, found: ResolvedVersion, new_versions: NewVersions) -> bool:
+def _keep_served(database: Database, found: ResolvedVersion) -> bool:
     """Record the version that answers a hospital without a decision, so that it serves until there is one.
 
     Returns whether it is in force: another request may have decided, or recorded another version, since it
     was resolved.
     """
+    artefact, seen = found.artefact, found.entry
     if found.hospital is None or found.cause != "newest":
         return True
-    artefact = found.artefact
+    if seen is not None and seen.digest == artefact.digest:
+        return True
     with database.for_caller(SERVICE).write() as session:
         entry = assignments.keep(
             session,
@@ -179,7 +185,7 @@ def _keep_served(database: Database, found: ResolvedVersion, new_versions: NewVe
             artefact.name,
             version=artefact.version,
             digest=artefact.digest,
-            replace=new_versions == "serve",
+            replaces=0 if seen is None else seen.sequence,
         )
     return entry.digest == artefact.digest
 

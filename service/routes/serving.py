@@ -269,7 +269,7 @@ def _keep_served(session: Session, hospital: str, model: str, served: ServedVers
     if served.because == "newest" and served.version is not None and served.digest is not None:
         seen = 0 if served.assignment is None else served.assignment.sequence
         assignments.keep(
-            session, hospital, model, version=served.version, digest=served.digest, replace=True, seen=seen
+            session, hospital, model, version=served.version, digest=served.digest, replaces=seen
         )
 
 

@@ -112,19 +112,18 @@ def keep(
     *,
     version: int,
     digest: str,
-    replace: bool = False,
-    seen: int | None = None,
+    replaces: int = 0,
 ) -> Assignment:
     """Record that the hospital is served this version without a decision; return the entry in force.
 
-    A decision stays in force, and so does another version that was recorded before, unless `replace` is true.
-    `seen` limits that to the entry of this number (0: to none): one that was recorded since then stays.
+    A decision stays in force, and so does another version that was recorded before, except the entry that the
+    caller saw and `replaces`, by its number.
     """
     in_turn(session, _LOCK)
     current = assignment(session, hospital, model)
     if current is not None:
-        replaced = replace and current.by_default and seen in (None, current.sequence)
-        if not replaced or current.digest == digest:
+        is_replaced = current.by_default and current.sequence == replaces
+        if not is_replaced or current.digest == digest:
             return current
     entry = Assignment(
         hospital=hospital,

@@ -28,6 +28,11 @@ def assign(session: Session, version: int, expected: int, hospital: str = "north
     )
 
 
+def keep(session: Session, version: int, replaces: int = 0) -> Assignment:
+    shown = {"version": version, "digest": digest(version)}
+    return assignments.keep(session, "north", "brain", **shown, replaces=replaces)
+
+
 def assigned(session: Session, hospital: str, model: str, at: datetime | None = None) -> str | None:
     entry = assignments.assignment(session, hospital, model, at)
     return None if entry is None else entry.digest
@@ -63,15 +68,12 @@ def test_second_rollback_goes_one_assignment_further_back(database: Database) ->
 
 def test_first_decision_is_rolled_back_to_what_served_by_default(database: Database) -> None:
     with database.write() as session:
-        kept = assignments.keep(session, "north", "brain", version=3, digest=digest(3))
+        kept = keep(session, 3)
         assert (kept.sequence, kept.by_default, assignments.decided(kept)) == (1, True, 0)
-        # A version that is published later replaces it only where the caller says so.
-        assert assignments.keep(session, "north", "brain", version=4, digest=digest(4)).version == 3
+        # A version that is published later replaces it only where the caller says so, and no decision.
+        assert keep(session, 4).version == 3
         assert assign(session, 5, expected=0).previous == 1
-        assert (
-            assignments.keep(session, "north", "brain", version=6, digest=digest(6), replace=True).version
-            == 5
-        )
+        assert keep(session, 6, replaces=2).version == 5
         back = roll_back(session, expected=2)
         assert (back.version, back.restores, back.by_default, assignments.decided(back)) == (3, 1, False, 3)
         with pytest.raises(NothingToRollBack):
@@ -79,32 +81,25 @@ def test_first_decision_is_rolled_back_to_what_served_by_default(database: Datab
 
 
 def test_default_that_was_recorded_since_the_caller_looked_stays(database: Database) -> None:
-    def keep(session: Session, version: int, seen: int | None = None) -> int:
-        shown = {"version": version, "digest": digest(version)}
-        return assignments.keep(session, "north", "brain", **shown, replace=True, seen=seen).version
-
     with database.write() as session:
-        assert keep(session, 1) == 1
-        assert keep(session, 2, seen=0) == 1
-        assert keep(session, 2, seen=1) == 2
-        assert keep(session, 3, seen=1) == 2
+        assert keep(session, 1).version == 1
+        assert keep(session, 2).version == 1
+        assert keep(session, 2, replaces=1).version == 2
+        assert keep(session, 3, replaces=1).version == 2
         assign(session, 4, expected=0)
-        assert keep(session, 5, seen=3) == 4
+        assert keep(session, 5, replaces=2).version == 4
 
 
 def test_rollback_restores_no_other_entry_than_the_caller_saw(database: Database) -> None:
-    def keep(session: Session, version: int) -> None:
-        assignments.keep(session, "north", "brain", version=version, digest=digest(version), replace=True)
-
     with database.write() as session:
         keep(session, 1)
-        keep(session, 2)
+        keep(session, 2, replaces=1)
         seen = assignments.before(session, "north", "brain")
         assert seen is not None
         assert seen.version == 1
     # Served meanwhile; no decision was made, so the number of the one in force is the same.
     with database.write() as session:
-        keep(session, 3)
+        keep(session, 3, replaces=2)
     with pytest.raises(AssignmentStale, match="another version of 'brain' meanwhile"), database.write() as s:
         assignments.roll_back(s, "north", "brain", expected=0, actor="bo", reason="worse", to=seen.sequence)
     with database.read() as session:
