@@ -234,7 +234,8 @@ def check_practises(run: Run) -> tuple[str, ...]:
 def rotation_of(run: Run, member: str) -> Run:
     """The run of all members but one. The order in which sites are left out changes nothing."""
     left = tuple(sorted({*run.settings.leave_out, member}))
-    return replace(run, settings=run.settings.model_copy(update={"leave_out": left}))
+    settings = run.settings.model_copy(update={"leave_out": left})
+    return replace(run, settings=settings, scores_tests=False)
 
 
 class Rotations(Algorithm):

@@ -30,6 +30,7 @@ from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.pool import Pool
 from training.errors import ConfigurationError
+from training.methods.common.tested import Untested
 from training.methods.registry import method, methods
 from training.publish import Origin, check_names, parts_of, publish
 
@@ -39,13 +40,15 @@ class Run:
     """A run to execute. `method` is a registered name, `config` an instance of the method's config class.
 
     A site's splits are kept if every case has one (a benchmark's folds), and otherwise drawn by patient from
-    the seed.
+    the seed. `scores_tests` says whether the published model is scored on test patients, on which nothing
+    depends.
     """
 
     federation: Federation[Any]
     method: str
     config: MethodConfig
     settings: RunConfig = field(default_factory=RunConfig)
+    scores_tests: bool = True
 
     def identity(self) -> dict[str, Any]:
         """Return everything that determines the result, as JSON.
@@ -162,7 +165,7 @@ class Run:
             )
         built = chosen.build(self.config, task)
         check_privacy(built.plan(), self.settings.privacy)
-        return built
+        return built if self.scores_tests else Untested(built)
 
 
 @dataclass(frozen=True)

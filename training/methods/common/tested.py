@@ -13,15 +13,19 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from model_store.task import Task
 from personalization.metrics import dice_by_label, foreground_dice
 from training.algorithm import (
+    Algorithm,
     ClientResult,
     ClientStep,
     Group,
     Memory,
     Phase,
+    Plan,
+    Publication,
     RoundResult,
     SiteSize,
     State,
@@ -45,6 +49,29 @@ def scoring_phase(
     """The phase. `broadcast` sends the published model as `downloads`; `client_step` gives `score_once`."""
     scores = Group(_SCORES, "statistics", "collect", essential=False, check=_Check(len(task.labels)))
     return Phase(TEST, 1, downloads, (scores,), client_step, keep_scores, broadcast, everyone=True)
+
+
+class Untested(Algorithm):
+    """A method without the phase: for a run with models that are not published, no test patient is scored."""
+
+    def __init__(self, method: Algorithm) -> None:
+        self._method = method
+
+    @override
+    def plan(self) -> Plan:
+        return tuple(step for step in self._method.plan() if step.name != TEST)
+
+    @override
+    def initial(self, context: StepContext) -> Memory:
+        return self._method.initial(context)
+
+    @override
+    def longest_part(self, sites: int) -> str:
+        return self._method.longest_part(sites)
+
+    @override
+    def publication(self, server: Memory) -> Publication:
+        return self._method.publication(server)
 
 
 def score_once(network: nn.Module, data: AnySiteData, task: Task, batch_size: int) -> ClientResult:
