@@ -48,10 +48,10 @@ def test_unknown_key_and_role_end_with_a_line(run) -> None:  # type: ignore[no-u
 
 def test_name_is_held_to_the_rule_of_the_route(run) -> None:  # type: ignore[no-untyped-def]
     for name, expected in (
-        ("n" * 191, "190 characters"),
+        ("n" * 131, "130 characters"),
         ("a\x1b[2J", "control characters"),
         (" ", "1 char"),
     ):
         ended = run("create", name, "--role", "reader")
         assert (ended.exit_code, expected in ended.stderr) == (2, True), ended.stderr
-    assert run("create", "n" * 190, "--role", "reader").exit_code == 0
+    assert run("create", "n" * 130, "--role", "reader").exit_code == 0
