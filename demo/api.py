@@ -14,7 +14,7 @@ MODEL, ANY_ORGAN = "phantom", "any-organ"
 
 
 @dataclass(frozen=True)
-class Answer:
+class SegmentedMask:
     """A mask, the personalization that made it, and the model's `name@version`."""
 
     mask: bytes
@@ -43,12 +43,14 @@ def segment(
 
 def mask_of(
     client: httpx.Client, scan: bytes, fields: Mapping[str, str], prefer: str | None = None
-) -> Answer:
+) -> SegmentedMask:
     """Post a scan and return its mask. Raises RuntimeError when the service answers with a pending job."""
     answer = segment(client, scan, fields, prefer)
     if answer.status_code == httpx.codes.ACCEPTED:
         raise RuntimeError(f"the mask was not ready in time; it will be at {answer.headers['Location']}")
-    return Answer(answer.content, answer.headers["Locum-Personalization"], answer.headers["Locum-Model"])
+    return SegmentedMask(
+        answer.content, answer.headers["Locum-Personalization"], answer.headers["Locum-Model"]
+    )
 
 
 def send_cohort(

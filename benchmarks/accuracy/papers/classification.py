@@ -34,7 +34,7 @@ percent, means of clients; ± is the standard deviation over seeds, each of whic
 Intervals are 95 %, paired bootstrap over images within clients."""
 
 # Images -> a class for each, [N].
-Answer = Callable[[Examples], Tensor]
+Classify = Callable[[Examples], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Clients:
         own = {} if self.digest is None else {"data": self.digest}
         return {"set": self.set, "clients": self.count, "alpha": self.alpha, "seed": self.seed, **own}
 
-    def judge(self, models: Mapping[str, Answer]) -> dict[str, dict[str, Any]]:
+    def judge(self, models: Mapping[str, Classify]) -> dict[str, dict[str, Any]]:
         """Scores of what each client is served, in the form of the rows.
 
         `ours` has 1 for every own test image that is answered rightly, else 0; `paper` the accuracy on all.
@@ -105,10 +105,10 @@ MOST_FREQUENT = "Most frequent class"
 NO_COST: Mapping[str, float] = {"sent": 0, "received": 0, "seconds": 0.0}
 
 
-def most_frequent(clients: Clients) -> dict[str, Answer]:
+def most_frequent(clients: Clients) -> dict[str, Classify]:
     """Always a client's most frequent class in training, the lower one of two."""
 
-    def of(own: LabelledData) -> Answer:
+    def of(own: LabelledData) -> Classify:
         label = int(np.bincount(own.train.targets).argmax())
         return lambda images: torch.full((len(images),), label)
 

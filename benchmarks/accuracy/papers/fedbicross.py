@@ -25,7 +25,7 @@ from benchmarks.accuracy.papers.classification import (
     METRICS,
     MOST_FREQUENT,
     NO_COST,
-    Answer,
+    Classify,
     Clients,
     PaperOnImages,
     Runs,
@@ -302,7 +302,7 @@ class OneShots(Runs):
         spent, server = cost(first), 0.0
         size = _bytes(next(iter(uploads.values())))
 
-        def of(state: State) -> Answer:
+        def of(state: State) -> Classify:
             network = network_of(uploading.network, state, self.device)
             return lambda images: predict(network, images, 64)
 

@@ -23,7 +23,7 @@ from benchmarks.accuracy.papers.classification import (
     METRICS,
     MOST_FREQUENT,
     NO_COST,
-    Answer,
+    Classify,
     Clients,
     PaperOnImages,
     Runs,
@@ -278,7 +278,7 @@ class Tuned(Runs):
         frozen = FrozenBackbone(store.root, reference)
         return FedInsConfig(**fields, backbone=frozen.reference, store=frozen.root)
 
-    def _answer(self, algorithm: Algorithm, spec: NetworkSpec, weights: State, clients: Clients) -> Answer:
+    def _answer(self, algorithm: Algorithm, spec: NetworkSpec, weights: State, clients: Clients) -> Classify:
         if isinstance(algorithm, FedIns):
             config = algorithm.config
             pool = pool_network(config, clients.task, spec, weights).to(self.device)
