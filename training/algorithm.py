@@ -99,6 +99,8 @@ class Group:
     the method applies the site's bounds on features (`StepContext.bounds`); features that are not bounded do
     not leave a site with bounds. `check(state, size)` raises where an upload cannot be what it should be of a
     site with this size. A site that fails it is dropped from the round.
+    A group that is not `beside_noise` stays at a site that adds noise for differential privacy to any of its
+    uploads: it would be wrong there.
     `repair(noisy, received)` returns an upload that got noise for differential privacy with values that a
     network can have, such as variances above zero.
     """
@@ -108,6 +110,7 @@ class Group:
     reduction: Reduction = "mean"
     essential: bool = True
     bounded: bool = False
+    beside_noise: bool = True
     check: Callable[[State, SiteSize], None] | None = None
     repair: Callable[[State, State], State] | None = None
 

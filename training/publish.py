@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
 from model_store.artefact import Artefact
@@ -104,7 +105,9 @@ def publish(store: Store, origin: Origin, publication: Publication) -> tuple[Art
 
 def _publish_model(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
     (draft,) = publication.models
-    return (_model(store, origin, draft, publication, name=origin.name, part_of=None),)
+    return (
+        _model(store, origin, draft, publication, name=origin.name, part_of=None, files=publication.files),
+    )
 
 
 def _publish_global_and_inside(
@@ -217,6 +220,7 @@ def _model(
     *,
     name: str,
     part_of: str | None,
+    files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Artefact:
     network = build(draft.network.name, **draft.network.arguments)
     network.load_state_dict(draft.weights)
@@ -233,11 +237,11 @@ def _model(
         sources=draft.sources,
         software=software(),
     )
-    files = {
+    own = {
         WEIGHTS: to_safetensors(draft.weights),
         GRAPH: to_onnx(network, origin.task.in_channels, origin.task.size),
     }
-    return store.publish(manifest, files)
+    return store.publish(manifest, {**files, **own})
 
 
 _GLOBAL_AND_INSIDE: Mapping[

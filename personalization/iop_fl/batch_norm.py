@@ -1,13 +1,15 @@
-"""Recalibrate batch-norm statistics on a hospital's images (AdaBN).
+"""Measure batch-norm statistics on a hospital's images, and recalibrate a network on them (AdaBN).
 
 With fixed statistics, a scan's prediction does not depend on other scans, and an onnx graph needs no batch.
 
-Legend: N images, C channels.
+Legend: N images, P patients, C channels, L batch norms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,145 @@ from personalization.networks.capabilities import (
 
 # Weight of the federation's statistics, as a number of images of the hospital
 PRIOR_IMAGES = 4.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How far the inputs of a network's batch norms are from their running statistics m, v.
+
+    With m', v' the mean and variance over all images, per channel
+
+        d_m = (m' - m) / sqrt(v + eps)        d_v = 1/2 log((v' + eps) / (v + eps))
+
+    Attributes:
+        layers: path of every batch norm, in the order of `nn.Module.modules`.
+        means, variances: m' and v' [C] of every layer, float64.
+        shift: [L, 2] float64, the mean over the channels of d_m^2 and of d_v^2.
+        sampling: [L, 2] float64, the mean over the channels of the variance of d_m and of d_v that comes from
+            the choice of the patients: the jackknife over them (Efron, 1982). None of one patient.
+        patients: how many there are.
+    """
+
+    layers: tuple[str, ...]
+    means: tuple[Tensor, ...]
+    variances: tuple[Tensor, ...]
+    shift: Tensor
+    sampling: Tensor | None
+    patients: int
+
+
+class Measuring:
+    """Notes the moments of every batch norm's input, patient by patient, while the network runs.
+
+        with Measuring(network, patients) as measuring:
+            for indices in ...:
+                network(measuring.images(indices, images))
+        found = measuring.profile()
+
+    A sum per patient and channel is kept, not one per image. The network must be in eval mode, so that its
+    running statistics stay.
+    """
+
+    def __init__(self, network: nn.Module, patients: Sequence[Hashable]) -> None:
+        """`patients` has that of every image. Raises NetworkError for a network without a norm to move."""
+        self._norms = required_norms(network, "a shift is measured at batch norms")
+        numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
+        self._patient_N = torch.tensor([numbers[patient] for patient in patients])
+        self._counts_P = torch.bincount(self._patient_N, minlength=len(numbers)).double()
+        self._sums: dict[str, Tensor] = {}
+        self._rows: Tensor = self._patient_N[:0]
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> Measuring:
+        for path, norm in self._norms.items():
+            self._handles.append(
+                norm.register_forward_pre_hook(lambda _norm, inputs, path=path: self._note(path, inputs[0]))
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def images(self, indices: Tensor | slice, images_NCHW: Tensor) -> Tensor:
+        """The images at these indices, which the network must see next."""
+        self._rows = self._patient_N[indices]
+        return images_NCHW[indices]
+
+    def _note(self, path: str, features_NC: Tensor) -> None:
+        mean, variance = image_moments(features_NC)
+        found = torch.stack([mean, variance + mean.square()], dim=1)
+        if path not in self._sums:
+            self._sums[path] = found.new_zeros(len(self._counts_P), *found.shape[1:])
+        self._sums[path].index_add_(0, self._rows.to(found.device), found)
+
+    def profile(self) -> Profile:
+        """What was found. Raises RoutingError for a batch norm that the network does not use."""
+        unused = [path for path in self._norms if path not in self._sums]
+        if unused:
+            raise RoutingError(f"{unused[0]}: the network does not use this layer, so it has no statistics")
+        counts, patients = self._counts_P, len(self._counts_P)
+        shift, sampling, means, variances = [], [], [], []
+        for path, norm in self._norms.items():
+            sums_P2C = self._sums[path].cpu()
+            mean, variance = _moments(sums_P2C.sum(dim=0), counts.sum())
+            means.append(mean)
+            variances.append(variance)
+            shift.append(_standardised(norm, mean, variance).square().mean(dim=-1))
+            if patients > 1:
+                left = _moments(sums_P2C.sum(dim=0) - sums_P2C, (counts.sum() - counts)[:, None])
+                without_P2C = _standardised(norm, *left)
+                spread = (without_P2C - without_P2C.mean(dim=0)).square().sum(dim=0)
+                sampling.append(((patients - 1) / patients * spread).mean(dim=-1))
+        return Profile(
+            tuple(self._norms),
+            tuple(means),
+            tuple(variances),
+            torch.stack(shift),
+            torch.stack(sampling) if sampling else None,
+            patients,
+        )
+
+
+@torch.no_grad()
+def profile(
+    network: nn.Module,
+    images_NCHW: Tensor,
+    patients: Sequence[Hashable],
+    batch_size: int = 16,
+    check_cancelled: CancelCheck = never_cancelled,
+) -> Profile:
+    """Measure the shift of images [N, C, ...] at a network's batch norms, in one forward pass as it is.
+
+    `patients` has that of every image. Raises NetworkError for a network without batch norm to move, and
+    RoutingError for no images, or another number of patients.
+    """
+    if len(patients) != len(images_NCHW):
+        raise RoutingError(f"patients: expected one per image ({len(images_NCHW)}), found {len(patients)}")
+    device = next(network.parameters()).device
+    network.eval()
+    with Measuring(network, patients) as measuring:
+        first = 0
+        for batch in batches(images_NCHW, batch_size):
+            check_cancelled()
+            network(measuring.images(slice(first, first + len(batch)), images_NCHW).to(device))
+            first += len(batch)
+    return measuring.profile()
+
+
+def _moments(sums_2C: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [..., C] from sums [..., 2, C] of means and mean squares over so many images."""
+    mean, square = (sums_2C / count[..., None]).unbind(dim=-2)
+    return mean, (square - mean.square()).clamp(min=0)
+
+
+def _standardised(norm: BatchNorm, mean_C: Tensor, variance_C: Tensor) -> Tensor:
+    """d_m and d_v [..., 2, C] of a layer (`Profile`)."""
+    usual, spread = (statistic.double().cpu() for statistic in running(norm))
+    moved = (mean_C - usual) / (spread + norm.eps).sqrt()
+    return torch.stack([moved, ((variance_C + norm.eps) / (spread + norm.eps)).log() / 2], dim=-2)
 
 
 def bake_statistics(

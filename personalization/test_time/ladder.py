@@ -3,6 +3,8 @@
 The further a hospital's scanner is from the federation's, the larger the dose that helps; a full dose is
 nearly always too much. Early layers see the scanner, late ones the anatomy, and few images give poor
 statistics (Schneider et al., NeurIPS 2020; alpha-BN, arXiv 2110.04065; Vianna et al., arXiv 2402.04958).
+Where the members have said how far hospitals naturally are apart, the shift itself tells the dose
+(`dose_by_shift`).
 
 A network without batch norm to move is refused (NetworkError): the ladder would answer as it is.
 
@@ -14,14 +16,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
-from personalization.iop_fl.batch_norm import blend_statistics, doses_by_depth
+from personalization.errors import RoutingError
+from personalization.iop_fl.batch_norm import Profile, blend_statistics, doses_by_depth
 from personalization.iop_fl.network import batches
 from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import Spread
 from personalization.networks.capabilities import (
     BatchNorm,
     moving_norms,
@@ -39,6 +44,69 @@ PRIOR_IMAGES = 5.0
 MOST_PIXELS = 2**22
 BATCH = 16
 Doses = tuple[float, float, float]
+# By shift: the ratio up to which a shift counts as natural, and the shape of the dose by thirds.
+NATURAL = 1.0
+EARLY: Doses = (1.0, 0.5, 0.0)
+# Above so many times `NATURAL` all thirds move towards the same dose.
+VERY_LARGE = 4.0
+# Squared shift that is as good as none.
+_NO_SHIFT = 1e-6
+
+
+@dataclass(frozen=True)
+class Dose:
+    """The dose that a shift asks for.
+
+    Attributes:
+        shift: R, the squared shift of the scans over what is natural between hospitals; 1 is as usual.
+        share: a = max(0, 1 - c / R), the share of the shift that is not natural.
+        doses: of the first, the middle and the last third of the batch norms.
+        layers: R of every batch norm.
+    """
+
+    shift: float
+    share: float
+    doses: Doses
+    layers: tuple[float, ...]
+
+
+def dose_by_shift(found: Profile, spread: Spread) -> Dose:
+    """One dose for all layers from the shift of the scans, of the shape `EARLY`; 0 where it is natural.
+
+        R_l = 1/2 sum over means and variances of D_l / (tau_l + s_l)
+        R   = exp(mean over l of log R_l)
+        a   = max(0, 1 - c / R)        w = max(0, 1 - 4 c / R)
+        doses = (1 - w) a (1, 1/2, 0) + w (a, a, a)
+
+    D and s are the shift of the scans and its sampling variance over patients; of one patient s is what the
+    members' patients have. tau is natural (`Spread.tau`). c = 1 is unbiased: D - (tau + s) over D is the
+    share that is not natural. One scalar, since doses by layer move late layers, where the shift is anatomy.
+
+    Raises RoutingError for a spread of other batch norms.
+    """
+    if found.layers != spread.layers:
+        raise RoutingError(
+            f"spread: expected that of the network's {len(found.layers)} batch norms, found one of "
+            f"{len(spread.layers)}: {', '.join(spread.layers[:3])}, ..."
+        )
+    sampling = spread.sampling(1) if found.sampling is None else found.sampling
+    ratios_L = _ratios(found.shift, spread.tau() + sampling)
+    shift, share, doses_3 = _dose(ratios_L)
+    early, middle, late = doses_3.tolist()
+    return Dose(float(shift), float(share), (early, middle, late), tuple(ratios_L.tolist()))
+
+
+def _ratios(shift_L2: Tensor, usual_L2: Tensor) -> Tensor:
+    """R_l [L]; 1 of a layer that is dead, in which nothing ever shifts."""
+    return ((shift_L2 + _NO_SHIFT) / (usual_L2 + _NO_SHIFT)).mean(dim=1)
+
+
+def _dose(ratios_L: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """R, a and the doses by thirds [3], as tensors: a graph computes them too."""
+    shift = ratios_L.log().mean().exp()
+    share = (1 - NATURAL / shift).clamp(min=0)
+    uniform = (1 - VERY_LARGE * NATURAL / shift).clamp(min=0)
+    return shift, share, torch.stack([share * ((1 - uniform) * shape + uniform) for shape in EARLY])
 
 
 def blended(
@@ -149,18 +217,56 @@ class ScanLadder(nn.Module):
         return mixed(found)
 
 
+class ScanByShift(nn.Module):
+    """The answer for one scan with the dose that its shift asks for, in one graph of two passes.
+
+    The first pass measures the scan's shift at every batch norm as it is, the second answers with statistics
+    moved as `blend_statistics` moves them. Equals `blended` by `dose_by_shift` of the scan as one patient.
+    For export; the network's weights are shared, and there once in the graph.
+    """
+
+    def __init__(self, network: nn.Module, spread: Spread) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(network).eval()
+        self._norms = []
+        for name in required_norms(network, "a dose by shift moves statistics"):
+            moved = _MovedNorm(self.network.get_submodule(name))
+            self.network.set_submodule(name, moved)
+            self._norms.append(moved)
+        self._usual = (spread.tau() + spread.sampling(1)).float()
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Logits [B, K, H, W]; the images of a batch are one scan."""
+        for norm in self._norms:
+            norm.dose, norm.measures = 0.0, True
+        self.network(images_BCHW)
+        shift_L2 = torch.stack([norm.shift for norm in self._norms])
+        _, _, doses_3 = _dose(_ratios(shift_L2, self._usual))
+        # Of any size of batch: a graph that is exported keeps no number of images.
+        images = torch.ones_like(images_BCHW[:, 0].flatten(1)[:, 0]).sum()
+        count = len(self._norms)
+        for index, norm in enumerate(self._norms):
+            norm.dose, norm.measures = doses_3[3 * index // count] * images / (images + PRIOR_IMAGES), False
+        found: Tensor = self.network(images_BCHW)
+        return found
+
+
 class _MovedNorm(nn.Module):
     """Batch norm with statistics between its running ones and those of its input."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         assert isinstance(norm, BatchNorm)
-        self.norm, self.dose = norm, 0.0
+        self.norm, self.measures = norm, False
+        self.dose: float | Tensor = 0.0
+        self.shift = torch.zeros(2)
 
     def forward(self, features_BC: Tensor) -> Tensor:
         norm, axes = self.norm, (0, *spatial_axes(features_BC))
         mean, variance = (per_channel(statistic, features_BC) for statistic in running(norm))
-        if self.dose:
+        if self.measures:
+            self.shift = self._shift(features_BC, mean, variance)
+        if isinstance(self.dose, Tensor) or self.dose:
             seen = features_BC.mean(dim=axes, keepdim=True)
             spread = (features_BC - seen).square().mean(dim=axes, keepdim=True)
             apart = self.dose * (1 - self.dose) * (mean - seen).square()
@@ -170,6 +276,14 @@ class _MovedNorm(nn.Module):
         if not norm.affine:
             return normal
         return normal * per_channel(norm.weight, features_BC) + per_channel(norm.bias, features_BC)
+
+    def _shift(self, features_BC: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Mean over the channels of d_m^2 and of d_v^2 [2] (`Profile`)."""
+        axes, eps = (0, *spatial_axes(features_BC)), self.norm.eps
+        seen = features_BC.mean(dim=axes, keepdim=True)
+        spread = (features_BC - seen).square().mean(dim=axes, keepdim=True)
+        moved = (seen - mean).square() / (variance + eps)
+        return torch.stack([moved.mean(), (((spread + eps) / (variance + eps)).log() / 2).square().mean()])
 
 
 def mixed(probabilities: Sequence[Tensor]) -> Tensor:

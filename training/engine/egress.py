@@ -52,6 +52,8 @@ class SiteSpec:
         """Return why a group must not leave the site in a phase, or None if it may."""
         if group.kind not in self.allows:
             return f"its egress policy refuses (it allows {', '.join(sorted(self.allows)) or 'nothing'})"
+        if not group.beside_noise and (self.privacy or self.demand):
+            return "would be wrong beside updates with noise for differential privacy"
         if group.kind == "features" and self.bounds != NO_BOUNDS and not group.bounded:
             return "the method does not apply the site's bounds on features"
         if self.demand and group.kind in self.demand.kinds and not averages_updates(phase, group):

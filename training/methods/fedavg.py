@@ -15,6 +15,9 @@ every site estimates the statistics of the kept w_g on its slices as they are, a
 
     mean <- sum_k (n_k / n) mean_k     var <- sum_k (n_k / n) (var_k + mean_k^2) - mean^2
 
+In the last pass every site also measures how far its slices are from these statistics, so that a service
+knows how far hospitals naturally are apart (`personalization.iop_fl.spread`).
+
 `recipe: paper` leaves all of this out (docs/explanation/iop-fl.md has what each was worth).
 
 A classification has cross-entropy for the loss and accuracy for Dice; all else is the same. `loss` names
@@ -22,6 +25,8 @@ another loss.
 
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
          once, mean and mean square of every batch-norm channel over the training slices;
+         once, six numbers per batch norm: the site's shift from the published statistics, and its sampling
+         variance; with masks, the share of pixels that are a target, where it is large, and its pieces;
          once, summary statistics of the training scans for the service's guard;
          once, Dice of the published model on test and validation patients, by label.
 Stays:   images, masks, and everything else.
@@ -31,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -40,7 +46,10 @@ from typing_extensions import override
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
+from personalization.iop_fl.batch_norm import profile
+from personalization.iop_fl.spread import FEWEST, FILE, Spread, check_sent, sent_by
 from personalization.metrics import metrics_of
+from personalization.playbook import targets_of
 from personalization.precision import Precision
 from training.algorithm import (
     Algorithm,
@@ -52,6 +61,7 @@ from training.algorithm import (
     Plan,
     Publication,
     RoundResult,
+    SiteSize,
     State,
     StepContext,
 )
@@ -83,6 +93,20 @@ from training.methods.registry import register
 WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
 SCORES = Group("scores", "statistics", "collect", essential=False, check=ValidationScore.check)
 MOMENTS = Group("moments", "statistics", "mean", essential=False)
+
+
+def _check_spread(state: State, size: SiteSize) -> None:  # noqa: ARG001
+    check_sent(state)
+
+
+def _check_one(state: State, size: SiteSize) -> None:  # noqa: ARG001
+    if state["members"].tolist() != [1.0]:
+        raise ValueError(f"expected 1 member, found {state['members'].tolist()}")
+
+
+# With noise on the weights the shift from them is not that between hospitals.
+SPREAD = Group("spread", "statistics", "mean", essential=False, check=_check_spread, beside_noise=False)
+MEMBERS = Group("spread_members", "statistics", "sum", essential=False, check=_check_one, beside_noise=False)
 
 
 class FedAvgConfig(LossConfig, NetworkConfig):
@@ -196,7 +220,7 @@ class FedAvg(Algorithm):
             "revalidate",
             1,
             (WEIGHTS,),
-            (SCORES,),
+            (SCORES, SPREAD, MEMBERS),
             self.revalidate_step,
             self.note_selected,
             self.send_selected,
@@ -246,8 +270,25 @@ class FedAvg(Algorithm):
     def revalidate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """Validate the selected w_g."""
-        return self._validated(network_of(self.network, received[WEIGHTS.name], context.device), data)
+        """Validate the selected w_g, and measure how far the site's slices are from its statistics. Hospitals
+        count alike, whatever their size."""
+        network = network_of(self.network, received[WEIGHTS.name], context.device)
+        validated, sent = self._validated(network, data), self._spread(network, data)
+        members: State = {"members": torch.ones(1, dtype=torch.float64)} if sent else {}
+        uploads = {**validated.uploads, SPREAD.name: sent, MEMBERS.name: members}
+        return replace(validated, uploads=uploads, weight=1.0)
+
+    def _spread(self, network: nn.Module, data: AnySiteData) -> State:
+        slices = data.all_train
+        if not len(slices):
+            return {}
+        # A copy is aligned as torch aligns (`predict`).
+        images = torch.from_numpy(slices.images).clone()
+        found = profile(network, images, slices.patients, self.config.batch_size)
+        if not slices.has_masks:
+            return sent_by(found, None)
+        targets = targets_of(torch.from_numpy(slices.targets), slices.patients, self.classes)
+        return sent_by(found, (targets.share, targets.largest, targets.pieces))
 
     def score_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
@@ -325,10 +366,20 @@ class FedAvg(Algorithm):
         return Memory({**server.tensors, **join({slot: estimated})}, server.facts)
 
     def note_selected(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Note the scores of the selected w_g."""
+        """Note the scores of the selected w_g, and how far the sites are apart."""
         facts, rounds = server.facts, self.selected(server)[1]["round"]
         after = note_scores(facts, result, self.metric, rounds, self.config.selection)
-        return Memory(server.tensors, {**after, "best": after["latest"] if facts["best"] else None})
+        spread = self._spread_of(result)
+        noted = {**after, "best": after["latest"] if facts["best"] else None}
+        return Memory(server.tensors, noted if spread is None else {**noted, "spread": spread})
+
+    def _spread_of(self, result: RoundResult) -> dict[str, Any] | None:
+        """As JSON; None where fewer sites than two measured."""
+        mean, members = result.reduced.get(SPREAD.name), result.reduced.get(MEMBERS.name)
+        if mean is None or members is None or (count := int(members["members"])) < FEWEST:
+            return None
+        layers = tuple(dict.fromkeys(name.rsplit(".", 1)[0] for name in moments_of(self.network)))
+        return Spread.of(layers, mean, count).model_dump(mode="json")
 
     def _noted(self, server: Memory, result: RoundResult, rounds_done: int) -> Memory:
         """The memory with the scores of its w_g, which has so many rounds of training behind it."""
@@ -353,7 +404,13 @@ class FedAvg(Algorithm):
             (ModelDraft("global", self.network, weights, metrics=metrics),),
             {"selected_round": facts["round"]},
             described(server.facts),
+            files=self.files(server),
         )
+
+    def files(self, server: Memory) -> Mapping[str, bytes]:
+        """How far the sites are apart, beside the model, if two or more measured."""
+        found = server.facts.get("spread")
+        return {} if found is None else {FILE: Spread.model_validate(found).to_bytes()}
 
 
 def note_scores(
