@@ -12,10 +12,21 @@ from __future__ import annotations
 
 from personalization.gate.check import Check, CheckResult, GateVerdict, judge, limits
 from personalization.gate.consensus import consensus
-from personalization.gate.routing import PRACTISED, ROUTING, Observed, Prediction, Targets
+from personalization.gate.routing import (
+    BY_SHIFT,
+    BY_SHIFT_WITHOUT_MASKS,
+    PRACTISED,
+    ROUTING,
+    Observed,
+    Prediction,
+    Shifted,
+    Targets,
+)
 from personalization.gate.statistics import shift_of_statistics, statistics_distance
 
 __all__ = [
+    "BY_SHIFT",
+    "BY_SHIFT_WITHOUT_MASKS",
     "PRACTISED",
     "ROUTING",
     "Check",
@@ -23,6 +34,7 @@ __all__ = [
     "GateVerdict",
     "Observed",
     "Prediction",
+    "Shifted",
     "Targets",
     "consensus",
     "judge",

@@ -1,7 +1,11 @@
 """The gate of an adapted routing space: may the candidate be assigned? No label is used.
 
+What a candidate is decides on its gate. A dose that the service itself computed in closed form from the scans
+is bounded, and has `BY_SHIFT`: a veto. What was learned, or named by a person, has to show more: `PRACTISED`
+with a playbook, `ROUTING` without.
+
 Limits were set by reasoning and on phantoms. One of them, agreement, was raised with knowledge of labels from
-outside. To add a check, write a function below and add it to `ROUTING`.
+outside. To add a check, write a function below and add it to its tuple.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ TOLERANCE = 0.01
 AWAY = 0.1
 # How far from all that was practised a hospital may be, in standard deviations over the episodes.
 BEYOND = 2.0
+# Shift over the largest that was practised, and share of the practised episodes that may lose a point.
+MOST_SHIFT = 2.0
+MOST_LOST = 0.1
 # Share of all pixels, added to sizes before they are divided, so that 0 / 0 counts as no change.
 EPS = 1e-4
 
@@ -84,6 +91,23 @@ class Prediction:
         )
 
 
+@dataclass(frozen=True)
+class Shifted:
+    """What is known of a dose by shift at this hospital, beside its masks.
+
+    Attributes:
+        beyond: its shift over the largest that the members practised; None: they did not practise it.
+        lost: share of the members' episodes in which that dose, served by this gate, lost more than a point;
+            None: they did not practise it, or the dose is 0 here.
+        size_gain: how much nearer than the parent's the target is to the federation's size (`Features`);
+            None: that is unknown.
+    """
+
+    beyond: float | None
+    lost: float | None
+    size_gain: float | None
+
+
 class Observed:
     """A candidate's masks on the hospital's scans, beside the masks that it is compared with.
 
@@ -102,6 +126,7 @@ class Observed:
         references: Sequence[ArrayLike] = (),
         prediction: Prediction | None = None,
         targets: Targets = UNKNOWN_TARGETS,
+        shifted: Shifted | None = None,
     ) -> None:
         """Check the class maps [N, H, W], and compare the candidate's with the parent's.
 
@@ -117,6 +142,7 @@ class Observed:
             references: what the federation's models say together (`consensus`); none: not measured.
             prediction: what the federation's playbook expects; None: there is no playbook.
             targets: of the federation's members. A parent that finds next to nothing is no measure of size.
+            shifted: of a dose by shift.
 
         Raises:
             LabelError: the maps differ in shape or hold values that are no classes.
@@ -137,6 +163,7 @@ class Observed:
         self.statistics_distance = statistics_distance
         self.prediction = prediction
         self.targets = targets
+        self.shifted = shifted
         self.comparison = Comparison.of(self.candidate, self.parent, self.scan_index, classes)
 
     @property
@@ -229,18 +256,19 @@ def size_factor(observed: Observed) -> float:
     """A mask half or twice as large has a Dice of at most 0.67, so agreement would reject it too. This check
     names the cause, for each class over all scans together.
 
-    Where the parent fails, what finds the target again is many times larger. A single class is therefore also
-    compared with the members' targets, and the nearer of the two sizes counts. `size_gain` refuses a target
-    that moves away from the members'.
+    Where the parent fails, what finds the target again is many times larger. So where the members' size is
+    known, all classes together may have any size between the parent's and the members', and beyond these the
+    nearer counts; a single class may then grow. `size_gain` refuses a target that moves away from the
+    members'.
     """
     counts = observed.comparison.counts.sum(axis=0)
     now = counts.sum(axis=1)[1:] / counts.sum() + EPS
     before = counts.sum(axis=0)[1:] / counts.sum() + EPS
-    factor = float(np.maximum(now / before, before / now).max())
-    if len(now) == 1 and observed.targets.share:
-        known = observed.targets.share + EPS
-        factor = min(factor, float(max(now[0] / known, known / now[0])))
-    return factor
+    if not observed.targets.share:
+        return float(np.maximum(now / before, before / now).max())
+    low, high = sorted((float(before.sum()), observed.targets.share + EPS))
+    whole = max(low / float(now.sum()), float(now.sum()) / high, 1.0)
+    return whole if len(now) == 1 else max(whole, float((before / now).max()))
 
 
 @check(
@@ -342,8 +370,11 @@ def gain_bound(observed: Observed) -> float | None:
 )
 def size_gain(observed: Observed) -> float | None:
     """In practice on phantoms most candidates that lost moved the target away from the members' size. It also
-    refuses a hospital with other targets than the members', which is safe.
+    refuses a hospital with other targets than the members', which is safe. The size of a shift does not tell
+    its sign, so that a dose by shift has this veto too.
     """
+    if observed.shifted is not None:
+        return observed.shifted.size_gain
     return None if observed.prediction is None else observed.prediction.size_gain
 
 
@@ -375,6 +406,46 @@ def smaller_doses(observed: Observed) -> float | None:
     """
     return None if observed.prediction is None else observed.prediction.smaller
 
+
+@check(
+    "shift_beyond_practice",
+    "at most",
+    MOST_SHIFT,
+    "the shift of these scans over the largest that the federation's members practised",
+    "These scans are farther from the members' than all that they practised on.",
+)
+def shift_beyond_practice(observed: Observed) -> float | None:
+    """Cohorts of noise have ten times the shift of the strongest scanner. It is no guard of the modality:
+    inverted lungs have less shift than lungs behind the strongest scanner.
+    """
+    return None if observed.shifted is None else observed.shifted.beyond
+
+
+@check(
+    "practice_lost",
+    "at most",
+    MOST_LOST,
+    "share of the members' episodes in which this recipe, as it is served, lost more than a point",
+    "At the member hospitals this recipe lost too often.",
+)
+def practice_lost(observed: Observed) -> float | None:
+    """The members' licence: one scanner in ten may be one that no statistics cure."""
+    return None if observed.shifted is None else observed.shifted.lost
+
+
+# A dose that the service computed in closed form: veto, cap and licence, and what detects a collapse.
+BY_SHIFT: tuple[Check[Observed], ...] = (
+    size_gain,
+    shift_beyond_practice,
+    practice_lost,
+    size_factor,
+    lost_target_rate,
+    oversized_rate,
+    fragments,
+)
+
+# For a classification: what needs no masks.
+BY_SHIFT_WITHOUT_MASKS: tuple[Check[Observed], ...] = (shift_beyond_practice, practice_lost)
 
 # With a playbook: what practice predicts, and the checks that detect a collapse that no practice had.
 PRACTISED: tuple[Check[Observed], ...] = (

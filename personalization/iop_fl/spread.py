@@ -30,7 +30,7 @@ from torch import Tensor
 from personalization.iop_fl.batch_norm import Profile
 
 FILE = "spread.json"
-# Of a member's shift, what counts as natural at least: its patients may explain all of it by chance.
+# Share of a member's shift that counts as natural at least: its patients may explain all of it by chance.
 LEAST_NATURAL = 0.2
 # A layer without any shift has no logarithm.
 _LEAST = 1e-8

@@ -8,6 +8,7 @@ when to leave the global model alone (`fit`). A service decides by it (`Playbook
 from __future__ import annotations
 
 from personalization.playbook.choose import Choice, Tried, choose, verdict_by_practice
+from personalization.playbook.dose import ByShift, by_shift
 from personalization.playbook.features import (
     FEATURES,
     Features,
@@ -18,12 +19,13 @@ from personalization.playbook.features import (
     view,
 )
 from personalization.playbook.fit import fit, fit_gate
-from personalization.playbook.playbook import FILE, Decision, GateModel, Playbook, RecipeRecord
+from personalization.playbook.playbook import FILE, Decision, GateModel, Playbook, RecipeRecord, ShiftRecord
 from personalization.playbook.practice import Episode, Practice, Trial, practise
 
 __all__ = [
     "FEATURES",
     "FILE",
+    "ByShift",
     "Choice",
     "Decision",
     "Episode",
@@ -32,9 +34,11 @@ __all__ = [
     "Playbook",
     "Practice",
     "RecipeRecord",
+    "ShiftRecord",
     "Trial",
     "Tried",
     "View",
+    "by_shift",
     "choose",
     "features_of",
     "fit",

@@ -8,7 +8,8 @@ Legend: N images, C channels, K classes, H and W height and width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,9 @@ from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.gate.masks import mean_fragments
 from personalization.gate.routing import Targets
 from personalization.gate.statistics import squared_hellinger
-from personalization.iop_fl.batch_norm import image_moments
-from personalization.iop_fl.network import mixed_batches
-from personalization.networks.capabilities import BatchNorm, moving_norms, running
+from personalization.iop_fl.batch_norm import Measuring, Profile
+from personalization.iop_fl.network import mixed_indices
+from personalization.networks.capabilities import moving_norms, running
 
 BATCH = 16
 # Share of all pixels, added to a target's size before its logarithm.
@@ -35,17 +36,19 @@ class View:
     """What one network says of a cohort.
 
     Attributes:
-        maps: its masks, [N, H, W] uint8.
+        maps: its masks, [N, H, W] uint8; of a classification the classes [N].
         certainty: its soft Dice with its own masks (SDC, arXiv 2402.10665).
         foreground: share of the pixels that are a target.
         shift: how far the statistics that its batch norms see are from their running ones, by thirds of the
             network (`statistics_distance`); None where it was not measured.
+        profile: the same as a dose by shift takes it; None where it was not measured.
     """
 
     maps: Tensor
     certainty: float
     foreground: float
     shift: tuple[float, float, float] | None
+    profile: Profile | None = None
 
 
 @torch.no_grad()
@@ -55,25 +58,25 @@ def view(
     check_cancelled: CancelCheck = never_cancelled,
     *,
     shift: bool = False,
+    patients: Sequence[Hashable] | None = None,
 ) -> View:
-    """One forward pass, with running statistics; measuring the `shift` takes as long again."""
+    """One forward pass, with running statistics, which measures the `shift` too.
+
+    `patients`, of every image, ask for the profile; a network without batch norm to move then raises
+    NetworkError.
+    """
     network.eval()
-    norms = list(moving_norms(network).values()) if shift else []
-    sums: list[list[Tensor]] = [[] for _ in norms]
-
-    def note(index: int, features_BCHW: Tensor) -> None:
-        mean, variance = image_moments(features_BCHW)
-        sums[index].append(torch.stack([mean, variance + mean.square()]).sum(dim=1))
-
-    handles = [
-        norm.register_forward_pre_hook(lambda _norm, inputs, index=index: note(index, inputs[0]))
-        for index, norm in enumerate(norms)
-    ]
-    batches = mixed_batches(images_NCHW, BATCH)
+    measuring = None
+    if patients is not None:
+        measuring = Measuring(network, patients)
+    elif shift and moving_norms(network):
+        measuring = Measuring(network, [0] * len(images_NCHW))
+    batches = mixed_indices(len(images_NCHW), BATCH)
     maps, overlap, total, target = [], 0.0, 0.0, 0
-    try:
-        for batch in batches:
+    with measuring or nullcontext():
+        for indices in batches:
             check_cancelled()
+            batch = images_NCHW[indices] if measuring is None else measuring.images(indices, images_NCHW)
             probabilities = torch.softmax(network(batch), dim=1)
             found = probabilities.argmax(dim=1)
             maps.append(found.to("cpu", torch.uint8))
@@ -81,27 +84,28 @@ def view(
             overlap += float(2 * (foreground * mask).sum())
             total += float(foreground.sum() + mask.sum())
             target += int(mask.sum())
-    finally:
-        for handle in handles:
-            handle.remove()
-    order = torch.cat([torch.arange(first, len(images_NCHW), len(batches)) for first in range(len(batches))])
-    together = torch.cat(maps)
+    order, together = torch.cat(batches), torch.cat(maps)
+    found_shift = measuring.profile() if measuring is not None else None
     return View(
         torch.empty_like(together).index_copy_(0, order, together),
         overlap / total if total else 1.0,
         target / together.numel(),
-        _thirds([_distance(norm, parts, len(images_NCHW)) for norm, parts in zip(norms, sums, strict=True)])
-        if shift
-        else None,
+        _thirds(_distances(network, found_shift)) if shift or found_shift is not None else None,
+        found_shift if patients is not None else None,
     )
 
 
-def _distance(norm: BatchNorm, parts: list[Tensor], count: int) -> float:
-    """Mean squared Hellinger distance over a layer's channels."""
-    mean, square = torch.stack(parts).sum(dim=0) / count
-    variance = (square - mean.square()).clamp(min=0)
-    usual_mean, usual_variance = (statistic.double() for statistic in running(norm))
-    return float(squared_hellinger(usual_mean, usual_variance, mean, variance).mean())
+def _distances(network: nn.Module, found: Profile | None) -> list[float]:
+    """Mean squared Hellinger distance over the channels of every layer."""
+    if found is None:
+        return []
+    distances = []
+    for norm, mean, variance in zip(
+        moving_norms(network).values(), found.means, found.variances, strict=True
+    ):
+        usual_mean, usual_variance = (statistic.double().cpu() for statistic in running(norm))
+        distances.append(float(squared_hellinger(usual_mean, usual_variance, mean, variance).mean()))
+    return distances
 
 
 def _thirds(distances: list[float]) -> tuple[float, float, float]:
@@ -155,7 +159,6 @@ def features_of(parent: View, candidate: View, share: float) -> Features:
     ours, theirs = candidate.maps > 0, parent.maps > 0
     both = int(ours.sum()) + int(theirs.sum())
     agreement = 2 * int((ours & (candidate.maps == parent.maps)).sum()) / both if both else 1.0
-    away, still_away = (abs(_log_ratio(view.foreground, share)) for view in (parent, candidate))
     return Features(
         early,
         middle,
@@ -163,9 +166,16 @@ def features_of(parent: View, candidate: View, share: float) -> Features:
         parent.certainty,
         candidate.certainty - parent.certainty,
         math.tanh(2 * _log_ratio(candidate.foreground, parent.foreground)),
-        math.tanh(2 * (away - still_away)) if share else 0.0,
+        size_gain(parent, candidate, share) or 0.0,
         1 - agreement,
     )
+
+
+def size_gain(parent: View, candidate: View, share: float) -> float | None:
+    """How much nearer the candidate's target is to the federation's size (`Features`); None if that is
+    unknown."""
+    away, still_away = (abs(_log_ratio(view.foreground, share)) for view in (parent, candidate))
+    return math.tanh(2 * (away - still_away)) if share else None
 
 
 def _log_ratio(one: float, other: float) -> float:

@@ -131,6 +131,26 @@ class RecipeRecord(_Frozen):
     gate: GateModel
 
 
+class ShiftRecord(_Frozen):
+    """How the dose by shift did in practice.
+
+    Attributes:
+        episodes: how many there are.
+        mean: change of Dice as it is served, by its gate; the mean of the members' means.
+        worst: the lowest of an episode.
+        lost: share of the episodes that lose more than a point.
+        largest: the largest shift that was practised.
+        members: of each member, the mean, the lowest and the highest change of its episodes.
+    """
+
+    episodes: int = Field(ge=1)
+    mean: FiniteFloat
+    worst: FiniteFloat
+    lost: FiniteFloat = Field(ge=0, le=1)
+    largest: FiniteFloat = Field(gt=0)
+    members: dict[str, tuple[FiniteFloat, FiniteFloat, FiniteFloat]]
+
+
 class Playbook(_Frozen):
     """Recipes by their lower bound, best first, and what the federation's targets look like.
 
@@ -140,6 +160,7 @@ class Playbook(_Frozen):
         severities: of the drawn scanners.
         recipes: best first.
         targets: what the members' targets look like.
+        by_shift: the dose by shift; None: the members did not practise it.
     """
 
     format: Literal["locum-playbook/1"] = "locum-playbook/1"
@@ -148,6 +169,7 @@ class Playbook(_Frozen):
     severities: tuple[FiniteFloat, ...]
     recipes: tuple[RecipeRecord, ...]
     targets: Targets
+    by_shift: ShiftRecord | None = None
 
     @property
     def certainty(self) -> float:

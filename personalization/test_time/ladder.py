@@ -117,8 +117,12 @@ def blended(
 ) -> nn.Module:
     """The network, in place and in eval mode, with its statistics moved towards those of the images.
 
-    Batch norm l of third g moves by A_g N / (N + 5) (`blend_statistics`). Costs one forward pass.
+    Batch norm l of third g moves by A_g N / (N + 5) (`blend_statistics`). Costs one forward pass, and none
+    where no dose is above 0.
     """
+    if not any(doses):
+        required_norms(network, "statistics are moved")
+        return network.eval()
     share = len(images_NCHW) / (len(images_NCHW) + PRIOR_IMAGES)
     measured = thinned(images_NCHW)
     scaled = doses_by_depth(network, doses)
@@ -242,7 +246,7 @@ class ScanByShift(nn.Module):
         self.network(images_BCHW)
         shift_L2 = torch.stack([norm.shift for norm in self._norms])
         _, _, doses_3 = _dose(_ratios(shift_L2, self._usual))
-        # Of any size of batch: a graph that is exported keeps no number of images.
+        # A sum, since a graph that is exported keeps no number of images.
         images = torch.ones_like(images_BCHW[:, 0].flatten(1)[:, 0]).sum()
         count = len(self._norms)
         for index, norm in enumerate(self._norms):

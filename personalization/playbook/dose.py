@@ -1,0 +1,141 @@
+"""What `auto` serves: the dose that the shift of a hospital's scans asks for, and the gate's verdict on it.
+
+The members' moments are enough (`personalization.iop_fl.spread`). What they practised adds a cap and a
+licence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from personalization.cancellation import CancelCheck, never_cancelled
+from personalization.gate import (
+    BY_SHIFT,
+    BY_SHIFT_WITHOUT_MASKS,
+    GateVerdict,
+    Observed,
+    Shifted,
+    Targets,
+    judge,
+)
+from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import Spread
+from personalization.playbook.features import View, size_gain, view
+from personalization.playbook.playbook import Playbook, ShiftRecord
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import Dose, dose_by_shift
+from personalization.test_time.recipe import Adapted, recipe_of
+
+
+@dataclass(frozen=True)
+class ByShift:
+    """A dose by shift at a hospital, and what the networks with and without it say of the scans.
+
+    Attributes:
+        dose: that the shift asks for; 0 is an answer, that the scans look like the members'.
+        config: the recipe `ladder` with these doses, which repeats it.
+        adapted: its candidate, the global model where the dose is 0.
+        parent, candidate: views of the global model and of the candidate.
+        patients: of every image.
+        classes: how many there are, background included.
+        targets: of the members, as far as they are known.
+        record: what the members practised; None: they did not practise it.
+    """
+
+    dose: Dose
+    config: AdaptationConfig
+    adapted: Adapted
+    parent: View
+    candidate: View
+    patients: tuple[Hashable, ...]
+    classes: int
+    targets: Targets
+    record: ShiftRecord | None
+
+    @cached_property
+    def verdict(self) -> GateVerdict:
+        """By the gate for a bounded recipe in closed form. Costs no forward pass."""
+        record, moves = self.record, self.dose.share > 0
+        shifted = Shifted(
+            self.dose.shift / record.largest if record is not None else None,
+            record.lost if record is not None and moves else None,
+            size_gain(self.parent, self.candidate, self.targets.share),
+        )
+        masks = self.candidate.maps.ndim > 1
+        count = len(self.candidate.maps)
+        candidate, parent = (
+            seen.maps.reshape(count, *seen.maps.shape[1:] or (1,)) for seen in (self.candidate, self.parent)
+        )
+        observed = Observed(
+            candidate=candidate,
+            parent=parent,
+            replicas=(),
+            scan_index=np.unique([str(each) for each in self.patients], return_inverse=True)[1],
+            classes=self.classes,
+            source_warnings=0.0,
+            statistics_distance=0.0,
+            targets=self.targets,
+            shifted=shifted,
+        )
+        return judge(BY_SHIFT if masks else BY_SHIFT_WITHOUT_MASKS, observed)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate may be assigned."""
+        return self.verdict.passed
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the checks that it does not pass."""
+        return tuple(result.name for result in self.verdict.checks if not result.passed)
+
+
+def by_shift(
+    space: RoutingSpace,
+    spread: Spread,
+    playbook: Playbook | None,
+    images_NCHW: Tensor,
+    patients: Sequence[Hashable],
+    device: torch.device | None = None,
+    check_cancelled: CancelCheck = never_cancelled,
+) -> ByShift:
+    """The dose by shift for images [N, C, H, W]; `patients` has that of every image. Deterministic.
+
+    Costs three forward passes: of the global model, which measures the shift too; of the candidate's
+    statistics; of the candidate. With a dose of 0 it is one. Raises NetworkError for a network without batch
+    norm to move, RoutingError for a spread of another network.
+    """
+    device = device or images_NCHW.device
+    images, space = images_NCHW.to(device), space.alone()
+    parent = view(space.plain().to(device), images, check_cancelled, patients=patients)
+    assert parent.profile is not None
+    dose = dose_by_shift(parent.profile, spread)
+    config = AdaptationConfig(preset="ladder", doses=dose.doses)
+    candidate = parent
+    adapted = recipe_of(config.preset).adapt(space, images, config, device, check_cancelled)
+    if dose.share:
+        candidate = view(adapted.merged, images, check_cancelled)
+    return ByShift(
+        dose=dose,
+        config=config,
+        adapted=adapted,
+        parent=parent,
+        candidate=candidate,
+        patients=tuple(patients),
+        classes=int(space.arguments["classes"]),
+        targets=targets_known(spread, playbook),
+        record=None if playbook is None else playbook.by_shift,
+    )
+
+
+def targets_known(spread: Spread, playbook: Playbook | None) -> Targets:
+    """The targets of the members, by the playbook, else by their moments."""
+    if playbook is not None:
+        return playbook.targets
+    return Targets(spread.share, spread.largest, spread.pieces)

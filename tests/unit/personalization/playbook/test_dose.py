@@ -1,0 +1,119 @@
+"""What `auto` serves by the shift of the scans alone, and its gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from personalization.errors import NetworkError
+from personalization.iop_fl.batch_norm import profile
+from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import Spread, sent_by
+from personalization.networks import build
+from personalization.playbook import ShiftRecord, by_shift, view
+from personalization.test_time.ladder import blended
+from tests.helpers.personalization.discs import discs, space
+
+PATIENTS = [index // 4 for index in range(24)]
+RECORD = ShiftRecord(episodes=12, mean=0.01, worst=-0.02, lost=0.05, largest=5.0, members={})
+
+
+def shown(contrast: float, seed: int) -> torch.Tensor:
+    return discs(len(PATIENTS), seed, contrast=contrast)[0]
+
+
+def spread_of(here: RoutingSpace, contrasts: tuple[float, ...] = (2.0, 2.2)) -> Spread:
+    """What members with these contrasts send together."""
+    targets = discs(len(PATIENTS), 3)[1]
+    own = (float((targets > 0).double().mean()), 0.2, 1.0)
+    found = [profile(here.plain(), shown(each, 3 + n), PATIENTS) for n, each in enumerate(contrasts)]
+    sent = [sent_by(each, own) for each in found]
+    mean = {name: torch.stack([each[name] for each in sent]).mean(dim=0) for name in sent[0]}
+    return Spread.of(found[0].layers, mean, len(sent))
+
+
+class Passes:
+    """Counts the images that a network of the space sees in whole passes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.images = 0
+        plain = RoutingSpace.plain
+
+        def counted(own: RoutingSpace) -> torch.nn.Module:
+            network = plain(own)
+            network.register_forward_pre_hook(lambda _network, inputs: self.note(len(inputs[0])))
+            return network
+
+        monkeypatch.setattr(RoutingSpace, "plain", counted)
+
+    def note(self, images: int) -> None:
+        self.images += images
+
+
+def test_it_is_the_ladder_with_the_dose_of_the_shift_in_three_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, images = space(), shown(2.0, 9) * 3
+    spread, passes = spread_of(here), Passes(monkeypatch)
+    served = by_shift(here, spread, None, images, PATIENTS)
+    assert passes.images == 3 * len(images)
+    assert served.dose.shift > 1
+    assert served.config.doses == served.dose.doses
+    expected = blended(here.plain(), images, served.dose.doses).state_dict()
+    assert all(torch.equal(served.adapted.merged.state_dict()[name], expected[name]) for name in expected)
+    assert torch.equal(served.candidate.maps, view(served.adapted.merged, images).maps)
+
+
+def test_scans_like_the_members_keep_the_global_model_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = space()
+    # Both members are far from the network's running averages, and so is a hospital like them.
+    spread, passes = spread_of(here, (2.0, 2.4)), Passes(monkeypatch)
+    served = by_shift(here, spread, None, shown(2.2, 11), PATIENTS)
+    assert passes.images == len(PATIENTS)
+    assert served.dose.doses == (0.0, 0.0, 0.0)
+    assert served.passed
+    weights, found = here.plain().state_dict(), served.adapted.merged.state_dict()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_the_gate_vetoes_a_target_that_moves_away_and_a_shift_beyond_practice() -> None:
+    here, images = space(), shown(2.0, 9) * 1.2
+    served = by_shift(here, spread_of(here), None, images, PATIENTS)
+    good = replace(served, candidate=served.parent)
+    assert good.passed
+    nothing = replace(served.parent, maps=torch.zeros_like(served.parent.maps), foreground=0.0, certainty=1.0)
+    lost = replace(served, candidate=nothing)
+    assert {"size_gain", "emptied", "size_factor"} <= set(lost.failed)
+    # Where the parent finds nothing, what finds the members' size is no explosion.
+    cured = replace(served, parent=nothing, candidate=served.parent)
+    assert not {"size_gain", "size_factor", "giant", "fragments"} & set(cured.failed)
+    dose = replace(served.dose, shift=10.1, share=0.9)
+    assert replace(good, dose=dose, record=RECORD).failed == ("shift_beyond_practice",)
+    lossy = RECORD.model_copy(update={"lost": 0.2, "largest": 50.0})
+    assert replace(good, dose=dose, record=lossy).failed == ("practice_lost",)
+    # Nothing is moved, so what others lost by moving refuses nothing.
+    still = replace(served.dose, shift=0.9, share=0.0)
+    assert replace(good, dose=still, record=lossy).passed
+
+
+def test_a_classification_is_judged_without_masks() -> None:
+    arguments = {"in_channels": 1, "classes": 3, "width": 4}
+    network = build("resnet18", **arguments).eval()
+    here = RoutingSpace.of("resnet18", arguments, {}, network.state_dict())
+    images = shown(2.0, 5)
+    found = [profile(network, images + shift, PATIENTS) for shift in (0.0, 0.1)]
+    sent = [sent_by(each, None) for each in found]
+    mean = {name: torch.stack([each[name] for each in sent]).mean(dim=0) for name in sent[0]}
+    served = by_shift(here, Spread.of(found[0].layers, mean, 2), None, 3 * images + 5, PATIENTS)
+    assert served.candidate.maps.shape == (len(images),)
+    assert [result.name for result in served.verdict.checks] == ["shift_beyond_practice", "practice_lost"]
+
+
+def test_a_network_without_batch_norm_is_refused() -> None:
+    arguments = {"in_channels": 1, "classes": 2, "size": [32, 32], "patch": 8, "width": 8, "depth": 1}
+    arguments["heads"] = 2
+    here = RoutingSpace.of("vit", arguments, {}, build("vit", **arguments).state_dict())
+    with pytest.raises(NetworkError, match="batch norm"):
+        by_shift(here, spread_of(space()), None, shown(2.0, 1), PATIENTS)
