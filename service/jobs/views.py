@@ -1,4 +1,4 @@
-"""The API's view of a job."""
+"""The API's view of a job. `service.adaptation.card.reading` adds its sections, which need the store."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from service.database import Job
 from service.database.job_states import JobKind, JobState
 from service.jobs import records
 from service.jobs.presence import presence
+from service.jobs.sections import Section
+from service.jobs.status import Status, status
 
 
 class CandidateView(BaseModel):
@@ -31,6 +33,7 @@ class JobSummary(BaseModel):
     id: str
     kind: JobKind
     state: JobState
+    status: Status
     hospital: str | None
     model: str | None = Field(description="Null for a job that needs none.")
     attempt: int = Field(
@@ -64,6 +67,10 @@ class JobView(JobSummary):
     candidate: CandidateView | None
     gate: dict[str, Any] | None = Field(description="The verdict on the candidate, check by check.")
     result: dict[str, Any] | None
+    sections: list[Section] = Field(
+        description="What its card says, also while it runs: the gate, the epochs, and what the kind of the "
+        "model has."
+    )
     warnings: list[str] = Field(description="Warnings about the candidate.")
     no_worker: str | None = Field(
         description="Why no worker takes a job that waits: none is running, or the last went silent. Null "
@@ -79,9 +86,8 @@ def summary(session: Session, job: Job) -> JobSummary:
     return JobSummary(**_common(session, job))
 
 
-def view(session: Session, job: Job) -> JobView:
-    """Build the view, with the job's events."""
-    found = [event.data for event in records.events_of_type(session, job.id, "epoch")]
+def fields(session: Session, job: Job, epochs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fields of its `JobView` but `sections`; `epochs` are the data of its events."""
     candidate = None
     if job.candidate_name is not None and job.candidate_version is not None:
         candidate = CandidateView(
@@ -90,32 +96,33 @@ def view(session: Session, job: Job) -> JobView:
             version=job.candidate_version,
             digest=job.candidate_digest or "",
         )
-    return JobView(
-        **_common(session, job),
-        parent=job.parent or None,
-        cohort=job.cohort,
-        options=job.options,
-        epochs=_epochs(found),
-        coefficients=_coefficients(job, found),
-        candidate=candidate,
-        gate=job.gate,
-        result=job.result,
-        warnings=records.warnings_of(session, job.id),
-        no_worker=presence(session).absence if job.state == "queued" else None,
-        files_expire_at=job.expires_at,
-        request=job.request_id,
-    )
+    return _common(session, job) | {
+        "parent": job.parent or None,
+        "cohort": job.cohort,
+        "options": job.options,
+        "epochs": _epochs(epochs),
+        "coefficients": _coefficients(job, epochs),
+        "candidate": candidate,
+        "gate": job.gate,
+        "result": job.result,
+        "warnings": records.warnings_of(session, job.id),
+        "no_worker": presence(session).absence if job.state == "queued" else None,
+        "files_expire_at": job.expires_at,
+        "request": job.request_id,
+    }
 
 
 def _common(session: Session, job: Job) -> dict[str, Any]:
+    position = records.queue_position(session, job)
     return {
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
+        "status": status(job, position),
         "hospital": job.hospital,
         "model": job.model or None,
         "attempt": job.attempt,
-        "queue_position": records.queue_position(session, job),
+        "queue_position": position,
         "progress": job.progress,
         "reason": job.reason,
         "created_at": job.created_at,
@@ -133,5 +140,5 @@ def _epochs(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _coefficients(job: Job, found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    sources = [job.result or {}, *reversed(found)]
-    return next((data["coefficients"] for data in sources if data.get("coefficients")), None)
+    sources = (data.get("coefficients") for data in (job.result or {}, *reversed(found)))
+    return next((each for each in sources if each and isinstance(each, dict)), None)

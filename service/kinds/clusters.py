@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from model_store.artefact import Artefact
 from model_store.manifest import ClustersManifest
 from personalization.options.picking import PickingOptions
-from service.kinds.card import Row, Section, Table, number
+from service.jobs.sections import Row, Section, Table, figure, number
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
 
-_TEXT = Markup(
-    "What each cluster's model costs on these scans, by every criterion: the least is best. The pick is by\n"
-    "<b>{}</b>; the others are shown for information."
+_TEXT = (
+    "What each cluster's model costs on these scans, by every criterion: the least is best. The pick is by "
+    "{}; the others are shown for information."
 )
 
 
@@ -39,11 +37,15 @@ def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple
     except (AttributeError, KeyError, TypeError):
         return ()
     rows = tuple(
-        Row(name, (", ".join(hospitals),), tuple(numbers), "picked" if name == picked else "")
+        Row(
+            name=name,
+            cells=(", ".join(hospitals), *map(figure, numbers)),
+            mark="picked" if name == picked else "",
+        )
         for (name, hospitals), *numbers in zip(sites.items(), *costs.values(), strict=True)
     )
-    table = Table(("cluster", "its hospitals"), tuple(costs), rows)
-    return (Section("Which cluster was picked", _TEXT.format(criterion), table),)
+    table = Table(columns=("cluster", "its hospitals", *costs), figures=len(costs), rows=rows)
+    return (Section(title="Which cluster was picked", sentences=(_TEXT.format(criterion),), body=table),)
 
 
 KIND = ArtefactKind(

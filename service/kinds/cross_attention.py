@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
@@ -18,7 +17,7 @@ from service.cohorts.patients import other_values, shows_target, split_by_patien
 from service.database import Cohort
 from service.database.hospitals import site_of_hospital
 from service.errors import AdaptationRejected, MasksInvalid, MasksMissing, MemberCannotJoin
-from service.kinds.card import Bars, Section, number
+from service.jobs.sections import Bar, Bars, Section, number
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
 
 _ZERO_SHOT = (
@@ -27,9 +26,10 @@ _ZERO_SHOT = (
     "Locum's own benchmark 0.05 and 0.01). Do not rely on this mask; a hospital joins with masks of some of "
     "its scans: POST /hospitals/HOSPITAL/adaptations"
 )
-_TEXT = Markup(
+_SENTENCES = (
     "Share of the attention on the scan itself (own) and on the tokens of each of the federation's sites: "
-    "mean over\nall images, heads and positions of the candidate."
+    "mean over all images, heads and positions of the candidate.",
+    "Nearly all on the scan itself means that what the members shared is ignored.",
 )
 
 
@@ -77,7 +77,8 @@ def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple
     known = {source: share for source, share in shares.items() if share is not None and 0 <= share <= 1}
     if len(known) < len(shares):
         return ()
-    return (Section("Attention by source", _TEXT, Bars(known)),)
+    bars = tuple(Bar(name=source, share=share, own=source == "own") for source, share in known.items())
+    return (Section(title="Attention by source", sentences=_SENTENCES, body=Bars(rows=bars)),)
 
 
 KIND = ArtefactKind(

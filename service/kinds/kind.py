@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.manifest import BaseManifest
-from service.kinds.card import Section
+from service.jobs.sections import Section
 
 Manifest = TypeVar("Manifest", bound=BaseManifest)
 

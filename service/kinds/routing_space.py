@@ -6,17 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from model_store.manifest import SCAN_GRAPH, RoutingSpaceManifest
 from personalization.options.adaptation import RoutingOptions
-from service.kinds.card import Forest, HeatMap, Interval, Row, Section, Table, number
+from service.jobs.sections import Forest, HeatMap, Interval, Row, Section, Table, figure, heat_map, number
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, ScanAdaptation, Words
 
-_TEXT = Markup(
-    "Percent of each layer's weights, normalised per layer, from the image (left) to the mask (right).\n"
-    '<span class="key more"></span> more and <span class="key less"></span> less than the equal part it '
-    "began with, {} %."
+_TEXT = (
+    "Percent of each layer's weights, normalised per layer, from the image (left) to the mask (right). The "
+    "colour says how much more or less than the equal part it began with, {} %."
 )
 
 
@@ -34,25 +31,34 @@ def _practice(found: Any) -> tuple[Section, ...]:
         tried = {each["recipe"]: (float(each["predicted"]), float(each["bound"])) for each in found["tried"]}
         predicted, bound = tried[found["recipe"]]
         members = [
-            Interval(str(name), float(mean), float(low), float(high))
+            Interval(name=str(name), value=float(mean), low=float(low), high=float(high))
             for name, (mean, low, high) in found["members"].items()
         ]
         recipe, promise = str(found["recipe"]), str(found["promise"])
     except (KeyError, TypeError, ValueError):
         return ()
-    here = Interval("this hospital, predicted", predicted, bound, max(predicted, bound), own=True)
+    here = Interval(
+        name="this hospital, predicted", value=predicted, low=bound, high=max(predicted, bound), own=True
+    )
     text = (
         f"Change of Dice by “{recipe}”: at the members when they played the hospital from outside (mean, "
         "lowest and highest of their episodes), and as predicted here from the scans alone, with its lower "
-        f"bound. {promise}"
+        "bound."
     )
-    rows = tuple(Row(name, (), values, "taken" if name == recipe else "") for name, values in tried.items())
+    rows = tuple(
+        Row(name=name, cells=tuple(map(figure, values)), mark="taken" if name == recipe else "")
+        for name, values in tried.items()
+    )
     return (
-        Section("What the federation's practice expects", text, Forest((*members, here))),
         Section(
-            "Recipes that were tried on these scans",
-            "Predicted change of Dice, and its lower bound.",
-            Table(("recipe",), ("predicted", "at least"), rows),
+            title="What the federation's practice expects",
+            sentences=(text, promise) if promise else (text,),
+            body=Forest(rows=(*members, here)),
+        ),
+        Section(
+            title="Recipes that were tried on these scans",
+            sentences=("Predicted change of Dice, and its lower bound.",),
+            body=Table(columns=("recipe", "predicted", "lower bound"), figures=2, rows=rows),
         ),
     )
 
@@ -61,8 +67,9 @@ def _cost(found: Any) -> tuple[Section, ...]:
     """Seconds of the worker by stage."""
     if not isinstance(found, Mapping) or not all(number(value) is not None for value in found.values()):
         return ()
-    rows = tuple(Row(str(name), (), (float(value) / 1000,)) for name, value in found.items())
-    return (Section("What it cost", "Seconds of the worker.", Table(("stage",), ("seconds",), rows)),)
+    rows = tuple(Row(name=str(name), cells=(figure(value / 1000),)) for name, value in found.items())
+    table = Table(columns=("stage", "seconds"), figures=1, rows=rows)
+    return (Section(title="What it cost", sentences=("Seconds of the worker.",), body=table),)
 
 
 def _routing(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
@@ -71,7 +78,7 @@ def _routing(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> 
     if found is None:
         return ()
     text = _TEXT.format(f"{100 / len(found.rows):.0f}")
-    return (Section("Share of each model per layer", text, found),)
+    return (Section(title="Share of each model per layer", sentences=(text,), body=found),)
 
 
 def _coefficients(found: Any) -> HeatMap | None:
@@ -83,7 +90,7 @@ def _coefficients(found: Any) -> HeatMap | None:
         return None
     whole = len(values) == len(layers) and {len(layer) for layer in values} == {len(models)}
     finite = all(math.isfinite(value) and value >= 0 for layer in values for value in layer)
-    return HeatMap(layers, models, values, "all layers") if whole and finite and models else None
+    return heat_map(layers, models, values, "all layers") if whole and finite and layers and models else None
 
 
 def _gains(manifest: RoutingSpaceManifest) -> dict[str, float]:

@@ -9,17 +9,16 @@ from fastapi import APIRouter, Request, Response
 from pydantic import JsonValue, RootModel
 
 from model_store.scan import list_formats
+from service.adaptation.card.reading import read_view
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import take_in
-from service.context import ServiceContext
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator
 from service.http.parameters import IDEMPOTENT, HospitalId, IdempotencyKey
 from service.http.problems import problem_responses
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadLimits, receive
-from service.jobs import records
-from service.jobs.views import JobView, view
+from service.jobs.views import JobView
 from service.kinds import ADAPTABLE
 from service.validation import parse
 
@@ -101,12 +100,7 @@ async def adapt(
     response.headers["Location"] = f"/jobs/{job}"
     if not created:
         response.headers["Idempotency-Replayed"] = "true"
-    return await to_thread.run_sync(_view, context, job)
-
-
-def _view(context: ServiceContext, job: str) -> JobView:
-    with context.database.read() as session:
-        return view(session, records.get(session, job))
+    return await to_thread.run_sync(read_view, context.store, context.database, job)
 
 
 def _read_form(fields: dict[str, str]) -> AdaptationRequest:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import HTMLResponse
 
 from service.adaptation.card.page import render
-from service.adaptation.card.reading import read_card
+from service.adaptation.card.reading import read_card, read_view
 from service.context import ServiceContext
 from service.database.job_states import TERMINAL, JobState
 from service.errors import JobStillRunning
@@ -25,7 +25,7 @@ from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.followers import Follower
 from service.jobs.results import read_result
-from service.jobs.views import JobSummary, JobView, summary, view
+from service.jobs.views import JobSummary, JobView, summary
 from service.validation import HOSPITAL_ID
 
 router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
@@ -55,8 +55,7 @@ def list_jobs(
 @router.get("/jobs/{job}", responses=problem_responses(404, 422))
 def get_job(context: AsReader, job: JobId) -> JobView:
     """Return a job's state, progress and result."""
-    with context.database.read() as session:
-        return view(session, records.get(session, job))
+    return read_view(context.store, context.database, job)
 
 
 @router.delete(
@@ -70,8 +69,7 @@ def cancel_job(context: AsOperator, job: JobId, response: Response) -> JobView:
     """Cancel a job: at once if it waits, within seconds if it runs. A finished job stays as it ended."""
     found = submission.cancel(context.database, context.settings, job)
     response.status_code = 202 if found.state == "cancelling" else 200
-    with context.database.read() as session:
-        return view(session, records.get(session, job))
+    return read_view(context.store, context.database, job)
 
 
 @router.get(

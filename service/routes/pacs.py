@@ -9,14 +9,14 @@ from anyio import to_thread
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
+from service.adaptation.card.reading import read_view
 from service.context import ServiceContext
 from service.database.hospitals import visible_hospitals
 from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsOperator
 from service.http.parameters import IDEMPOTENT, CohortId, HospitalId, IdempotencyKey
 from service.http.problems import problem_responses
-from service.jobs import records
-from service.jobs.views import JobView, view
+from service.jobs.views import JobView
 from service.pacs.configuration import load_servers
 from service.pacs.requests import CohortFill, PacsSubmission, SeriesSegmentation
 from service.validation import HOSPITAL_ID
@@ -109,5 +109,4 @@ def _accepted(context: ServiceContext, response: Response, submit: Callable[[], 
     response.headers["Location"] = f"/jobs/{job}"
     if not created:
         response.headers["Idempotency-Replayed"] = "true"
-    with context.database.read() as session:
-        return view(session, records.get(session, job))
+    return read_view(context.store, context.database, job)

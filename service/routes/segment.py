@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Request
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
+from service.adaptation.card.reading import read_view
 from service.adaptation.scan_requests import ScanRequest, wait_for
 from service.catalog.network import Selection, select_network
 from service.catalog.version import ResolvedVersion, serve_version
@@ -26,7 +27,7 @@ from service.inference.pipeline import PreparedScan, Stopwatch
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.results import read_result
-from service.jobs.views import JobView, view
+from service.jobs.views import JobView
 from service.kinds import SCAN_BY_JOB
 from service.prediction.options import SegmentOptions, read_options, request_body
 from service.prediction.output import SegmentationReport
@@ -167,7 +168,6 @@ def _collected(context: ServiceContext, job_id: str) -> Response:
 
 
 def _accepted(context: ServiceContext, job_id: str) -> Response:
-    with context.database.read() as session:
-        body = view(session, records.get(session, job_id)).model_dump_json()
+    body = read_view(context.store, context.database, job_id).model_dump_json()
     headers = {"Location": f"/jobs/{job_id}"}
     return Response(body, status_code=202, headers=headers, media_type="application/json")

@@ -7,12 +7,12 @@ that are fixed when the page is made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from service.kinds.card import Interval
+from service.jobs.sections import Bars, Forest
 
 # Of bars and forest plots, which have names at their left.
 NAMED_WIDTH = 640
@@ -20,32 +20,33 @@ _ROW, _BAR, _NAMES, _SHARES = 26, 16, 170, 60
 _LONGEST_NAME = 24
 
 
-def bars(shares: Mapping[str, float], own: str = "own") -> Markup:
-    """One bar per name, in order, its length the share of 1; the one called `own` stands apart in colour.
+def bars(found: Bars) -> Markup:
+    """One bar per name, its length the share of 1; `own` stands apart in colour. Empty without rows.
 
-    Empty without shares. Names may come from anybody: they are escaped, and cut where they are long.
+    Names may come from anybody: they are escaped, and cut where they are long.
     """
-    if not shares:
+    if not found.rows:
         return Markup("")
     parts = []
-    for row, (name, share) in enumerate(shares.items()):
-        top, length = row * _ROW + (_ROW - _BAR) / 2, round(share * (NAMED_WIDTH - _NAMES - _SHARES), 2)
-        shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    for index, row in enumerate(found.rows):
+        top = index * _ROW + (_ROW - _BAR) / 2
+        length = round(row.share * (NAMED_WIDTH - _NAMES - _SHARES), 2)
         parts.append(
-            f'<g><title>{escape(name)}: {share:.2%}</title><text class="y" x="{_NAMES - 8}" y="{top + 12:g}">'
-            f'{escape(shown)}</text><rect class="{"own" if name == own else "bar"}" x="{_NAMES}" y="{top:g}" '
-            f'width="{length:g}" height="{_BAR}" rx="2"/><text class="share" x="{_NAMES + length + 7:g}" '
-            f'y="{top + 12:g}">{share:.1%}</text></g>'
+            f'<g><title>{escape(row.name)}: {row.share:.2%}</title><text class="y" x="{_NAMES - 8}" '
+            f'y="{top + 12:g}">{_shown(row.name)}</text><rect class="{"own" if row.own else "bar"}" '
+            f'x="{_NAMES}" y="{top:g}" width="{length:g}" height="{_BAR}" rx="2"/><text class="share" '
+            f'x="{_NAMES + length + 7:g}" y="{top + 12:g}">{row.share:.1%}</text></g>'
         )
-    said = escape(", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
+    said = escape(", ".join(f"{row.name} {row.share:.1%}" for row in found.rows))
     return Markup(
-        f'<svg viewBox="0 0 {NAMED_WIDTH} {len(shares) * _ROW}" role="img" aria-label="{said}">'
+        f'<svg viewBox="0 0 {NAMED_WIDTH} {len(found.rows) * _ROW}" role="img" aria-label="{said}">'
         f"{''.join(parts)}</svg>"
     )
 
 
-def forest(rows: Sequence[Interval]) -> Markup:
-    """A forest plot of changes of Dice: a dot with its range per row, and a line at 0."""
+def forest(found: Forest) -> Markup:
+    """A forest plot of changes of Dice: a dot with its range per row, and a line at 0. Empty without rows."""
+    rows = found.rows
     if not rows:
         return Markup("")
     levels = ticks(min(0.0, *(row.low for row in rows)), max(0.0, *(row.high for row in rows)))
@@ -58,10 +59,9 @@ def forest(rows: Sequence[Interval]) -> Markup:
     ]
     for index, row in enumerate(rows):
         middle, kind = index * _ROW + _ROW / 2, "chosen" if row.own else "dot"
-        shown = row.name if len(row.name) <= _LONGEST_NAME else f"{row.name[: _LONGEST_NAME - 1]}…"
         parts.append(
             f"<g><title>{escape(row.name)}: {row.value:+.3f} ({row.low:+.3f} to {row.high:+.3f})</title>"
-            f'<text class="y" x="{_NAMES - 8}" y="{middle + 4:g}">{escape(shown)}</text>'
+            f'<text class="y" x="{_NAMES - 8}" y="{middle + 4:g}">{_shown(row.name)}</text>'
             f'<line class="range" x1="{x(row.low)}" x2="{x(row.high)}" y1="{middle:g}" y2="{middle:g}"/>'
             f'<circle class="{kind}" cx="{x(row.value)}" cy="{middle:g}" r="5"/></g>'
         )
@@ -69,6 +69,10 @@ def forest(rows: Sequence[Interval]) -> Markup:
     return Markup(
         f'<svg viewBox="0 0 {NAMED_WIDTH} {height}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
     )
+
+
+def _shown(name: str) -> Markup:
+    return escape(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
 
 
 # Of curves.

@@ -1,13 +1,14 @@
-"""Read a job's record, events and files and its artefacts into a card.
+"""Read a job's record, events and files and its artefacts: into the API's view, and into a card.
 
 What is in the JSON columns was written by a worker, perhaps one of another version: what is not there, or is
-not what it should be, is left out of the card.
+not what it should be, is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -16,24 +17,18 @@ from sqlalchemy.orm import Session
 from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.store import Store
-from service.adaptation.card.model import (
-    Card,
-    CheckRow,
-    Decision,
-    Epoch,
-    Gate,
-    Picture,
-)
+from service.adaptation.card.model import Card, Decision, Picture
+from service.adaptation.card.sections import epochs_section, gate_section
 from service.database import Assignment, Database, Job
 from service.database.job_states import ON_PACS
 from service.files import Files
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.jobs.sections import Section
+from service.jobs.views import JobView, fields
 from service.kinds import Words, kind_of
-from service.kinds.card import number
 from service.serving.assignments import assignment
 
-_BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
 _LINEAGE = ("method", "sites", "rounds", "seed")
 # Without the parent nothing is known of its kind.
 _UNKNOWN = Words(
@@ -47,67 +42,84 @@ _UNKNOWN = Words(
 _PACS = replace(_UNKNOWN, truth="no person has looked at what this job made.", before="")
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What both are made of. `parent` and `candidate` are None where they cannot be read."""
+
+    job: Job
+    view: JobView
+    words: Words
+    parent: Artefact | None
+    candidate: Artefact | None
+    result: Mapping[str, Any]
+
+
+def read_view(store: Store, database: Database, job_id: str) -> JobView:
+    """The API's view of a job. Reads database and store: call it in a thread.
+
+    Raises:
+        JobUnknown: there is no such job.
+    """
+    return _read(store, database, job_id).view
+
+
 def read_card(store: Store, database: Database, files: Files, job_id: str) -> Card:
     """Everything that is known of a job by now. Reads database, store and disk: call it in a thread.
 
     Raises:
         JobUnknown: there is no such job.
     """
+    found = _read(store, database, job_id)
+    job = found.job
+    with database.read() as session:
+        decisions = _decisions(session, job)
+    lineage = None if found.candidate is None else found.candidate.manifest.lineage
+    return Card(
+        job=found.view,
+        model=(job.model or "–") if found.parent is None else str(found.parent),
+        words=found.words,
+        candidate_withdrawn=_withdrawn(store, job),
+        scans=_count(found.result.get("scans")),
+        images=_count(found.result.get("images")),
+        best_epoch=_count(found.result.get("best_epoch")),
+        pictures=_pictures(JobFolder(files, job.id)),
+        decisions=decisions,
+        lineage={} if lineage is None else {name: getattr(lineage, name) for name in _LINEAGE},
+    )
+
+
+def _read(store: Store, database: Database, job_id: str) -> _Read:
     with database.read() as session:
         job = records.get(session, job_id)
         epochs = [event.data for event in records.events_of_type(session, job_id, "epoch")]
         gates = [event.data for event in records.events_of_type(session, job_id, "gate")]
-        warnings = records.warnings_of(session, job_id)
-        decisions = _decisions(session, job)
-    candidate, parent = _candidate(store, job), _parent(store, job)
+        found = fields(session, job, epochs)
+    parent = _version(store, job.model, job.parent)
     adaptation = None if parent is None else kind_of(parent).adaptation
     words = _PACS if job.kind in ON_PACS else _UNKNOWN if adaptation is None else adaptation.words
-    lineage = None if candidate is None else candidate.manifest.lineage
-    details: Mapping[str, Any] = {} if lineage is None else lineage.details
+    candidate = None
+    if job.candidate_name is not None:
+        candidate = _version(store, job.candidate_name, job.candidate_digest)
+    details = {} if candidate is None else candidate.manifest.lineage.details
     result = {**details, **(job.result or {})}
-    best = result.get("best_epoch")
-    return Card(
-        job=job.id,
-        kind=job.kind,
-        state=job.state,
-        model=(job.model or "–") if parent is None else str(parent),
-        hospital=job.hospital,
-        reason=job.reason,
-        stage=_stage(job.progress),
-        attempt=job.attempt,
-        created=job.created_at,
-        started=job.started_at,
-        finished=job.finished_at,
-        candidate=f"{job.candidate_name}@{job.candidate_version}" if job.candidate_name else None,
-        candidate_digest=job.candidate_digest,
-        candidate_withdrawn=_withdrawn(store, job),
-        parent_digest=job.parent,
-        scans=_count(result.get("scans")),
-        images=_count(result.get("images")),
-        best_epoch=best if isinstance(best, int) else None,
-        epochs=_epochs(epochs, tuple(words.parts)),
-        sections=() if adaptation is None else adaptation.sections(result, epochs),
-        gate=_gate(job.gate or (gates[-1] if gates else None)),
-        pictures=_pictures(JobFolder(files, job.id)),
-        warnings=tuple(warnings),
-        decisions=decisions,
-        options=job.options,
-        lineage={} if lineage is None else {name: getattr(lineage, name) for name in _LINEAGE},
-        words=words,
-    )
-
-
-def _candidate(store: Store, job: Job) -> Artefact | None:
-    """The version that the job made, withdrawn or not; None where it cannot be read."""
-    return _version(store, job.candidate_name, job.candidate_digest) if job.candidate_name else None
+    sections: list[Section] = []
+    if job.kind not in ON_PACS:
+        sections += [
+            gate_section(job, job.gate or (gates[-1] if gates else None), words),
+            *epochs_section(epochs, _count(result.get("best_epoch")), words),
+            *(() if adaptation is None else adaptation.sections(result, epochs)),
+        ]
+    return _Read(job, JobView(**found, sections=sections), words, parent, candidate, result)
 
 
 def _version(store: Store, name: str, digest: str | None) -> Artefact | None:
-    try:
-        versions = store.versions(name)
-    except StoreError:
-        return None
-    return next((v.artefact for v in versions if v.artefact.digest == digest), None)
+    """A version, withdrawn or not; None where it cannot be read."""
+    # A followed job is read every second: a listing of all versions is the exception.
+    with suppress(StoreError):
+        return store.open(f"{name}@{digest}", verify=False)
+    with suppress(StoreError):
+        return next((v.artefact for v in store.versions(name) if v.artefact.digest == digest), None)
+    return None
 
 
 def _withdrawn(store: Store, job: Job) -> str | None:
@@ -115,11 +127,6 @@ def _withdrawn(store: Store, job: Job) -> str | None:
         return None
     tombstone = store.tombstone(job.candidate_name, job.candidate_version)
     return None if tombstone is None else f"{tombstone.reason} ({tombstone.actor})"
-
-
-def _parent(store: Store, job: Job) -> Artefact | None:
-    """What the job began with, withdrawn or not; None where it cannot be read."""
-    return _version(store, job.model, job.parent)
 
 
 def _decisions(session: Session, job: Job) -> tuple[Decision, ...]:
@@ -141,59 +148,6 @@ def _decisions(session: Session, job: Job) -> tuple[Decision, ...]:
             in_force=current is not None and row.id == current.id,
         )
         for row in rows
-    )
-
-
-def _stage(progress: Mapping[str, Any]) -> str | None:
-    stage, epoch, epochs = (progress.get(name) for name in ("stage", "epoch", "epochs"))
-    if not stage:
-        return None
-    said = f"{stage}, epoch {epoch} of {epochs}" if epoch is not None and epochs is not None else str(stage)
-    left = progress.get("seconds_left")
-    return said if not isinstance(left, int) else f"{said}, about {left} s left"
-
-
-def _epochs(found: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> tuple[Epoch, ...]:
-    # An attempt that goes on from a checkpoint may say an epoch again: the last word counts.
-    by_epoch = {data["epoch"]: data for data in found if isinstance(data.get("epoch"), int)}
-    return tuple(
-        Epoch(
-            epoch=epoch,
-            loss=number(data.get("loss")),
-            parts={name: number(data[name]) for name in parts if name in data},
-            foreground=number(data.get("foreground")),
-            agreement=number(data.get("agreement")),
-            safe=data.get("safe") is not False,
-            reason=data.get("reason") or None,
-        )
-        for epoch, data in sorted(by_epoch.items())
-    )
-
-
-def _gate(found: Mapping[str, Any] | None) -> Gate | None:
-    if not found or not isinstance(found.get("passed"), bool):
-        return None
-    checks = [check for check in found.get("checks", ()) if isinstance(check, dict)]
-    summary = found.get("summary")
-    said = tuple(map(str, summary)) if isinstance(summary, list) else ()
-    return Gate(found["passed"], tuple(_check(check) for check in checks), said)
-
-
-def _check(found: Mapping[str, Any]) -> CheckRow:
-    value, limit, passed = number(found.get("value")), number(found.get("limit")), found.get("passed")
-    bound = _BOUNDS.get(str(found.get("bound")), "")
-    # What was not measured counts for nothing; but a value that is no number has failed, and stays failed.
-    unmeasured = value is None and passed is not False
-    name, meaning = str(found.get("name", "")).replace("_", " "), str(found.get("meaning", ""))
-    # A verdict of an older worker has no such sentence.
-    failure = str(found.get("failure") or f"Not passed: {name} ({meaning}).")
-    return CheckRow(
-        name=name,
-        meaning=meaning,
-        value=value,
-        limit="–" if limit is None else f"{bound} {limit:.4g}".strip(),
-        passed=None if unmeasured or not isinstance(passed, bool) else passed,
-        failure=failure if passed is False else None,
     )
 
 

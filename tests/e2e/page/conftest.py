@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from demo.service_process import free_port, running_service
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Normalisation, Task
+from service.database import Database
+from service.jobs import records
+from service.settings import Settings
 from tests.helpers.service.joining_federation import publish_cross_attention
 from tests.helpers.service.routing_federation import outside_scans, publish_routing_space
 
@@ -32,6 +37,7 @@ class Service:
     client: httpx.Client
     scans: dict[str, Path]
     store: Path
+    state: Path
 
     def cohort(self, **scans: bytes) -> str:
         """The path of a new cohort of `dune` with these scans."""
@@ -39,6 +45,21 @@ class Service:
         for name, content in scans.items():
             self.client.put(f"{made}/scans/{name}", content=content).raise_for_status()
         return str(made)
+
+    def finished_job(
+        self, *, model: str = "organ", epochs: Sequence[dict[str, Any]] = (), **fields: Any
+    ) -> str:
+        """The id of a job of `dune`, put into the database with these fields and the data of its epochs."""
+        settings = Settings(store=self.store, state_dir=self.state)
+        parent = Store(self.store).open(model, verify=False).digest
+        with Database(settings.resolved_database_url).write() as session:
+            asked = {"kind": "adaptation", "hospital": "dune", "model": model, "parent": parent}
+            job = records.create(session, settings, **asked, cohort=None, options={})
+            for data in epochs:
+                records.append_event(session, job, "epoch", data)
+            for name, value in {"state": "succeeded", **fields}.items():
+                setattr(job, name, value)
+            return job.id
 
     @property
     def address(self) -> str:
@@ -59,7 +80,21 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         for hospital, site in (("dune", None), ("aster", "aster")):
             body = {"name": hospital.capitalize()} | ({"site": site} if site else {})
             client.put(f"/hospitals/{hospital}", json=body).raise_for_status()
-        yield Service(client, scans, root / "store")
+        yield Service(client, scans, root / "store", root / "state")
+
+
+def shows_all_sections(page: Any, service: Service, job_id: str) -> list[str | None]:
+    """Compare the open job and its card with the sections that the service sends. Returns their forms."""
+    sections = service.client.get(f"/jobs/{job_id}").json()["sections"]
+    shown = page.get_by_role("region", name="Job", exact=True)
+    shown.locator("details").evaluate_all("all => all.forEach(each => { each.open = true; })")
+    read = " ".join(shown.inner_text().split())
+    card = " ".join(unescape(re.sub("<[^>]*>", " ", service.client.get(f"/jobs/{job_id}/card").text)).split())
+    for section in sections:
+        for said in (section["title"], *section["sentences"], *section["reasons"]):
+            assert " ".join(said.split()) in read, said
+            assert " ".join(said.split()) in card, said
+    return [section["body"] and section["body"]["form"] for section in sections]
 
 
 def publish_retina(store: Store) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from personalization.gate import CheckResult
-from tests.e2e.page.conftest import Service, opened_page
+from tests.e2e.page.conftest import Service, opened_page, shows_all_sections
 from tests.helpers.model_store.dicom_files import series, turned
 
 
@@ -143,42 +143,55 @@ def test_series_with_files_of_the_same_names_are_two_scans(page: Any, service: S
     assert len(service.client.get(f"{cohort}/scans").json()["scans"]) == 2
 
 
-def finished_job(gate: dict[str, Any], **result: Any) -> dict[str, Any]:
-    return {
-        **{"id": 32 * "1", "kind": "adaptation", "state": "succeeded", "hospital": "dune", "model": "organ"},
-        **{"attempt": 1, "queue_position": None, "progress": {}, "reason": None, "started_at": None},
-        **{"created_at": "2026-01-02T03:04:05Z", "finished_at": None, "options": {}, "epochs": []},
-        **{"coefficients": None, "candidate": None, "gate": gate},
-        **{"warnings": [], "result": result},
-    }
-
-
-def test_verdict_is_shown_in_the_words_of_the_gate(page: Any, service: Service) -> None:
+def test_page_and_card_show_what_the_service_says_of_a_job(page: Any, service: Service) -> None:
+    """A check, a recipe and a stage that neither the page nor the card has heard of."""
     passed = CheckResult("agreement", 0.9, 0.8, True, "Dice with the parent's", "at least", "It differs.")
-    failed = replace(passed, name="lost_slices", passed=False, failure="It lost a slice of five.")
+    failed = replace(passed, name="new_check", passed=False, failure="It lost a slice of five.")
     older = asdict(replace(failed, name="older"))
     del older["failure"]
-    summary = ["A gain of 3.1 points of Dice is expected."]
-    checks = [asdict(passed), asdict(failed), older]
     playbook = {
-        "recipe": "half",
-        "promise": "",
-        "tried": [{"recipe": "half", "predicted": 0.031, "bound": -0.008}],
+        "recipe": "new recipe",
+        "promise": "A promise of practice.",
+        "tried": [{"recipe": "new recipe", "predicted": 0.031, "bound": -0.008}],
+        "members": {"aster": [0.02, -0.01, 0.05]},
     }
-    found = finished_job({"passed": False, "checks": checks, "summary": summary}, playbook=playbook)
-    page.route(f"**/jobs/{32 * '1'}", lambda route: route.fulfill(json=found))
-    page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&job={32 * '1'}")
-    job = page.get_by_role("region", name="Job", exact=True)
-    job.get_by_text("The gate rejects the candidate").wait_for()
-    assert summary[0] in job.inner_text()
-    assert job.get_by_role("listitem").all_inner_texts() == [
+    job = service.finished_job(
+        gate={
+            "passed": False,
+            "checks": [asdict(passed), asdict(failed), older],
+            "summary": ["A gain of 3.1 points of Dice is expected."],
+        },
+        result={
+            "playbook": playbook,
+            "coefficients": {"layers": ["l0"], "models": ["aster", "global"], "values": [[0.75, 0.25]]},
+            "milliseconds": {"new stage": 1500},
+            "best_epoch": 0,
+        },
+        epochs=[{"epoch": 0, "loss": 0.5}, {"epoch": 1, "loss": 0.4, "safe": False, "reason": "too small"}],
+    )
+    page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&job={job}")
+    shown = page.get_by_role("region", name="Job", exact=True)
+    shown.get_by_text("The gate rejects the candidate").wait_for()
+    assert shown.locator(".notice .reasons li").all_inner_texts() == [
         "It lost a slice of five.",
         "Not passed: older (Dice with the parent's).",
     ]
-    job.get_by_text("All 3 checks").click()
-    assert job.get_by_role("cell", name="lost slices").is_visible()
-    job.get_by_text("What the members' practice expects").click()
-    assert job.get_by_role("columnheader", name="Lower bound").is_visible()
+    assert shown.get_by_text("A gain of 3.1 points of Dice is expected.").is_visible()
+    forms = shows_all_sections(page, service, job)
+    assert forms == ["checks", "curves", "forest", "table", "heat-map", "table"]
+    assert shown.get_by_role("row", name="new check").get_by_text("failed").is_visible()
+    assert shown.get_by_role("row", name="new recipe").get_by_text("taken").is_visible()
+    assert shown.get_by_role("row", name="aster").get_by_text("−0.010 to +0.050").is_visible()
+    assert shown.get_by_role("row", name="l0").get_by_role("cell").all_inner_texts() == ["75 %", "25 %"]
+    assert shown.locator(".curve circle.unsafe").count() == 1
+
+
+def test_page_shows_shares_of_attention(page: Any, service: Service) -> None:
+    job = service.finished_job(model="tumour", result={"attention": {"own": 0.75, "birch": 0.25}})
+    page.goto(f"{service.address}/#/adapt?hospital=dune&model=tumour&job={job}")
+    page.get_by_text("Attention by source").wait_for()
+    assert shows_all_sections(page, service, job) == [None, "bars"]
+    assert page.get_by_role("row", name="own").get_by_text("75.0 %").is_visible()
 
 
 def test_decision_after_a_rejected_one_is_made_on_what_serves_by_then(page: Any, service: Service) -> None:

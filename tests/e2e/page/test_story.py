@@ -8,7 +8,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from tests.e2e.page.conftest import Service
+from tests.e2e.page.conftest import Service, shows_all_sections
 from tests.e2e.page.test_draw import saving
 from tests.e2e.page.test_look import canonical, drawn_slice, mask_of, middle, picture, segment, shown_slice
 from tests.helpers.service.joining_federation import drawn_scans
@@ -73,7 +73,10 @@ def follow(page: Any, service: Service) -> dict[str, Any]:
     failed = sum(not check["passed"] for check in checks)
     table = page.get_by_role("table").filter(has_text="Verdict")
     assert table.get_by_text("failed", exact=True).count() == failed
-    assert page.locator(".reasons li").count() == failed
+    assert page.locator(".notice .reasons li").count() == failed
+    forms = shows_all_sections(page, service, job["id"])
+    # Joining learns in epochs and reports its attention; the ladder of the default playbook has neither.
+    assert ("bars" in forms) == ("curves" in forms) == (job["model"] == "tumour")
     return job
 
 

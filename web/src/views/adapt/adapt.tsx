@@ -10,7 +10,7 @@ import { moment, sentence } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import "./adapt.css";
 import { FINISHED, type Job } from "./following";
-import { JobPanel, STATES } from "./job";
+import { JobPanel } from "./job";
 import { CohortScans, StartJob } from "./scans";
 import { ServingPanel } from "./serving";
 
@@ -146,7 +146,7 @@ function Jobs({ hospital, current, version }: { hospital: string; current: strin
                 {each.model}
                 <span class="hint">{moment(each.created_at)}</span>
               </span>
-              <span class={`chip ${STATES[each.state]?.tone}`}>{STATES[each.state]?.words ?? each.state}</span>
+              <span class={`chip ${each.status.tone}`}>{each.status.words}</span>
             </button>
           </li>
         ))}

@@ -7,7 +7,6 @@ import { has } from "../../app/session";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import { Table } from "../../ui/table";
-import { STATES } from "../adapt/job";
 import { Drift } from "./drift";
 import { readEach } from "./each";
 import { Lineage, type Served } from "./lineage";
@@ -228,7 +227,7 @@ function Jobs() {
             { title: "Since", cell: (job) => moment(job.created_at) },
             {
               title: "State",
-              cell: (job) => <span class={`chip ${STATES[job.state]?.tone}`}>{STATES[job.state]?.words ?? job.state}</span>,
+              cell: (job) => <span class={`chip ${job.status.tone}`}>{job.status.words}</span>,
             },
           ]}
         />

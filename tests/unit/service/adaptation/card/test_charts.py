@@ -17,7 +17,7 @@ from service.adaptation.card.charts import (
     forest,
     ticks,
 )
-from service.kinds.card import Interval
+from service.jobs.sections import Bar, Bars, Forest, Interval
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,13 @@ def test_curve_of_many_epochs_labels_at_most_twelve() -> None:
 
 
 def test_bars_leave_room_for_names() -> None:
-    drawn = str(bars({"own": 0.25, "a site with a long name": 0.75}))
+    drawn = str(
+        bars(
+            Bars(
+                rows=(Bar(name="own", share=0.25, own=True), Bar(name="a site with a long name", share=0.75))
+            )
+        )
+    )
     [left] = {float(x) for x in re.findall(r'<rect class="\w+" x="([\d.]+)"', drawn)}
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height', drawn)]
     assert left >= 150
@@ -95,8 +101,11 @@ def test_bars_leave_room_for_names() -> None:
 
 
 def test_a_forest_plot_has_a_dot_in_its_range_per_row_and_a_line_at_0() -> None:
-    rows = (Interval("<CS>", 0.02, -0.01, 0.05), Interval("here", -0.03, -0.06, -0.03, own=True))
-    drawn = str(forest(rows))
+    rows = (
+        Interval(name="<CS>", value=0.02, low=-0.01, high=0.05),
+        Interval(name="here", value=-0.03, low=-0.06, high=-0.03, own=True),
+    )
+    drawn = str(forest(Forest(rows=rows)))
     assert "<CS>" not in drawn
     assert "&lt;CS&gt;: +0.020 (-0.010 to +0.050)" in drawn
     zero = float(re.search(r'class="zero" x1="([\d.]+)"', drawn)[1])  # type: ignore[index]
@@ -104,4 +113,4 @@ def test_a_forest_plot_has_a_dot_in_its_range_per_row_and_a_line_at_0() -> None:
     assert dots["chosen"] < zero < dots["dot"]
     ranges = [tuple(map(float, pair)) for pair in re.findall(r'"range" x1="([\d.]+)" x2="([\d.]+)"', drawn)]
     assert ranges[0][0] < zero < dots["dot"] < ranges[0][1]
-    assert forest(()) == ""
+    assert forest(Forest(rows=())) == ""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
-from service.adaptation.card.model import Card, CheckRow, Decision, Epoch, Gate, Picture
+from service.adaptation.card.model import Card, Decision, Picture
 from service.adaptation.card.page import heat_map, render
-from service.kinds import ADAPTABLE
-from service.kinds.card import HeatMap, Section
+from service.adaptation.card.sections import epochs_section, gate_section
+from service.database import Job
+from service.jobs.sections import Section
+from service.jobs.sections import heat_map as shares_of
+from service.jobs.status import status
+from service.jobs.views import CandidateView, JobView
+from service.kinds import ADAPTABLE, Words
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PNG = b"\x89PNG\r\n\x1a\nnot really"
@@ -24,47 +30,94 @@ def routed(layers: list[str], models: list[str], *values: list[float]) -> tuple[
     return ROUTING.sections({"coefficients": coefficients}, ())
 
 
-COEFFICIENTS = HeatMap(("encoder1", "head"), ("aster", "global"), ((0.75, 0.25), (1.0, 3.0)), "all layers")
+COEFFICIENTS = shares_of(("encoder1", "head"), ("aster", "global"), ((0.75, 0.25), (1.0, 3.0)), "all layers")
 ROUTED = routed(["encoder1", "head"], ["aster", "global"], [0.75, 0.25], [1.0, 3.0])
-FULL = Card(
-    job="a" * 32,
-    kind="adaptation",
-    state="succeeded",
-    model="brain@2",
-    words=ROUTING.words,
-    hospital="dune",
-    attempt=2,
-    created=NOW,
-    started=NOW,
-    finished=NOW + timedelta(seconds=3725),
-    candidate="brain.at-dune@1",
-    candidate_digest="sha256:" + "c" * 64,
-    parent_digest="sha256:" + "b" * 64,
-    scans=12,
-    images=240,
-    best_epoch=1,
-    epochs=(
-        Epoch(0, 0.25, {"entropy": 0.2, "shape": None}, 0.05, 1.0),
-        Epoch(1, 0.2, {"entropy": 0.1, "shape": None}, 0.04, 0.97),
-        Epoch(2, None, {"entropy": None, "shape": None}, 0.0, 0.1, False, "the foreground is gone"),
+EPOCHS: list[dict[str, Any]] = [
+    {"epoch": 0, "loss": 0.25, "entropy": 0.2, "shape": None, "foreground": 0.05, "agreement": 1.0},
+    {"epoch": 1, "loss": 0.2, "entropy": 0.1, "shape": None, "foreground": 0.04, "agreement": 0.97},
+    {
+        **{"epoch": 2, "loss": None, "entropy": None, "shape": None, "foreground": 0.0, "agreement": 0.1},
+        **{"safe": False, "reason": "the foreground is gone"},
+    },
+]
+
+
+def checked(
+    name: str, value: float | None, limit: float, bound: str, passed: bool, **more: str
+) -> dict[str, Any]:
+    return {"name": name, "value": value, "limit": limit, "bound": bound, "passed": passed, **more}
+
+
+REFUSED = {
+    "passed": False,
+    "checks": [
+        checked("agreement", 0.81, 0.5, "at least", True, meaning="as the parent"),
+        checked("stability", None, 0.7, "at least", True, meaning="over halves"),
+        checked("fragments", 7.3, 2, "at most", False, meaning="pieces", failure="Its masks fall apart."),
+    ],
+    "summary": ["A gain of 3.1 points is expected."],
+}
+
+
+def card(
+    gate: dict[str, Any] | None = None,
+    epochs: Sequence[dict[str, Any]] = (),
+    more: tuple[Section, ...] = (),
+    words: Words = ROUTING.words,
+    best: int | None = None,
+    **fields: Any,
+) -> Card:
+    """The card of a queued job with these of its own, or of the card's, fields."""
+    known = set(Card.__dataclass_fields__)
+    own = {name: fields.pop(name) for name in [*fields] if name in known and name != "model"}
+    values: dict[str, Any] = {
+        **{"id": "a" * 32, "kind": "adaptation", "state": "queued", "hospital": None, "model": "brain@2"},
+        **{"attempt": 0, "progress": {}, "reason": None, "created_at": NOW, "started_at": None},
+        **{"finished_at": None, "parent": "sha256:" + "b" * 64, "cohort": None, "options": {}},
+        **{"warnings": [], **fields},
+    }
+    candidate = values.get("candidate")
+    job = Job(
+        **{name: values[name] for name in ("kind", "state", "progress")},
+        candidate_name=candidate and candidate.name,
+    )
+    found = JobView(
+        **values | {"candidate": candidate},
+        status=status(job, None),
+        queue_position=None,
+        epochs=[*epochs],
+        coefficients=None,
+        gate=gate,
+        result=None,
+        sections=[gate_section(job, gate, words), *epochs_section(epochs, best, words), *more],
+        no_worker=None,
+        files_expire_at=NOW,
+        request=None,
+    )
+    return Card(job=found, model=values["model"], words=words, best_epoch=best, **own)
+
+
+FULL: dict[str, Any] = {
+    "state": "succeeded",
+    "hospital": "dune",
+    "attempt": 2,
+    "started_at": NOW,
+    "finished_at": NOW + timedelta(seconds=3725),
+    "candidate": CandidateView(
+        reference="brain.at-dune@1", name="brain.at-dune", version=1, digest="sha256:" + "c" * 64
     ),
-    sections=ROUTED,
-    gate=Gate(
-        False,
-        (
-            CheckRow("agreement", "as the parent", 0.81, "≥ 0.5", True),
-            CheckRow("stability", "over halves", None, "≥ 0.7", None),
-            CheckRow("fragments", "pieces", 7.3, "≤ 2", False, "Its masks fall apart."),
-        ),
-        ("A gain of 3.1 points is expected.",),
-    ),
-    pictures=((Picture("scan 1, before", PNG), Picture("scan 1, after", PNG + b"!")),),
-    warnings=("scan 3 is brighter than training's",),
-    decisions=(Decision(3, NOW, "ada", "looked at all of them", True, True),),
-    options={"preset": "paper", "epochs": 10, "routing_rate": None},
-    lineage={"method": "iop-fl-routing", "sites": ("aster",)},
-)
-BARE = Card(job="a" * 32, kind="adaptation", state="queued", model="brain@2", words=ROUTING.words)
+    "scans": 12,
+    "images": 240,
+    "best": 1,
+    "epochs": EPOCHS,
+    "more": ROUTED,
+    "gate": REFUSED,
+    "pictures": ((Picture("scan 1, before", PNG), Picture("scan 1, after", PNG + b"!")),),
+    "warnings": ["scan 3 is brighter than training's"],
+    "decisions": (Decision(3, NOW, "ada", "looked at all of them", True, True),),
+    "options": {"preset": "paper", "epochs": 10, "routing_rate": None},
+    "lineage": {"method": "iop-fl-routing", "sites": ("aster",)},
+}
 
 
 class Page(HTMLParser):
@@ -105,12 +158,16 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def page(card: Card) -> Page:
-    return Page(render(card))
+def full(**fields: Any) -> str:
+    return render(card(**FULL | fields))
+
+
+def bare(**fields: Any) -> Page:
+    return Page(render(card(**fields)))
 
 
 def test_card_shows_every_known_fact() -> None:
-    shown = page(FULL).text
+    shown = Page(full()).text
     for said in (
         "brain.at-dune@1",
         "For hospital dune",
@@ -137,11 +194,11 @@ def test_card_shows_every_known_fact() -> None:
 
 
 def test_render_of_the_same_card_is_deterministic() -> None:
-    assert render(FULL) == render(FULL)
+    assert full() == full()
 
 
 def test_card_page_refers_to_no_other_file() -> None:
-    found = page(FULL)
+    found = Page(full())
     assert found.named("script") == found.named("link") == found.named("iframe") == []
     references = [
         value
@@ -153,28 +210,33 @@ def test_card_page_refers_to_no_other_file() -> None:
     assert all(
         reference is not None and reference.startswith("data:image/png;base64,") for reference in references
     )
-    assert "url(" not in render(FULL)
-    assert "http://" not in render(FULL)
-    assert "https://" not in render(FULL)
+    assert "url(" not in full()
+    assert "http://" not in full()
+    assert "https://" not in full()
 
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;{{ 7*7 }}</title></style>"
 
 
 def test_card_page_escapes_hostile_text() -> None:
-    found = page(
-        replace(
-            FULL,
+    candidate = CandidateView(reference=HOSTILE, name=HOSTILE, version=1, digest=HOSTILE)
+    found = Page(
+        full(
+            state="running",
             model=HOSTILE,
             hospital=HOSTILE,
             reason=HOSTILE,
-            stage=HOSTILE,
-            candidate=HOSTILE,
+            progress={"stage": HOSTILE, "why": HOSTILE},
+            candidate=candidate,
             candidate_withdrawn=HOSTILE,
-            warnings=(HOSTILE,),
-            epochs=(Epoch(0, 0.1, {HOSTILE: 0.2}, safe=False, reason=HOSTILE), Epoch(1, 0.1)),
-            sections=routed([HOSTILE], [HOSTILE, "global"], [0.5, 0.5]),
-            gate=Gate(False, (CheckRow(HOSTILE, HOSTILE, 1.0, HOSTILE, False),)),
+            warnings=[HOSTILE],
+            epochs=[{"epoch": 0, "loss": 0.1, "safe": False, "reason": HOSTILE}, {"epoch": 1, "loss": 0.1}],
+            more=routed([HOSTILE], [HOSTILE, "global"], [0.5, 0.5]),
+            gate={
+                "passed": False,
+                "checks": [checked(HOSTILE, 1.0, 2.0, "at least", False, meaning=HOSTILE, failure=HOSTILE)],
+                "summary": [HOSTILE],
+            },
             pictures=((Picture(HOSTILE, PNG), Picture(HOSTILE, PNG)),),
             decisions=(Decision(1, NOW, HOSTILE, HOSTILE, True, False),),
             options={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},
@@ -203,12 +265,12 @@ STATES = {
 @pytest.mark.parametrize("state", STATES)
 def test_card_of_each_state_shows_state_reason_and_gate(state: str) -> None:
     again, sentence, gate = STATES[state]
-    found = page(replace(BARE, state=state, reason="because of this", stage="adapting, epoch 2 of 10"))
-    assert state.replace("_", " ") in found.text
+    progress = {"stage": "adapting", "epoch": 2, "epochs": 10}
+    found = bare(state=state, reason="because of this", progress=progress)
     assert sentence in found.text
     assert gate in found.text
     assert "because of this" in found.text
-    assert ("adapting, epoch 2 of 10" in found.text) == again
+    assert ("Adapting, epoch 2 of 10" in found.text) == again
     # As long as there is more to come, the page looks again by itself.
     refreshed = [
         attributes for attributes in found.named("meta") if attributes.get("http-equiv") == "refresh"
@@ -217,7 +279,7 @@ def test_card_of_each_state_shows_state_reason_and_gate(state: str) -> None:
 
 
 def test_card_of_a_running_job_shows_epochs_and_shares() -> None:
-    found = page(replace(BARE, state="running", epochs=FULL.epochs[:2], sections=ROUTED, stage="adapting"))
+    found = bare(state="running", epochs=EPOCHS[:2], more=ROUTED)
     assert "Epoch by epoch" in found.text
     assert "Share of each model per layer" in found.text
     assert "They are drawn once the adaptation is finished" in found.text
@@ -225,38 +287,38 @@ def test_card_of_a_running_job_shows_epochs_and_shares() -> None:
 
 
 def test_card_says_what_gain_to_expect_and_what_failed() -> None:
-    shown = page(FULL).text
+    shown = Page(full()).text
     assert "A gain of 3.1 points is expected." in shown
     assert shown.count("Its masks fall apart.") == 1
 
 
 def test_card_with_a_passed_gate_offers_assignment_without_override() -> None:
-    shown = page(replace(FULL, gate=Gate(True, ()), decisions=())).text
+    shown = Page(full(gate={"passed": True, "checks": []}, decisions=())).text
     assert "may be assigned" in shown
     assert "override" not in shown
 
 
 def test_card_of_a_candidate_without_verdict_requires_an_override() -> None:
-    shown = page(replace(FULL, gate=None, decisions=())).text
+    shown = Page(full(gate=None, decisions=())).text
     assert "No verdict is recorded" in shown
     assert "explicit override" in shown
 
 
 def test_card_without_pictures_says_that_they_expired() -> None:
-    found = page(replace(FULL, pictures=()))
+    found = Page(full(pictures=()))
     assert found.named("img") == []
     assert "have expired or were deleted" in found.text
 
 
 def test_card_of_a_scan_job_has_no_gate() -> None:
-    shown = page(replace(BARE, kind="scan", state="succeeded", hospital=None)).text
+    shown = bare(kind="scan", state="succeeded").text
     assert "no candidate to judge" in shown
     assert "For hospital" not in shown
     assert "Before and after" not in shown
 
 
 def test_card_with_best_epoch_0_names_step_0() -> None:
-    assert "step 0 chosen epoch of 2" in page(replace(FULL, best_epoch=0)).text
+    assert "step 0 chosen epoch" in Page(full(best=0)).text
 
 
 def test_heat_map_normalises_shares_per_layer_and_colours_by_ratio() -> None:
@@ -271,15 +333,14 @@ def test_heat_map_normalises_shares_per_layer_and_colours_by_ratio() -> None:
 
 
 def test_heat_map_of_a_layer_with_zero_coefficients_shows_zero_shares() -> None:
-    cells = dict(heat_map(HeatMap(("head",), ("aster", "global"), ((0.0, 0.0),), "all layers")))
+    cells = dict(heat_map(shares_of(("head",), ("aster", "global"), ((0.0, 0.0),), "all layers")))
     assert [cell.share for cell in cells["aster"]] == [0.0, 0.0]
     assert cells["aster"][0].strength == 100
 
 
 def test_attention_bars_are_proportional_and_names_are_escaped() -> None:
     shares = {"own": 0.5, "aster": 0.25, "<b>birch</b>": 0.25}
-    sections = (*FULL.sections, *JOINING.sections({"attention": shares}, ()))
-    content = render(replace(FULL, sections=sections, words=JOINING.words))
+    content = full(more=JOINING.sections({"attention": shares}, ()), words=JOINING.words)
     shown = Page(content)
     own, aster, birch = (float(str(bar["width"])) for bar in shown.named("rect"))
     assert own == pytest.approx(2 * aster, rel=1e-3)
@@ -288,7 +349,7 @@ def test_attention_bars_are_proportional_and_names_are_escaped() -> None:
     assert "<b>birch" not in content
     assert "Attention by source" in shown.text
     assert "chose the epoch" in shown.text
-    assert "Attention by source" not in page(FULL).text
+    assert "Attention by source" not in Page(full()).text
 
 
 PICKED = {
@@ -300,9 +361,7 @@ PICKED = {
 
 
 def test_picking_section_lists_cluster_costs_and_marks_the_picked_one() -> None:
-    content = render(
-        replace(BARE, state="succeeded", words=PICKING.words, sections=PICKING.sections(PICKED, ()))
-    )
+    content = render(card(state="succeeded", words=PICKING.words, more=PICKING.sections(PICKED, ())))
     shown = Page(content).text
     assert "Which cluster was picked" in shown
     assert "by information" in shown.replace("  ", " ")

@@ -17,8 +17,8 @@ from service.database import Database
 from service.errors import JobUnknown
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.jobs.sections import Checks, Curves, HeatMap, Section
 from service.kinds import ADAPTABLE
-from service.kinds.card import HeatMap
 from service.settings import Settings
 from tests.helpers.service.adapted_versions import publish_model, publish_space
 
@@ -68,9 +68,20 @@ def table(*rows: list[Any], layers: int = 2) -> dict[str, Any]:
     return {"layers": [f"l{i}" for i in range(layers)], "models": ["a", "global"], "values": list(rows)}
 
 
+def about(card: Card, form: type[Checks | Curves | HeatMap]) -> Section:
+    (found,) = [each for each in card.job.sections if isinstance(each.body, form)]
+    return found
+
+
+def titles_of_curves(card: Card) -> list[str]:
+    body = about(card, Curves).body
+    assert isinstance(body, Curves)
+    return [curve.title for curve in body.curves]
+
+
 def test_queued_job_has_a_card(here: Place) -> None:
     card = here.card(submit(here))
-    assert (card.state, card.model, card.candidate, card.epochs) == ("queued", "brain", None, ())
+    assert (card.job.state, card.model, card.job.candidate, card.job.epochs) == ("queued", "brain", None, [])
     assert card.under_way
     assert "Waiting for a worker" in render(card)
 
@@ -85,14 +96,19 @@ def test_card_of_a_running_job_keeps_the_latest_event_of_each_epoch(here: Place)
     note(here, job, "warning", {"message": "one scan is dark"})
     card = here.card(job)
     # The attempt that took over said epoch 1 again.
-    assert [(e.epoch, e.loss, e.safe, e.reason) for e in card.epochs] == [
-        (0, 0.5, True, None),
-        (1, 0.2, False, "gone"),
+    section = about(card, Curves)
+    assert section.reasons == ("Epoch 1 is not safe: gone",)
+    assert isinstance(section.body, Curves)
+    assert (section.body.epochs, section.body.unsafe) == ((0, 1), (1,))
+    assert [(curve.title, curve.values) for curve in section.body.curves] == [
+        ("Loss", (0.5, 0.2)),
+        ("Entropy", (0.4, None)),
     ]
-    (section,) = card.sections
-    assert isinstance(section.body, HeatMap)
-    assert section.body.values[0] == (0.9, 0.1)
-    assert (card.stage, card.warnings) == ("adapting, epoch 1 of 5, about 40 s left", ("one scan is dark",))
+    shares = about(card, HeatMap).body
+    assert isinstance(shares, HeatMap)
+    assert shares.shares[0] == (0.9, 0.1)
+    assert card.job.status.doing == "adapting, epoch 1 of 5, about 40 s left"
+    assert card.job.warnings == ["one scan is dark"]
 
 
 def test_unmeasured_check_is_neither_passed_nor_failed(
@@ -110,17 +126,18 @@ def test_unmeasured_check_is_neither_passed_nor_failed(
     ]
     gate = {"passed": False, "checks": checks, "summary": ["No gain is expected."]}
     card = here.card(submit(here, state="failed", gate=gate))
-    assert card.gate is not None
-    assert [(c.name, c.value, c.limit, c.passed) for c in card.gate.checks] == [
-        ("size factor", 1.25, "≤ 2", True),
-        ("stability", None, "≥ 0.7", None),
-        ("distance", None, "≤ 0.1", False),
-        ("older one", 1, "≥ 2", False),
+    section = about(card, Checks)
+    assert isinstance(section.body, Checks)
+    assert [(c.name, c.found, c.limit, c.outcome) for c in section.body.rows] == [
+        ("size factor", "1.25", "≤ 2", "passed"),
+        ("stability", "–", "≥ 0.7", "not measured"),
+        ("distance", "–", "≤ 0.1", "failed"),
+        ("older one", "1", "≥ 2", "failed"),
     ]
     # The worker that wrote the last one knew no sentence for its failure.
-    said = [check.failure for check in card.gate.checks]
-    assert said == [None, None, "It is too far.", "Not passed: older one (any)."]
-    assert card.gate.summary == ("No gain is expected.",)
+    assert section.reasons == ("It is too far.", "Not passed: older one (any).")
+    assert section.sentences[-1] == "No gain is expected."
+    assert section.tone == "bad"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +156,7 @@ def test_unmeasured_check_is_neither_passed_nor_failed(
 def test_malformed_coefficients_are_left_out_of_the_card(here: Place, found: Any) -> None:
     job = submit(here, parent=publish_space(here.store, 0).digest)
     note(here, job, "epoch", {"epoch": 0, "loss": 0.1, "coefficients": found})
-    assert here.card(job).sections == ()
+    assert not [each for each in here.card(job).job.sections if isinstance(each.body, HeatMap)]
 
 
 def test_card_ignores_malformed_stored_fields(here: Place) -> None:
@@ -155,8 +172,10 @@ def test_card_ignores_malformed_stored_fields(here: Place) -> None:
     )
     note(here, job, "epoch", {"epoch": "first"}, {"epoch": 1, "loss": "low", "foreground": True})
     card = here.card(job)
-    assert (card.candidate, card.best_epoch, card.scans, card.gate) == ("brain.at-north@7", None, None, None)
-    assert [(e.epoch, e.loss, e.foreground) for e in card.epochs] == [(1, None, None)]
+    assert card.job.candidate is not None
+    assert card.job.candidate.reference == "brain.at-north@7"
+    assert (card.best_epoch, card.scans, card.passed) == (None, None, None)
+    assert [each.title for each in card.job.sections] == ["The gate"]
     assert "No verdict is recorded" in render(card)
 
 
@@ -184,14 +203,15 @@ def test_card_of_a_withdrawn_parent_uses_the_words_of_its_kind(here: Place) -> N
     here.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
     card = here.card(job)
     assert (card.model, card.words) == ("brain@1", ADAPTABLE["cross-attention"].words)
-    assert card.epochs[0].parts == {"loss": 0.1, "dice": 0.5}
+    assert titles_of_curves(card) == ["Loss", "Dice"]
 
 
 def test_card_without_its_parent_names_no_kind(here: Place) -> None:
     job = submit(here, state="succeeded", result={"attention": {"own": 1.0}})
     note(here, job, "epoch", {"epoch": 0, "loss": 0.5, "dice": 0.4})
     card = here.card(job)
-    assert (card.model, card.sections, card.epochs[0].loss) == ("brain", (), 0.5)
+    assert (card.model, titles_of_curves(card)) == ("brain", ["Loss"])
+    assert [each.title for each in card.job.sections] == ["The gate", "Epoch by epoch"]
     assert "no longer in the store" in render(card)
     assert all(found.words.truth not in render(card) for found in ADAPTABLE.values())
 

@@ -1,0 +1,125 @@
+"""The sections that every job's card begins with: the gate's verdict, and its epochs.
+
+What is in the JSON columns was written by a worker, perhaps one of another version: what is not there, or is
+not what it should be, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from service.database import Job
+from service.database.job_states import TERMINAL
+from service.jobs.sections import CheckRow, Checks, Curve, Curves, Outcome, Section, figure, number
+from service.kinds import Words
+
+_BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
+_CAPTIONS: Final = {
+    "loss": "What the epochs are chosen by: over all images, after the epoch, with one fixed noise draw.",
+    "foreground": "Share of the pixels that are not background.",
+    "agreement": "Dice with the masks of step 0.",
+}
+_OVERRIDE = "Assigning this candidate needs an explicit override, which is recorded with actor and reason."
+
+
+def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> Section:
+    """The verdict in sentences, what speaks against the candidate, and every check; or why there is none."""
+    if not verdict or not isinstance(verdict.get("passed"), bool):
+        return Section(title="The gate", sentences=(_unjudged(job),))
+    rows = [check for check in verdict.get("checks", ()) if isinstance(check, dict)]
+    summary = verdict.get("summary")
+    said = tuple(map(str, summary)) if isinstance(summary, list) else ()
+    passed = verdict["passed"]
+    return Section(
+        title="The candidate passed its gate" if passed else "The gate rejects the candidate",
+        tone="good" if passed else "bad",
+        sentences=(f"It may be assigned. {words.gate}" if passed else _OVERRIDE, *said),
+        reasons=tuple(_failure(check) for check in rows if check.get("passed") is False),
+        body=Checks(rows=tuple(map(_check, rows))),
+    )
+
+
+def _unjudged(job: Job) -> str:
+    if job.kind == "scan":
+        return "Nothing is kept of an adaptation to one scan, so there is no candidate to judge."
+    if job.state not in TERMINAL:
+        return "It judges once the adaptation is finished."
+    if job.candidate_name is not None:
+        return f"No verdict is recorded. {_OVERRIDE}"
+    return "There is no candidate."
+
+
+def _check(found: Mapping[str, Any]) -> CheckRow:
+    value, limit = number(found.get("value")), number(found.get("limit"))
+    bound = _BOUNDS.get(str(found.get("bound")), "")
+    return CheckRow(
+        name=_name(found),
+        meaning=_meaning(found),
+        found=figure(value),
+        limit=figure(None) if limit is None else f"{bound} {figure(limit)}".strip(),
+        outcome=_outcome(value, found.get("passed")),
+    )
+
+
+def _outcome(value: float | None, passed: Any) -> Outcome:
+    # A value that is no number has failed. What was not measured counts for nothing.
+    if passed is False:
+        return "failed"
+    return "passed" if passed is True and value is not None else "not measured"
+
+
+def _failure(found: Mapping[str, Any]) -> str:
+    # A verdict of an older worker has no such sentence.
+    return str(found.get("failure") or f"Not passed: {_name(found)} ({_meaning(found)}).")
+
+
+def _name(found: Mapping[str, Any]) -> str:
+    return str(found.get("name", "")).replace("_", " ")
+
+
+def _meaning(found: Mapping[str, Any]) -> str:
+    return str(found.get("meaning", ""))
+
+
+def epochs_section(
+    epochs: Sequence[Mapping[str, Any]], best: int | None, words: Words
+) -> tuple[Section, ...]:
+    """The curves of the epochs' figures, and why some are not safe; none before there is an epoch.
+
+    `epochs` are the data of the events, oldest first. Epoch 0 is step 0, before anything was learned. The
+    terms that the kind names are drawn beside the loss, unweighted.
+    """
+    # An attempt that continues from a checkpoint may report an epoch again: the last report counts.
+    by_number = {each["epoch"]: each for each in epochs if isinstance(each.get("epoch"), int)}
+    found = [by_number[epoch] for epoch in sorted(by_number)]
+    values = {name: tuple(number(each.get(name)) for each in found) for name in _names(words)}
+    captions = {**_CAPTIONS, **words.parts}
+    curves = tuple(
+        Curve(title=name.replace("_", " ").capitalize(), caption=captions[name], values=figures)
+        for name, figures in values.items()
+        if any(value is not None for value in figures)
+    )
+    if not curves:
+        return ()
+    unsafe = [each for each in found if each.get("safe") is False]
+    section = Section(
+        title="Epoch by epoch",
+        sentences=(words.epochs,) if words.epochs else (),
+        reasons=tuple(f"Epoch {each['epoch']} is not safe{_because(each)}" for each in unsafe),
+        body=Curves(
+            epochs=tuple(each["epoch"] for each in found),
+            curves=curves,
+            chosen=best,
+            unsafe=tuple(each["epoch"] for each in unsafe),
+        ),
+    )
+    return (section,)
+
+
+def _names(words: Words) -> Iterable[str]:
+    return dict.fromkeys(("loss", *words.parts, "foreground", "agreement"))
+
+
+def _because(epoch: Mapping[str, Any]) -> str:
+    return f": {epoch['reason']}" if epoch.get("reason") else "."

@@ -1,0 +1,80 @@
+"""The state of a job in words, for lists and cards; its wire value is `state`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, Field
+
+from service.database import Job
+from service.database.job_states import TERMINAL
+from service.jobs.sections import Tone
+
+_STATES: Final[Mapping[str, tuple[str, Tone, str]]] = {
+    "queued": ("Waiting", "plain", "Waiting for a worker."),
+    "running": ("Running", "accent", "Under way."),
+    "cancelling": ("Stopping", "warn", "Being cancelled."),
+    # Plain: the gate's verdict on what it made is another matter.
+    "succeeded": ("Finished", "plain", "Finished."),
+    "fell_back": (
+        "Kept the start",
+        "warn",
+        "Nothing safer or better than step 0 was found, so step 0 was kept.",
+    ),
+    "failed": ("Failed", "bad", "Failed."),
+    "cancelled": ("Cancelled", "plain", "Cancelled."),
+}
+_STAGES: Final = {
+    "waiting": "waiting for the PACS",
+    "searching": "searching the PACS",
+    "fetching": "fetching from the PACS",
+    "preparing": "reading the scans",
+    "segmenting": "segmenting",
+    "choosing": "choosing the recipe",
+    "adapting": "adapting",
+    "joining": "learning from the masks",
+    "comparing": "comparing the clusters' models",
+    "judging": "judging the candidate",
+    "drawing": "drawing the pictures",
+    "publishing": "publishing the candidate",
+    "storing": "storing the answer in the PACS",
+}
+
+
+class Status(BaseModel):
+    """The state of a job in words."""
+
+    words: str = Field(description="A word or two.")
+    tone: Tone
+    sentence: str
+    doing: str | None = Field(description="What the job does or waits for; null once it has finished.")
+
+
+def status(job: Job, queue_position: int | None) -> Status:
+    """The words of a job. A stage that another version of the worker reports is shown by its name."""
+    words, tone, sentence = _STATES[job.state]
+    if job.state == "succeeded" and job.candidate_name is not None:
+        words = "Made a candidate"
+    doing = None if job.state in TERMINAL else _doing(job.progress, queue_position)
+    return Status(words=words, tone=tone, sentence=sentence, doing=doing)
+
+
+def _doing(progress: Mapping[str, Any], queue_position: int | None) -> str:
+    stage, why = progress.get("stage"), progress.get("why")
+    if not stage:
+        return f"{queue_position} ahead of it" if queue_position else "waiting for a worker"
+    parts = [_STAGES.get(str(stage), str(stage))]
+    for unit, place, total in (("epoch", "epoch", "epochs"), ("series", "series", "of")):
+        if isinstance(progress.get(place), int) and isinstance(progress.get(total), int):
+            parts.append(f"{unit} {progress[place]} of {progress[total]}")
+    left = progress.get("seconds_left")
+    if isinstance(left, int):
+        parts.append(f"about {_about(left)} left")
+    return f"{', '.join(parts)}{f': {why}' if why else ''}"
+
+
+def _about(seconds: int) -> str:
+    if seconds < 90:
+        return f"{max(1, seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

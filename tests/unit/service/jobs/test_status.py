@@ -1,0 +1,45 @@
+"""The words of a job's state: what it does or waits for, and what it has made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.database import Job
+from service.jobs.status import status
+
+
+def job(state: str, *, made: str | None = None, **progress: Any) -> Job:
+    return Job(kind="adaptation", state=state, progress=progress, candidate_name=made)
+
+
+@pytest.mark.parametrize(
+    ("found", "ahead", "doing"),
+    [
+        (job("queued"), 3, "3 ahead of it"),
+        (job("queued"), 0, "waiting for a worker"),
+        (job("running"), None, "waiting for a worker"),
+        (
+            job("running", stage="joining", epoch=2, epochs=9, seconds_left=40),
+            None,
+            "learning from the masks, epoch 2 of 9, about 40 s left",
+        ),
+        (job("running", stage="judging", seconds_left=600), None, "judging the candidate, about 10 min left"),
+        (job("running", stage="adapting", seconds_left=9000), None, "adapting, about 2.5 h left"),
+        (job("running", stage="fetching", series=2, of=5), None, "fetching from the PACS, series 2 of 5"),
+        (job("queued", stage="waiting", why="it is down"), 0, "waiting for the PACS: it is down"),
+        # Of another version of the worker, and with fields that are none.
+        (job("running", stage="weighing", epoch="two", epochs=9, seconds_left="few"), None, "weighing"),
+        (job("succeeded", stage="publishing"), None, None),
+    ],
+)
+def test_status_says_what_the_job_does(found: Job, ahead: int | None, doing: str | None) -> None:
+    assert status(found, ahead).doing == doing
+
+
+def test_only_a_job_that_made_a_candidate_says_so() -> None:
+    made, scan = status(job("succeeded", made="brain.at-dune"), None), status(job("succeeded"), None)
+    assert (made.words, scan.words) == ("Made a candidate", "Finished")
+    # Its gate may have rejected it.
+    assert made.tone == "plain"
