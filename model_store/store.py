@@ -250,6 +250,10 @@ class Store:
                 return found if kind is None else found.expect(kind)
         raise ReferenceNotFound(f"'{digest}' is not in the store; publish or copy that artefact first")
 
+    def find(self, name: str, digest: str) -> Artefact | None:
+        """The readable version of a name with this digest, withdrawn or not, unverified; None without one."""
+        return next((artefact for artefact in self._readable(name) if artefact.digest == digest), None)
+
     # ------------------------------------------------------------------ list
 
     def names(self) -> list[str]:

@@ -94,12 +94,10 @@ def _read(store: Store, database: Database, job_id: str) -> _Read:
         epochs = [event.data for event in records.events_of_type(session, job_id, "epoch")]
         gates = [event.data for event in records.events_of_type(session, job_id, "gate")]
         found = fields(session, job, epochs)
-    parent = _version(store, job.model, job.parent)
+    parent = _found(store, job.model, job.parent)
     adaptation = None if parent is None else kind_of(parent).adaptation
     words = _PACS if job.kind in ON_PACS else _UNKNOWN if adaptation is None else adaptation.words
-    candidate = None
-    if job.candidate_name is not None:
-        candidate = _version(store, job.candidate_name, job.candidate_digest)
+    candidate = _found(store, job.candidate_name, job.candidate_digest)
     details = {} if candidate is None else candidate.manifest.lineage.details
     result = {**details, **(job.result or {})}
     sections: list[Section] = []
@@ -112,13 +110,12 @@ def _read(store: Store, database: Database, job_id: str) -> _Read:
     return _Read(job, JobView(**found, sections=sections), words, parent, candidate, result)
 
 
-def _version(store: Store, name: str, digest: str | None) -> Artefact | None:
-    """A version, withdrawn or not; None where it cannot be read."""
-    # A followed job is read every second: a listing of all versions is the exception.
-    with suppress(StoreError):
-        return store.open(f"{name}@{digest}", verify=False)
-    with suppress(StoreError):
-        return next((v.artefact for v in store.versions(name) if v.artefact.digest == digest), None)
+def _found(store: Store, name: str | None, digest: str | None) -> Artefact | None:
+    """A version, withdrawn or not. None where the job names none, and where it cannot be read."""
+    if not name or not digest:
+        return None
+    with suppress(StoreError, OSError):
+        return store.find(name, digest)
     return None
 
 

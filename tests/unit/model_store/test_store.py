@@ -261,6 +261,8 @@ def test_withdrawn_version_cannot_be_opened_or_republished(store: Store) -> None
     store.publish(model(), files("1"))
     second = store.publish(model(), files("2"))
     store.withdraw("brain@2", actor="ada", reason="mislabelled site")
+    assert store.find("brain", second.digest) == second
+    assert store.find("brain", "sha256:" + "0" * 64) is None
     assert store.open("brain").version == 1
     for reference in ("brain@2", f"brain@{second.digest}"):
         with pytest.raises(ArtefactWithdrawn, match=r"ada.*mislabelled site"):

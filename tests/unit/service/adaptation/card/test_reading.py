@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from model_store.errors import StoreUnavailable
 from model_store.manifest import CrossAttentionManifest
 from model_store.store import Store
 from service.adaptation.card.model import Card
 from service.adaptation.card.page import render
-from service.adaptation.card.reading import read_card
+from service.adaptation.card.reading import read_card, read_view
 from service.database import Database
 from service.errors import JobUnknown
 from service.jobs import records
@@ -214,6 +215,16 @@ def test_card_without_its_parent_names_no_kind(here: Place) -> None:
     assert [each.title for each in card.job.sections] == ["The gate", "Epoch by epoch"]
     assert "no longer in the store" in render(card)
     assert all(found.words.truth not in render(card) for found in ADAPTABLE.values())
+
+
+def test_job_is_shown_without_its_store(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise StoreUnavailable("the bucket does not answer")
+
+    job = submit(here, parent=publish_space(here.store, 0).digest)
+    monkeypatch.setattr(Store, "find", lost)
+    found = read_view(here.store, here.database, job)
+    assert (found.state, [each.title for each in found.sections]) == ("queued", ["The gate"])
 
 
 def test_card_of_an_unknown_job_is_rejected(here: Place) -> None:
