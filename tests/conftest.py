@@ -11,6 +11,16 @@ import pytest
 # Set before torch is imported: tests run in parallel, and a test that used every core would slow the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of `-m gpu` skip where no GPU is, and fail where one is that the named library cannot use."""
+    marker = item.get_closest_marker("gpu")
+    if marker is not None:
+        from tests.helpers.gpu import need_gpu
+
+        need_gpu(*(marker.args or ("torch",)))
+
+
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
 

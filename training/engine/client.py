@@ -16,6 +16,9 @@ from training.engine.folder import SiteFolder
 from training.engine.release import digest_of, with_noise
 from training.engine.seeds import generator, keyed
 
+# Equal steps give equal bits, and float32 is float32: a product in TF32 has 10 bits of mantissa.
+_CUDNN_MODE = {"benchmark": False, "deterministic": True, "allow_tf32": False}
+
 
 @dataclass(frozen=True)
 class RunEnvironment:
@@ -28,8 +31,8 @@ class RunEnvironment:
     def apply(self) -> None:
         """Set the threads and the deterministic mode of torch in a process that runs steps."""
         torch.set_num_threads(self.threads)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = True
+        for name, value in _CUDNN_MODE.items():
+            setattr(torch.backends.cudnn, name, value)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -37,12 +40,14 @@ class RunEnvironment:
 
         The order of a sum, and so the result, may depend on both.
         """
-        before = torch.get_num_threads(), torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+        threads = torch.get_num_threads()
+        before = {name: getattr(torch.backends.cudnn, name) for name in _CUDNN_MODE}
         self.apply()
         try:
             yield
         finally:
-            threads, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+            for name, value in before.items():
+                setattr(torch.backends.cudnn, name, value)
             torch.set_num_threads(threads)
 
     def context(self, phase: str, round_: int, rounds: int, site: str | None = None) -> StepContext:

@@ -12,10 +12,7 @@ from training.data.federation import load_federation
 from training.methods.fedavg import FedAvgConfig
 from training.run import Run, execute
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def weights(federation: Path, folder: Path, device: str) -> torch.Tensor:

@@ -169,7 +169,8 @@ class FedIns(Algorithm):
     @override
     def initial(self, context: StepContext) -> Memory:
         """The pool of round 0, from the run's seed, and no centre yet."""
-        network = self._on(context.device)
+        # On the CPU, whose generator draws: the pool of round 0 is the same on every device.
+        network = self._on(torch.device("cpu"))
         backbone = network.backbone
         head = backbone.output_head if self.starts_at_head else None
         network.pool.draw(context.generator("pool"), head)

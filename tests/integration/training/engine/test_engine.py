@@ -300,7 +300,7 @@ def test_every_step_in_this_process_has_the_runs_threads_and_the_deterministic_m
     class Watched(Toy):
         def watch(self):
             cudnn = torch.backends.cudnn
-            seen.append((torch.get_num_threads(), cudnn.benchmark, cudnn.deterministic))
+            seen.append((torch.get_num_threads(), cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32))
 
         def train(self, *arguments):
             self.watch()
@@ -316,12 +316,14 @@ def test_every_step_in_this_process_has_the_runs_threads_and_the_deterministic_m
 
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     before = torch.get_num_threads()
     folder = RunFolder(tmp_path)
     FederationEngine(Watched(rounds=1), three_sites(), RunEnvironment(0, threads=3), folder, workers=0).run()
-    assert seen == [(3, False, True)] * (3 + 1 + 2)
+    assert seen == [(3, False, True, False)] * (3 + 1 + 2)
     assert torch.get_num_threads() == before
-    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (True, False)
+    cudnn = torch.backends.cudnn
+    assert (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, False, True)
 
 
 def test_result_depends_on_the_seed(tmp_path):

@@ -1,0 +1,178 @@
+"""Adaptation, its gate and playbook, joining and picking on CUDA: see `conftest` for the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from personalization.cancellation import never_cancelled
+from personalization.export import to_onnx
+from personalization.fedbicross.picking import costs, observe, stability
+from personalization.fedoap.joining import JoiningCheckpoint, JoiningConfig, join, predict
+from personalization.fedoap.joining.examples import JoiningExamples
+from personalization.gate import consensus, shift_of_statistics
+from personalization.iop_fl.export import to_dynamic_onnx
+from personalization.iop_fl.network import coefficients, routed_layers
+from personalization.networks import build, initialise
+from personalization.options.picking import CRITERIA
+from personalization.options.presets import PRESETS
+from personalization.playbook.practice import Practice, Trial, practise
+from personalization.test_time.checkpoint import AdaptationCheckpoint
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import Adapted, Routing, recipe_of
+from service.worker.routing_adapt import class_maps
+from tests.helpers.gpu import Cuda
+from tests.helpers.personalization.routing_cases import images, space_of
+
+# Of real numbers on a real device, whose sums have another order. Adam's steps have the size of the rate for
+# any gradient, so a few weights part.
+CLOSE = 1e-3
+
+
+def config_of(preset: str) -> AdaptationConfig:
+    name, *router = preset.split()
+    if not PRESETS[name].learns:
+        return AdaptationConfig(preset=name)
+    batch = {} if PRESETS[name].batch_size else {"batch_size": 2}
+    return AdaptationConfig.model_validate(
+        {"preset": name, "epochs": 2, **batch, **({"router": router[0]} if router else {})}
+    )
+
+
+def vector(network: nn.Module) -> Tensor:
+    """All its numbers, on the CPU."""
+    return flat(network.state_dict().values())
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().cpu().double().flatten() for tensor in tensors])
+
+
+def check_close(found: Tensor, expected: Tensor, cuda: Cuda, what: str) -> None:
+    assert found.isfinite().all()
+    if not cuda.real:
+        assert torch.equal(found, expected)
+        return
+    difference = (found - expected).abs()
+    print(f"{what}: from the CPU by {difference.median():.2g} (median), {difference.max():.2g} (most)")
+    assert difference.median() < CLOSE
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, "paper pooled"])
+def test_preset_adapts_repeats_and_resumes(preset: str, cuda: Cuda) -> None:
+    space, x, config = space_of(2, torch.float32), images(4, 32, 32, torch.float32), config_of(preset)
+    recipe = recipe_of(config.preset)
+    expected = recipe.adapt(space, x, config, torch.device("cpu"))
+    with cuda.present() as device:
+        saved: list[bytes] = []
+
+        def adapted(resume: bytes | None = None) -> Adapted:
+            def after_epoch(network: nn.Module, checkpoint: AdaptationCheckpoint) -> None:
+                saved.append(checkpoint.to_bytes())
+                if routed_layers(network):
+                    coefficients(network, x.to(device)).mean(dim=0).tolist()
+                class_maps(network, x, device, never_cancelled)
+
+            checkpoint = None if resume is None else AdaptationCheckpoint.from_bytes(resume)
+            return recipe.adapt(space, x, config, device, resume=checkpoint, after_epoch=after_epoch)
+
+        first = adapted()
+        found = vector(first.merged)
+        if len(saved) > 1:
+            assert torch.equal(found, vector(adapted(saved[1]).merged))
+        if cuda.real:
+            assert torch.equal(found, vector(adapted().merged))
+        class_maps(first.merged, x, device, never_cancelled)
+        # Its network is of another kind than the models', and the gate does not compare them.
+        if preset != "intent":
+            shift_of_statistics(space.plain().state_dict(), first.merged, x.to(device))
+        assert to_onnx(first.merged, 2, (32, 32))
+        if first.learned is not None and isinstance(recipe, Routing) and config.router != "pooled":
+            assert to_dynamic_onnx(first.space, first.learned, x.to(device))
+    check_close(found, vector(expected.merged), cuda, preset)
+
+
+def test_gate_of_consensus(cuda: Cuda) -> None:
+    space, x = space_of(3, torch.float32), images(6, 32, 32, torch.float32)
+    expected = consensus(space, x, device=torch.device("cpu"))
+    with cuda.present() as device:
+        found = consensus(space, x, device=device)
+    check_close(flat(found), flat(expected), cuda, "consensus")
+
+
+def test_playbook_practises(cuda: Cuda) -> None:
+    space, x = space_of(2, torch.float32), images(6, 32, 32, torch.float32)
+    masks = (torch.rand(6, 32, 32, generator=torch.Generator().manual_seed(0)) > 0.7).long()
+    trials = tuple(
+        Trial(name, AdaptationConfig.model_validate({"preset": name, **options}))
+        for name, options in (
+            ("ladder", {}),
+            ("anchored", {"epochs": 1, "batch_size": 3}),
+            ("distilled", {"epochs": 1, "batch_size": 3}),
+        )
+    )
+    practice = Practice(trials, (0.0, 1.0), 64)
+    with cuda.present() as device:
+        episodes = list(practise(space, x, masks, ["a", "a", "b", "b", "c", "c"], practice, 0.1, 0, device))
+    assert {episode.trial for episode in episodes} == {"ladder", "anchored", "distilled"}
+
+
+def test_joining_repeats_and_resumes(cuda: Cuda) -> None:
+    draw = torch.Generator().manual_seed(1)
+
+    def examples(patients: tuple[str, ...]) -> JoiningExamples:
+        pictures = torch.randn(len(patients), 1, 32, 32, generator=draw)
+        masks = (torch.rand(len(patients), 32, 32, generator=draw) > 0.8).to(torch.uint8)
+        return JoiningExamples(pictures, masks, patients)
+
+    train, validation = examples(("p1", "p1", "p2", "p3")), examples(("p4", "p5"))
+    config, saved = JoiningConfig(epochs=2, batch_size=2), list[bytes]()
+
+    def joined(device: torch.device, resume: bytes | None = None) -> nn.Module:
+        start = build("fedoap", in_channels=1, width=2, heads=4, sites=2, tokens=4)
+        network = initialise(start, torch.Generator().manual_seed(0)).to(device)
+        checkpoint = None if resume is None else JoiningCheckpoint.from_bytes(resume)
+        join(
+            network,
+            train,
+            validation,
+            config,
+            resume=checkpoint,
+            after_epoch=lambda found: saved.append(found.to_bytes()),
+        )
+        predict(network, train.images)
+        return network
+
+    expected = vector(joined(torch.device("cpu")))
+    with cuda.present() as device:
+        saved.clear()
+        network = joined(device)
+        found, checkpoint = vector(network), saved[1]
+        assert torch.equal(found, vector(joined(device)))
+        assert torch.equal(found, vector(joined(device, checkpoint)))
+        assert to_onnx(network, 1, (32, 32))
+    check_close(found, expected, cuda, "joining")
+
+
+def test_picking_of_a_cluster(cuda: Cuda) -> None:
+    draw = torch.Generator().manual_seed(2)
+    pictures = torch.randn(5, 1, 16, 16, generator=draw)
+    groups = torch.tensor([0, 0, 1, 2, 3])
+
+    def picked(device: torch.device) -> Tensor:
+        seen = {}
+        for name in "12":
+            network = build("resnet18", in_channels=1, classes=3, width=1)
+            initialise(network, torch.Generator().manual_seed(int(name)))
+            seen[name] = observe(network.to(device), pictures, 0)
+        found = [torch.tensor([*costs(criterion, seen).values()]) for criterion in CRITERIA]
+        stability(next(iter(CRITERIA)), seen, groups, torch.Generator().manual_seed(0))
+        return flat(found)
+
+    expected = picked(torch.device("cpu"))
+    with cuda.present() as device:
+        found = picked(device)
+    check_close(found, expected, cuda, "picking")
