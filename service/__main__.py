@@ -16,6 +16,7 @@ from service.commands import audit, keys
 from service.commands.database import opened
 from service.errors import ServiceError, SettingsInvalid
 from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
+from service.inference.sessions import probe_provider
 from service.runtime import logs
 from service.runtime.broker import Broker
 from service.runtime.embedded_worker import EmbeddedWorker
@@ -57,6 +58,8 @@ def serve(
     server = _server(settings)
     try:
         settings.make_state_dir()
+        if settings.device.startswith("cuda"):
+            probe_provider(settings.device)
         with ExitStack() as stack:
             # Before anything is started, so that what is wrong with it is one line.
             with opened(settings):

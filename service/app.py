@@ -33,7 +33,7 @@ from service.identity import keys
 from service.identity.authentication import Authenticator
 from service.identity.rates import RateLimits
 from service.inference.admission import Admission
-from service.inference.sessions import SessionCache
+from service.inference.sessions import CPU, FALLBACK, SessionCache, cuda_device_seen, probe_provider
 from service.jobs.followers import Followers
 from service.jobs.presence import presence
 from service.jobs.reconcile import Reconciler
@@ -165,6 +165,9 @@ async def _open(
     settings: Settings, measured: Metrics, closing: threading.Event, stack: AsyncExitStack
 ) -> ServiceContext:
     """Open every part, and leave on the stack how it is closed. Whatever blocks does so in a thread."""
+    if settings.device.startswith("cuda"):
+        # Else the first scan would find it out.
+        await asyncio.to_thread(probe_provider, settings.device)
     settings.make_state_dir()
     prepare_spool(settings.spool)
     store = settings.open_store()
@@ -214,6 +217,12 @@ async def _open(
         broker.start()
         return "embedded Redis answers" if broker.embedded else "Redis answers"
 
+    def device_check() -> str:
+        provider = probe_provider(settings.device)
+        if settings.device == "auto" and provider == CPU and cuda_device_seen():
+            raise PartNotReady(FALLBACK)
+        return f"scans are answered by {provider}"
+
     def worker_check() -> str:
         with database.read() as session:
             found = presence(session)
@@ -234,14 +243,15 @@ async def _open(
         "disk": disk_check,
         "queue": queue_check,
         "worker": worker_check,
+        "device": device_check,
     }
     if settings.files is not None:
         checks["files"] = files_check
     readiness = Readiness(
         checks,
         observe=lambda part, ok: measured.ready.labels(part).set(ok),
-        # Scans are answered without one.
-        optional=frozenset({"worker"}),
+        # Scans are answered without a worker, and, unless a GPU is demanded, on the CPU.
+        optional=frozenset({"worker"} if settings.device.startswith("cuda") else {"worker", "device"}),
     )
     stack.callback(readiness.close)
     await readiness.look()

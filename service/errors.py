@@ -10,6 +10,7 @@
     ├── DatabaseDamaged          503  its file has other bytes than were written
     ├── PartNotReady                  a part of the service does not work (`/health/ready`)
     ├── BrokerError              503  Redis does not answer
+    ├── GpuUnusable                   a worker cannot use the GPU that the settings require
     ├── FilesUnavailable         503  the files of patients, or their key, cannot be used
     ├── FileDamaged              410  a file there has other bytes than were written
     ├── RequestInvalid           422  fields of a request are not valid
@@ -54,6 +55,7 @@
     │   ├── ServiceBusy          503  the queue for inference is full
     │   ├── RunTooLong           503  a network took longer than its slices may
     │   ├── RunTooLarge          503  a network needs more memory than all may use
+    │   ├── GpuMemoryFull        503  the GPU has no room for a network or its run
     │   └── GpuUnavailable       503  a GPU is required and missing
     ├── ViewerScanError               a scan of a viewer is not kept or not found
     │   ├── ViewerScanUnknown    404  the caller has no such scan
@@ -173,6 +175,10 @@ class BrokerError(ServiceError):
     """Redis cannot be started or reached."""
 
     status, slug, title = 503, "queue-unavailable", "The job queue is not available"
+
+
+class GpuUnusable(ServiceError):
+    """The GPU that the settings require is missing, too old for torch, or does not answer."""
 
 
 class FilesUnavailable(ServiceError):
@@ -390,6 +396,12 @@ class RunTooLarge(PredictionError):
     status, slug, title = 503, "run-too-large", "The network needs too much memory"
 
 
+class GpuMemoryFull(PredictionError):
+    """The GPU has no room for a network, or for a run of one slice. `retry_after` is in seconds."""
+
+    status, slug, title = 503, "gpu-memory-full", "The GPU's memory is full"
+
+
 class GpuUnavailable(PredictionError):
     """The settings require a GPU, and onnxruntime finds none."""
 
@@ -601,4 +613,4 @@ class JobCancelled(JobError):
 
 
 class AdaptationRejected(JobError):
-    """The artefact is of a kind that cannot be adapted, the cohort has no scan, or there is no GPU."""
+    """The artefact is of a kind that cannot be adapted, or the cohort has no scan."""

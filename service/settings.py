@@ -67,6 +67,7 @@ def graph_limits(settings: Settings) -> GraphLimits:
         operators=settings.graph_operators,
         seconds_per_slice=settings.seconds_per_slice,
         memory_bytes=settings.inference_memory_bytes,
+        gpu_memory_bytes=settings.gpu_memory_bytes,
     )
 
 
@@ -243,6 +244,11 @@ class Settings(BaseSettings):
         ge=0,
         description="memory of all runs of networks on the CPU together; 0 for three quarters of the "
         "machine's or container's",
+    )
+    gpu_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="memory on the GPU of one loaded network, or of a worker; 0 for no bound",
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto",

@@ -22,11 +22,13 @@ class GraphLimits:
         operators: allowed beyond those of `model_store.graphs`.
         seconds_per_slice: of a run, for each of its slices; a run that takes longer is ended.
         memory_bytes: of all runs on the CPU in this process together; 0 for three quarters of the memory.
+        gpu_memory_bytes: of one graph on a GPU, weights and runs; 0 for no bound.
     """
 
     operators: tuple[str, ...] = ()
     seconds_per_slice: float = 60
     memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
 
     @property
     def memory(self) -> int:

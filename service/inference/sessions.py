@@ -26,13 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.utils import Extractor
 from onnxruntime import OrtValue
 
 from model_store.errors import ArtefactDamaged
 from model_store.graphs import check_graph
-from service.errors import GpuUnavailable, RunTooLarge, RunTooLong
+from service.errors import GpuMemoryFull, GpuUnavailable, RunTooLarge, RunTooLong
+from service.inference.gpu import card
 from service.inference.joined import JoinedRuns
 from service.inference.limits import GraphLimits
 
@@ -93,10 +94,22 @@ _DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
 _log = logging.getLogger("locum.service")
 
 
+def cuda_device_seen() -> bool:
+    """Whether this machine, or container, has an NVIDIA device."""
+    return any(file.exists() for file in _DEVICE_FILES)
+
+
 @cache
 def cuda_is_possible() -> bool:
     """Whether this build knows CUDA and an NVIDIA device is to be seen; loads the CUDA libraries if so."""
-    if CUDA not in onnxruntime.get_available_providers() or not any(f.exists() for f in _DEVICE_FILES):
+    if not cuda_device_seen():
+        return False
+    if CUDA not in onnxruntime.get_available_providers():
+        _log.warning(
+            "this machine has an NVIDIA device, and onnxruntime %s is built without CUDA: install "
+            "onnxruntime-gpu in its place, or set LOCUM_DEVICE=cpu",
+            onnxruntime.__version__,
+        )
         return False
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -106,24 +119,39 @@ def cuda_is_possible() -> bool:
     return True
 
 
-def wanted_providers(device: str) -> list[Any]:
+def wanted_providers(device: str, gpu_memory: int = 0) -> list[Any]:
     """The providers to ask a session for, in order; `device` as LOCUM_DEVICE.
 
-    On CUDA, cuDNN's algorithm search and TF32 are off: both would let equal scans get unequal masks.
+    On CUDA, cuDNN takes its algorithms by a fixed rule, and TF32 is off: a search by time, or products of 10
+    bits, would let equal scans get unequal masks. A session's arena has at most `gpu_memory` bytes (0: no
+    bound), and grows by what a run asks for.
     """
     if device == "cpu" or (device == "auto" and not cuda_is_possible()):
         return [CPU]
     cuda_is_possible()
-    index = device.partition(":")[2] or "0"
-    return [(CUDA, {"device_id": index, "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}), CPU]
+    options = {
+        "device_id": device.partition(":")[2] or "0",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": "0",
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+    if gpu_memory:
+        options["gpu_mem_limit"] = str(gpu_memory)
+    return [(CUDA, options), CPU]
 
 
 OUTPUT = "probabilities"
 ATTENTION = "attention"
 ENTRIES, SIMILARITIES = "entries", "similarities"
 _ERRORS_ONLY = 3
-# In the message of onnxruntime's arena.
+# In the message of onnxruntime's arenas.
 _OUT_OF_MEMORY = "is smaller than requested bytes"
+# CUDA and its libraries say it in errors of several types.
+_GPU_OUT_OF_MEMORY = (
+    *("out of memory", "OUT_OF_MEMORY", "STATUS_ALLOC_FAILED", "Failed to allocate memory"),
+    _OUT_OF_MEMORY,
+)
+_GPU_RETRY_SECONDS = 10
 _DEFAULT_LIMITS = GraphLimits()
 _MAKING_ALLOCATOR = threading.Lock()
 
@@ -150,14 +178,20 @@ class GraphSession:
         device: str = "auto",
         limits: GraphLimits = _DEFAULT_LIMITS,
     ) -> None:
-        """Load `graph` (the bytes of an onnx file). Raises GraphRefused, ArtefactDamaged, GpuUnavailable."""
+        """Load `graph` (the bytes of an onnx file).
+
+        Raises GraphRefused, ArtefactDamaged, GpuUnavailable, GpuMemoryFull.
+        """
         model = check_graph(graph, f"graph {digest}", limits.operators)
         _share_bounded_memory(limits.memory)
         try:
-            sessions = [_load(part, threads, device) for part in split_at_query(graph, model)]
+            parts = split_at_query(graph, model)
+            sessions = [_load(part, threads, device, limits.gpu_memory_bytes) for part in parts]
             outputs = {output.name for output in sessions[-1].get_outputs()}
             inputs = {node.name for session in sessions for node in session.get_inputs()}
         except Exception as error:  # onnx and onnxruntime raise a dozen unrelated types here
+            if device != "cpu" and _gpu_is_full(error):
+                raise _memory_full(f"graph {digest}: the GPU has no room to load it") from error
             raise ArtefactDamaged(
                 f"graph {digest}: onnxruntime cannot load it ({type(error).__name__}); "
                 "publish the model again"
@@ -180,16 +214,20 @@ class GraphSession:
                 f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here; see the service's log, or set "
                 "LOCUM_DEVICE=auto."
             )
+        _warn_of_fallback(device, self.provider)
         # Several runs at once only where they have cores of their own.
+        self.gpu = card(device) if self.provider == CUDA else None
+        self._arena = f"gpu:{device.partition(':')[2] or '0'}"
         at_once = max(1, (os.cpu_count() or 1) // threads) if threads and self.provider == CPU else 1
         self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
 
     def run(self, slices: NDArray[np.float32]) -> Outputs:
         """What the graph gives for slices [S, C, H, W], each for itself.
 
-        Other threads' slices may be joined to the same run, which changes no bit.
+        Other threads' slices may be joined to the same run, which changes no bit. Where a GPU has no room for
+        a run, its slices are run in halves.
 
-        Raises RunTooLong, RunTooLarge.
+        Raises RunTooLong, RunTooLarge, GpuMemoryFull.
         """
         return self._named(self.joined(slices))
 
@@ -198,19 +236,32 @@ class GraphSession:
 
         With `query` [1, Q], for a graph with a pool: all slices pick by it, instead of each by its own.
         """
-        return self._named(self._arrays(slices, query))
+        return self._named(self._arrays(slices, query, whole=query is None))
 
     def _named(self, arrays: Sequence[NDArray[Any]]) -> Outputs:
         return Outputs(**dict(zip(self._outputs, arrays, strict=True)))
 
     def _arrays(
-        self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None
+        self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None, *, whole: bool = False
+    ) -> list[NDArray[Any]]:
+        try:
+            return self._unhalved(slices, query, whole=whole)
+        except GpuMemoryFull:
+            if whole or len(slices) == 1:
+                raise
+            _log.warning("graph %s: %d slices do not fit on the GPU; halving", self.digest, len(slices))
+        middle = len(slices) // 2
+        halves = [self._arrays(half, query) for half in (slices[:middle], slices[middle:])]
+        return [np.concatenate(pair) for pair in zip(*halves, strict=True)]
+
+    def _unhalved(
+        self, slices: NDArray[np.float32], query: NDArray[np.float32] | None, *, whole: bool
     ) -> list[NDArray[Any]]:
         inputs = {IMAGE: np.ascontiguousarray(slices)}
         if self.has_pool:
             # As many queries as slices: the graph's inputs share their B, which onnxruntime plans memory by.
             inputs[QUERY] = self.queries(slices) if query is None else query.repeat(len(slices), axis=0)
-        return self._run(self._session, self._outputs, inputs)
+        return self._run(self._session, self._outputs, inputs, gives_back=whole)
 
     def queries(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
         """[S, Q]: what slices are looked up by in the graph's pool; nothing else of it is run."""
@@ -222,10 +273,18 @@ class GraphSession:
         session: onnxruntime.InferenceSession,
         outputs: Sequence[str],
         inputs: Mapping[str, NDArray[Any]],
+        *,
+        gives_back: bool = False,
     ) -> list[NDArray[Any]]:
-        """Run a session within the limits. Raises RunTooLong, RunTooLarge."""
+        """Run a session within the limits; on a GPU it `gives_back` what it took.
+
+        Raises RunTooLong, RunTooLarge, GpuMemoryFull.
+        """
         count = len(inputs[IMAGE])
         options, late = onnxruntime.RunOptions(), threading.Event()
+        if gives_back and self.provider == CUDA:
+            # A volume in one run takes most: its session must not keep that from the others for ever.
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arena)
 
         def end() -> None:
             late.set()
@@ -244,6 +303,9 @@ class GraphSession:
                     f"{self._limits.seconds_per_slice:g} s for each and was ended: on a slow machine set "
                     "LOCUM_SECONDS_PER_SLICE higher; else withdraw the model."
                 ) from error
+            if self.provider == CUDA and _gpu_is_full(error):
+                slices = "a slice" if count == 1 else f"{count} slices"
+                raise _memory_full(f"graph {self.digest}: the GPU has no room for {slices}") from error
             if _OUT_OF_MEMORY in str(error):
                 raise RunTooLarge(
                     f"graph {self.digest}: a run of {count} slices needs more than the {self._limits.memory} "
@@ -289,7 +351,61 @@ def _within_memory(
     raise AssertionError
 
 
-def _load(part: GraphPart, threads: int, device: str) -> onnxruntime.InferenceSession:
+def _gpu_is_full(error: Exception) -> bool:
+    return any(words in str(error) for words in _GPU_OUT_OF_MEMORY)
+
+
+def _memory_full(what: str) -> GpuMemoryFull:
+    return GpuMemoryFull(
+        f"{what}, which other networks, workers or programs use: send it again in {_GPU_RETRY_SECONDS} s; "
+        "the operator can lower LOCUM_SESSION_CACHE, bound the workers by LOCUM_GPU_MEMORY_BYTES, or serve "
+        "with LOCUM_DEVICE=cpu.",
+        headers={"Retry-After": str(_GPU_RETRY_SECONDS)},
+        retry_after=_GPU_RETRY_SECONDS,
+    )
+
+
+@cache
+def _warn_of_fallback(device: str, provider: str) -> None:
+    """Say once that the CPU is used where a GPU is to be seen."""
+    if device == "auto" and provider == CPU and cuda_device_seen():
+        _log.warning("LOCUM_DEVICE=auto: %s", FALLBACK)
+
+
+FALLBACK = (
+    "this machine has an NVIDIA device, and onnxruntime cannot use it: scans are answered on the CPU; "
+    "`python -m service doctor` says why; LOCUM_DEVICE=cuda refuses to start instead, cpu accepts it"
+)
+
+
+@cache
+def _probe(device: str) -> GraphSession:
+    """A graph of one convolution, which needs cuDNN too."""
+    image = helper.make_tensor_value_info(IMAGE, TensorProto.FLOAT, ["B", 1, "H", "W"])
+    probabilities = helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["B", 2, "H", "W"])
+    nodes = [
+        helper.make_node("Conv", [IMAGE, "weight"], ["logits"], kernel_shape=[1, 1]),
+        helper.make_node("Softmax", ["logits"], [OUTPUT], axis=1),
+    ]
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [2, 1, 1, 1], [0.0, 1.0])
+    graph = helper.make_graph(nodes, "probe", [image], [probabilities], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return GraphSession("of the probe", model.SerializeToString(), threads=1, device=device)
+
+
+def probe_provider(device: str) -> str:
+    """Run a small graph, and say which provider does it.
+
+    Raises GpuUnavailable where `device` names a GPU that onnxruntime cannot use; what a run raises where it
+    is lost.
+    """
+    session = _probe(device)
+    if session.provider != CPU:
+        session.run(np.zeros((1, 1, 8, 8), np.float32))
+    return session.provider
+
+
+def _load(part: GraphPart, threads: int, device: str, gpu_memory: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -308,7 +424,12 @@ def _load(part: GraphPart, threads: int, device: str) -> onnxruntime.InferenceSe
     options.add_session_config_entry("session.load_model_format", "ONNX")
     with tempfile.TemporaryDirectory(prefix="locum-") as empty:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
-        return onnxruntime.InferenceSession(part.graph, options, providers=wanted_providers(device))
+        session = onnxruntime.InferenceSession(
+            part.graph, options, providers=wanted_providers(device, gpu_memory)
+        )
+    # onnxruntime would go on on the CPU after an error of the GPU, and the receipt would name the GPU.
+    session.disable_fallback()
+    return session
 
 
 class SessionCache:

@@ -169,6 +169,7 @@ class Predictor(ABC, Generic[Options]):
             why=selection.why,
             options={**self.options.model_dump(), **options},
             provider=graph.session.provider,
+            gpu=graph.session.gpu,
             **software(),
         )
 

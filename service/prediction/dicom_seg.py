@@ -304,6 +304,7 @@ def _key(series: DicomSeries, classes: NDArray[np.uint8], receipt: Receipt, kind
         receipt.onnxruntime,
         receipt.locum,
         receipt.machine,
+        *([] if receipt.gpu is None else [receipt.gpu]),
     ]
     return json.dumps(parts, sort_keys=True)
 

@@ -1,6 +1,7 @@
 """The receipt of an answer: request, model, graph, options and provider, so that it can be repeated.
 
-The same input, graph, options, provider and onnxruntime version give the same mask, byte for byte.
+The same input, graph, options, provider and onnxruntime version give the same mask, byte for byte; on a GPU,
+on the same kind of card with the same driver.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Receipt(BaseModel):
     why: str = Field(description="How version and network were chosen.")
     options: dict[str, JsonValue] = Field(description="The request's parameters, defaults filled in.")
     provider: str = Field(description="onnxruntime's execution provider.")
+    gpu: str | None = Field(
+        None, description="Card and driver; null on the CPU. Others may round differently."
+    )
     onnxruntime: str
     locum: str
     machine: str = Field(description="Processor architecture; another one may round differently.")

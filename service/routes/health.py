@@ -38,7 +38,8 @@ class PartView(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether the service is ready for requests. `degraded`: ready, but jobs wait, since no worker runs."""
+    """Whether the service is ready for requests. `degraded`: ready, but jobs wait, since no worker runs, or
+    scans are answered on the CPU beside a GPU that cannot be used."""
 
     status: Literal["ready", "degraded", "not-ready"]
     parts: dict[str, PartView]
@@ -59,7 +60,8 @@ async def ready(context: AsPublic, response: Response) -> Ready:
     """Report whether the store is readable, the database migrated, Redis reachable and a worker running, as
     of a few seconds ago.
 
-    Without a worker the service still answers scans: it is `degraded`, and the status is 200.
+    Without a worker the service still answers scans: it is `degraded`, and the status is 200. So it is on a
+    machine with a GPU that cannot be used, unless LOCUM_DEVICE demands it.
     """
     states, client = context.readiness.states, context.database.caller
     if not (client.has("admin") and client.hospitals is None):

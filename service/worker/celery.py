@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,8 @@ from celery.exceptions import CPendingDeprecationWarning
 from celery.signals import setup_logging, worker_init, worker_ready, worker_shutdown
 
 from service.database import Database, upgrade
+from service.errors import GpuUnusable
+from service.inference.sessions import cuda_device_seen
 from service.jobs.presence import Beating
 from service.pacs.configuration import load_servers
 from service.runtime import logs
@@ -26,6 +31,10 @@ from service.runtime.store_check import verify_store
 from service.settings import settings_or_exit
 
 _log = logging.getLogger("locum.worker")
+# Task processes are forked from it later.
+_worker_process = os.getpid()
+# Of a first use of CUDA, where kernels may be compiled for a new card.
+_CHECK_SECONDS = 300
 
 settings = settings_or_exit({"pacs": load_servers})
 broker = Broker(settings)
@@ -41,6 +50,7 @@ def _configure_logging(**_: object) -> None:
 
 
 def _prepare(**_: object) -> None:
+    check_device()
     broker.start()
     with _database() as database:
         upgrade(database)
@@ -83,11 +93,40 @@ def verify() -> None:
 
 
 def run(job_id: str) -> None:
-    """Run the next job; a message says that one waits, and names it."""
+    """Run the next job; a message says that one waits, and names it.
+
+    A task process that cannot use its GPU ends the worker. Its manager starts it again, and the check at the
+    start says whether a new process can. Waiting jobs stay for other workers; messages are sent again.
+    """
     # Imports torch into the task process, only once there is a job.
     from service.worker.runner import run_next
 
-    run_next(job_id, settings)
+    try:
+        run_next(job_id, settings)
+    except GpuUnusable as error:
+        _log.critical("this worker ends and takes no job: %s", error)
+        end_worker()
+
+
+def end_worker() -> None:
+    """Stop the worker when its present task has returned."""
+    os.kill(_worker_process, signal.SIGTERM)
+
+
+def check_device() -> None:
+    """Refuse to start, with the reason, where jobs cannot have their GPU; say what they have.
+
+    Raises SystemExit.
+    """
+    if settings.device == "cpu" or (settings.device == "auto" and not cuda_device_seen()):
+        return
+    # A process of its own: after a use of CUDA, no task process could be forked.
+    command = [sys.executable, "-m", "service.worker.device"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"the check of the device ended with {done.returncode}"]
+        raise SystemExit(f"locum: {lines[-1]}")
+    _log.info("jobs run on %s", done.stdout.strip(), extra={"part": "device"})
 
 
 # Called, not used as decorators: Celery is untyped, and its decorators hide the types of a function.

@@ -28,6 +28,7 @@ from service.kinds import ADAPTABLE, SCAN_BY_JOB, HospitalAdaptation, kind_of
 from service.worker.attempt import Attempt, AttemptOutcome, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish, published_by
 from service.worker.cohort_images import cohort_files
+from service.worker.device import device_of, facts
 
 
 class Slices(Protocol):
@@ -119,8 +120,13 @@ class CohortWork(ABC, Generic[Cohort, Made]):
             self.draw(cohort, made)
         attempt.set_stage("publishing")
         result = self.result(cohort, made)
+        device = device_of(attempt.settings)
+        # The CPU is the reference, and its versions keep their digests; another device rounds differently.
+        where = {"computed_on": facts(device)}
+        if device.type != "cpu":
+            result |= where
         draft = self.draft(cohort, made, result)
-        return publish(attempt, self.store, draft, gate=gate, result=result | self.cost())
+        return publish(attempt, self.store, draft, gate=gate, result=result | where | self.cost())
 
 
 def run_adaptation(attempt: Attempt) -> AttemptOutcome:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +19,16 @@ from model_store.scan import decode, decode_mask
 from model_store.task import Task
 from service.about import NOTICE
 from service.cohorts.files import ScanFile
+from service.errors import GpuMemoryFull
 from service.inference.pipeline import Segmentation, Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
 from service.prediction.overlay import Panel, choose_slices, overlay
 from service.settings import Settings, graph_limits, scan_limits
 from service.worker.attempt import Attempt
+from service.worker.device import release
+
+_log = logging.getLogger("locum.worker")
 
 MOST_SCANS = 4
 _MOST_CLASSES = 3
@@ -123,14 +129,17 @@ def _chosen(files: Sequence[ScanFile]) -> list[int]:
 
 
 def load(graph: bytes, settings: Settings) -> GraphSession:
-    """Load the graph as the API does."""
-    return GraphSession(
-        sha256(graph),
-        graph,
-        threads=settings.threads,
-        device=settings.device,
-        limits=graph_limits(settings),
+    """Load the graph as the API does; on the CPU where the GPU has no room for it."""
+    # torch keeps what it once took, and onnxruntime takes memory of its own.
+    release()
+    load_on = partial(
+        GraphSession, sha256(graph), graph, threads=settings.threads, limits=graph_limits(settings)
     )
+    try:
+        return load_on(device=settings.device)
+    except GpuMemoryFull as error:
+        _log.warning("%s It is run on the CPU.", error)
+        return load_on(device="cpu")
 
 
 def run(data: bytes, manifest: ModelManifest, session: GraphSession, settings: Settings) -> Segmentation:

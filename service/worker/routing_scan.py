@@ -29,7 +29,7 @@ from service.prediction.segmentation import SegmentationPredictor
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.cohort_images import evenly, slices_of
-from service.worker.device import device_of
+from service.worker.device import device_of, facts
 from service.worker.pictures import load
 from service.worker.routing_adapt import LoadedSpace, load_space
 
@@ -62,7 +62,11 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
     answer = predictor.make(reading, LoadedGraph(load(graph, attempt.settings), network))
     attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
-    result = {"epochs": adaptation.history[-1].epoch, "best_epoch": adaptation.best_epoch}
+    result = {
+        "epochs": adaptation.history[-1].epoch,
+        "best_epoch": adaptation.best_epoch,
+        "computed_on": facts(device_of(attempt.settings)),
+    }
     if not adaptation.fell_back:
         return AttemptOutcome("succeeded", adaptation.stopped, result)
     reason = adaptation.stopped or "no epoch was better than step 0 by the loss"

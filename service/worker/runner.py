@@ -10,22 +10,32 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+import torch
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import SQLAlchemyError
 
 from model_store.errors import LocumStoreError, StoreUnavailable
 from personalization.errors import PersonalizationError
 from service.database import Database
-from service.errors import FilesUnavailable, JobCancelled, LeaseLost, ServiceError
+from service.errors import (
+    FilesUnavailable,
+    GpuMemoryFull,
+    GpuUnusable,
+    JobCancelled,
+    LeaseLost,
+    ServiceError,
+)
 from service.files import log_and_continue
 from service.jobs import records
 from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
+from service.worker.cohort_images import cohort_files
 from service.worker.cohort_job import run_adaptation, run_scan
-from service.worker.device import prepare_torch
+from service.worker.device import check_gpu, device_of, prepare_torch, release, words_of_memory
 from service.worker.pacs import run_pacs_cohort, run_pacs_segment
 
 _log = logging.getLogger("locum.worker")
@@ -46,7 +56,12 @@ def run_next(job_id: str, settings: Settings) -> None:
 
     A message only says that a job waits: a hospital with many jobs must not delay the others. The job of the
     message is tried last, because the worker that held it may have died.
+
+    Raises:
+        GpuUnusable: before a claim, or instead of a job's end: this process can run no job.
     """
+    # A worker without its GPU must leave the jobs to those that have one.
+    check_gpu(settings)
     database = Database(settings.resolved_database_url)
     try:
         with database.read() as session:
@@ -75,6 +90,7 @@ def run_job(job_id: str, settings: Settings) -> bool:
         return True
     finally:
         database.dispose()
+        release()
 
 
 def _attend(attempt: Attempt) -> None:
@@ -133,11 +149,16 @@ def _outcome(attempt: Attempt) -> AttemptOutcome:
             f"took longer than a job may ({hours:.3g} h) while {attempt.stage}: send fewer scans, or ask for "
             "fewer epochs",
         )
+    except (SQLAlchemyError, GpuUnusable):
+        # Nothing can be stored or computed now. The lease expires, and the reconciler requeues the job.
+        raise
+    except (torch.OutOfMemoryError, GpuMemoryFull) as error:
+        _log.exception("job %s", attempt.lease.job_id)
+        device = device_of(attempt.settings)
+        words = words_of_memory(error, _scans(attempt), device) if device.type == "cuda" else str(error)
+        return AttemptOutcome("failed", f"while {attempt.stage}: {words}")
     except _IN_WORDS as error:
         return AttemptOutcome("failed", str(error))
-    except SQLAlchemyError:
-        # Nothing can be stored now. The lease expires, and the reconciler requeues the job.
-        raise
     except (MemoryError, OSError) as error:
         _log.exception("job %s", attempt.lease.job_id)
         return AttemptOutcome(
@@ -145,8 +166,19 @@ def _outcome(attempt: Attempt) -> AttemptOutcome:
         )
     except Exception as error:
         _log.exception("job %s", attempt.lease.job_id)
+        # An error of CUDA stays in its process, and says nothing of the job.
+        check_gpu(attempt.settings)
         return AttemptOutcome(
             "failed",
             f"an unexpected {type(error).__name__} while {attempt.stage}; the worker's log has it under job "
             f"{attempt.lease.job_id}",
         )
+
+
+def _scans(attempt: Attempt) -> int | None:
+    """How many scans the job is about; None of one without a cohort."""
+    if attempt.job.cohort is None:
+        return None
+    with suppress(ServiceError):
+        return len(cohort_files(attempt))
+    return None

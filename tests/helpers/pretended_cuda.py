@@ -110,7 +110,7 @@ class _OnCuda(torch.Tensor):
 
 
 class PretendedCuda:
-    """Within it, torch has one CUDA device, whose kernels are the CPU's.
+    """Within it, torch has one CUDA device, which computes by the kernels of the CPU.
 
     Attributes:
         operations: number of aten operations, by name.
@@ -216,7 +216,7 @@ class _Dispatch(TorchDispatchMode):
         try:
             return return_and_correct_aliasing(func, args, kwargs, result)
         except Exception:
-            # Of an operation whose aliases cannot be told: what it gives is right all the same.
+            # Aliases are not known of every operation; the result is right all the same.
             return result
 
     def _count(self, name: str, args: Any, ours: list[Any], plain: list[Any], device: str | None) -> None:

@@ -27,8 +27,8 @@ from service.worker.routing_adapt import class_maps
 from tests.helpers.gpu import Cuda
 from tests.helpers.personalization.routing_cases import images, space_of
 
-# Of real numbers on a real device, whose sums have another order. Adam's steps have the size of the rate for
-# any gradient, so a few weights part.
+# Median difference on a real device, where sums have another order. Adam's steps have the size of the rate
+# for any gradient, so a few weights part.
 CLOSE = 1e-3
 
 

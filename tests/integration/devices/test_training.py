@@ -117,6 +117,6 @@ def compare(
             f"(median), {difference.max():.2g} (most)"
         )
     elif not settings:
-        # Noise is drawn by a key of the site's own, which every run makes anew.
-        print((on_cuda - on_cpu).abs().max())
-        assert torch.equal(on_cuda, on_cpu)
+        # Noise is drawn by a key of the site, and every run makes another. The kernels are the CPU's; one of
+        # DENSE is chosen by the layout of a tensor, which differs.
+        torch.testing.assert_close(on_cuda, on_cpu, rtol=0, atol=1e-6 if name == "dense" else 0)

@@ -169,7 +169,7 @@ class FedIns(Algorithm):
     @override
     def initial(self, context: StepContext) -> Memory:
         """The pool of round 0, from the run's seed, and no centre yet."""
-        # On the CPU, whose generator draws: the pool of round 0 is the same on every device.
+        # The generator is the CPU's, so the pool of round 0 is the same on every device.
         network = self._on(torch.device("cpu"))
         backbone = network.backbone
         head = backbone.output_head if self.starts_at_head else None

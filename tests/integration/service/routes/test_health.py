@@ -40,8 +40,10 @@ def test_ready_lists_every_part(whole: Any) -> None:
         "disk": True,
         "queue": True,
         "worker": False,
+        "device": True,
     }
-    assert [name for name, part in answer.json()["parts"].items() if not part["required"]] == ["worker"]
+    optional = [name for name, part in answer.json()["parts"].items() if not part["required"]]
+    assert optional == ["worker", "device"]
 
 
 def test_missing_and_running_workers_are_seen_in_readiness_and_metrics(whole: Any) -> None:

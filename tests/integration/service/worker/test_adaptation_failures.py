@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import select
 
@@ -20,10 +21,13 @@ from model_store.errors import ArtefactWithdrawn
 from model_store.manifest import WEIGHTS
 from service.cohorts import cohorts
 from service.database import Cohort, Job, JobEvent
+from service.errors import GpuUnusable
 from service.jobs import leases
-from service.worker.attempt import Attempt
+from service.settings import Settings
+from service.worker import runner
+from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.candidate import publish
-from service.worker.runner import run_job
+from service.worker.runner import run_job, run_next
 from tests.helpers.service.routing_federation import outside_scans
 from tests.helpers.service.workplace import Workplace, draft_of, opened
 
@@ -169,3 +173,66 @@ def assert_failed(place: Workplace, job_id: str, says: str) -> None:
     assert job.reason is not None
     assert re.search(says, job.reason), job.reason
     assert place.candidates() == []
+
+
+def test_full_gpu_is_said_with_how_many_scans_would_fit(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(4)))
+
+    def fill(attempt: Attempt) -> AttemptOutcome:
+        attempt.set_stage("adapting")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0 ...")
+
+    gib = 2**30
+    monkeypatch.setitem(runner.HANDLERS, "adaptation", fill)
+    monkeypatch.setattr(runner, "device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 * gib, 10 * gib))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 4 * gib)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7 * gib)
+    assert_failed(
+        place, job_id, r"while adapting: the GPU has too little memory: .*of these 4 scans, about 2"
+    )
+
+
+def test_process_with_a_lost_gpu_leaves_its_job_to_another(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, lost = place.adaptation(place.cohort(outside_scans(1))), list[str]()
+
+    def poison(_: Attempt) -> AttemptOutcome:
+        lost.append("now")
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def check(_: Settings) -> None:
+        if lost:
+            raise GpuUnusable("the GPU cuda does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setitem(runner.HANDLERS, "adaptation", poison)
+        patched.setattr(runner, "check_gpu", check)
+        with pytest.raises(GpuUnusable):
+            run_job(job_id, place.settings)
+        # It claims nothing more.
+        with pytest.raises(GpuUnusable):
+            run_next(job_id, place.settings)
+    assert place.job(job_id).state == "running"
+    # As one with a killed worker: its lease expires, and another does it.
+    place.expire(job_id)
+    run_job(job_id, place.settings)
+    assert place.job(job_id).state in ("succeeded", "fell_back")
+    assert place.job(job_id).result["computed_on"]["device"] == "cpu"
+
+
+def test_error_with_a_gpu_that_answers_ends_the_job(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, checked = place.adaptation(place.cohort(outside_scans(1))), list[Settings]()
+
+    def fail(_: Attempt) -> AttemptOutcome:
+        raise RuntimeError("a shape")
+
+    monkeypatch.setitem(runner.HANDLERS, "adaptation", fail)
+    monkeypatch.setattr(runner, "check_gpu", checked.append)
+    assert_failed(place, job_id, "an unexpected RuntimeError while preparing")
+    assert len(checked) == 1

@@ -1,0 +1,126 @@
+"""A GPU's errors, injected: memory that is full, a provider that is missing, onnxruntime's own fallback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from service.errors import GpuMemoryFull, GpuUnavailable
+from service.inference import sessions
+from service.inference.limits import GraphLimits
+from service.inference.sessions import CPU, CUDA, GraphSession, probe_provider, wanted_providers
+
+Graph = Callable[..., bytes]
+# As onnxruntime 1.31 says it of an allocation by CUDA, and of its own arena.
+FULL = [
+    native.RuntimeException("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : CUDA failure 2: out of memory"),
+    native.Fail(
+        "[ONNXRuntimeError] : 1 : FAIL : Available memory of 10 is smaller than requested bytes of 99"
+    ),
+    native.Fail("[ONNXRuntimeError] : 1 : FAIL : CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"),
+]
+
+
+@pytest.mark.parametrize("error", FULL)
+def test_full_gpu_at_a_load_is_no_damaged_artefact(
+    error: Exception, threshold_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fails)
+    with pytest.raises(GpuMemoryFull, match="graph d: the GPU has no room to load it") as caught:
+        GraphSession("d", threshold_graph(), device="auto")
+    assert caught.value.status == 503
+    assert caught.value.headers["Retry-After"] == "10"
+
+
+@pytest.mark.parametrize("error", FULL)
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_run_that_does_not_fit_is_run_in_halves(error: Exception, room: int, threshold_graph: Graph) -> None:
+    session = on_pretended_gpu(threshold_graph(), error, room)
+    slices = np.random.default_rng(0).random((7, 1, 8, 8), dtype=np.float32)
+    expected = GraphSession("d", threshold_graph(), device="cpu").run(slices).probabilities
+    np.testing.assert_array_equal(session.run(slices).probabilities, expected)
+
+
+def test_slice_that_does_not_fit_is_refused_with_a_time_to_try_again(threshold_graph: Graph) -> None:
+    session = on_pretended_gpu(threshold_graph(), FULL[0], 0)
+    with pytest.raises(GpuMemoryFull, match="the GPU has no room for a slice") as caught:
+        session.run(np.zeros((4, 1, 8, 8), np.float32))
+    assert caught.value.extensions["retry_after"] == 10
+
+
+def test_volume_as_a_whole_is_not_cut(threshold_graph: Graph) -> None:
+    session = on_pretended_gpu(threshold_graph(), FULL[0], 2)
+    with pytest.raises(GpuMemoryFull, match="no room for 4 slices"):
+        session.run_alone(np.zeros((4, 1, 8, 8), np.float32))
+
+
+def test_run_whose_provider_fails_is_not_repeated_on_the_cpu(threshold_graph: Graph) -> None:
+    """onnxruntime would build the session again on the CPU, and the receipt would name the GPU."""
+    session = GraphSession("d", threshold_graph(), device="cpu")
+    session.provider = CUDA
+    inner = session._session._sess
+
+    class Fails:
+        def run(self, *_: Any) -> None:
+            raise native.EPFail("[ONNXRuntimeError] : 11 : EP_FAIL : CUDA")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+    session._session._sess = Fails()
+    with pytest.raises(native.EPFail):
+        session.run(np.zeros((1, 1, 8, 8), np.float32))
+
+
+def test_fallback_of_auto_beside_a_device_is_said_once(
+    threshold_graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sessions, "_DEVICE_FILES", (Path("/dev/null"),))
+    monkeypatch.setattr(sessions, "wanted_providers", lambda *_: [CPU])
+    sessions._warn_of_fallback.cache_clear()
+    caplog.set_level(logging.WARNING, "locum.service")
+    for _ in range(2):
+        assert GraphSession("d", threshold_graph(), device="auto").provider == CPU
+    assert [message for message in caplog.messages if "answered on the CPU" in message] == caplog.messages
+    assert len(caplog.messages) == 1
+
+
+def test_probe_refuses_a_gpu_that_is_demanded_and_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "wanted_providers", lambda *_: [CPU])
+    with pytest.raises(GpuUnavailable, match="LOCUM_DEVICE=cuda:7"):
+        probe_provider("cuda:7")
+    assert probe_provider("cpu") == CPU
+
+
+def test_cuda_gets_the_bound_of_its_memory_and_float32() -> None:
+    (provider, options), then = wanted_providers("cuda:1", 2**30)
+    assert (provider, then) == (CUDA, CPU)
+    assert options["gpu_mem_limit"] == str(2**30)
+    assert (options["device_id"], options["use_tf32"]) == ("1", "0")
+    assert "gpu_mem_limit" not in wanted_providers("cuda")[0][1]
+
+
+def on_pretended_gpu(graph: bytes, error: Exception, room: int) -> GraphSession:
+    """A session that says it is on a GPU, with room for so many slices in a run."""
+    session = GraphSession("d", graph, device="cpu", limits=GraphLimits())
+    session.provider = CUDA
+    inner = session._session
+
+    class Bounded:
+        def run(self, outputs: Any, inputs: Any, options: Any) -> Any:
+            if len(inputs["image"]) > room:
+                raise error
+            return inner.run(outputs, inputs)
+
+    session._session = Bounded()
+    return session
