@@ -33,7 +33,7 @@ from service.settings import settings_or_exit
 _log = logging.getLogger("locum.worker")
 # Task processes are forked from it later.
 _worker_process = os.getpid()
-# Of a first use of CUDA, where kernels may be compiled for a new card.
+# The first use of CUDA may compile kernels for a new card.
 _CHECK_SECONDS = 300
 
 settings = settings_or_exit({"pacs": load_servers})
