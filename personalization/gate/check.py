@@ -19,6 +19,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 Bound = Literal["at least", "above", "at most"]
 T = TypeVar("T")
+# A check of less than all that was observed fits every gate.
+Seen = TypeVar("Seen", contravariant=True)
 
 _HOLDS: Mapping[Bound, Callable[[float, float], bool]] = {
     "at least": operator.ge,
@@ -46,7 +48,7 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class Check(Generic[T]):
+class Check(Generic[Seen]):
     """The value that `measure` returns must be at least, above or at most (`bound`) `limit`.
 
     Attributes:
@@ -65,9 +67,9 @@ class Check(Generic[T]):
     sentence: str
     failure: str
     reason: str
-    measure: Callable[[T], float | None]
+    measure: Callable[[Seen], float | None]
 
-    def result(self, observed: T) -> CheckResult:
+    def result(self, observed: Seen) -> CheckResult:
         """Measure, and compare with the limit."""
         value = self.measure(observed)
         passed = value is None or _HOLDS[self.bound](value, self.limit)

@@ -27,7 +27,8 @@ class RoutingOptions(BaseModel):
     preset: CohortPreset = Field(
         AUTO,
         description="What is done with the scans: `auto`, the best recipe that the federation has practised, "
-        f"else `ladder`; {describe(FOR_COHORTS)}.",
+        "else `ladder`; `masks`, with options of its own, fine-tunes on the cohort's masks, and is what "
+        f"`auto` stands for where they suffice; {describe(FOR_COHORTS)}.",
     )
     router: Router = Field(
         "direct",

@@ -11,15 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
+from personalization.options.masks import MASKS, MasksOptions
+from personalization.options.presets import AUTO
 from service.catalog.adapted import require_parts
 from service.catalog.version import resolve_parent
-from service.cohorts import cohorts
+from service.cohorts import cohorts, masks
 from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
-from service.errors import CohortEmpty
+from service.errors import CohortEmpty, MasksInvalid, MasksMissing
 from service.jobs import records, submission
-from service.kinds import HospitalAdaptation, kind_of
+from service.kinds import HospitalAdaptation, adaptation_by_masks, adaptation_of, kind_of
 from service.runtime.spool import Upload
 from service.validation import COHORT_ID, parse
 
@@ -69,6 +71,7 @@ class AdaptationSubmission:
     key: str | None
     request_id: str
     uploads: list[Upload] = field(default_factory=list)
+    unused_masks: list[str] = field(default_factory=list, init=False)
 
     def is_new(self) -> bool:
         """Return whether the idempotency key is new, so the scans must be decoded. Raises as `make`."""
@@ -129,10 +132,41 @@ class AdaptationSubmission:
             new_versions=self.context.settings.new_versions,
         )
         require_parts(self.context.store, parent)
-        adaptation = kind_of(parent).adaptation
+        asked = self._by_masks(parent)
+        adaptation = adaptation_of(parent, asked)
         assert adaptation is not None
-        options = parse(adaptation.options, self.asked.options, "options").model_dump(mode="json")
+        options = parse(adaptation.options, asked, "options").model_dump(mode="json")
         return parent, adaptation, options
+
+    def _by_masks(self, parent: Artefact) -> dict[str, JsonValue]:
+        """The options, where `auto` stands for preset `masks`: the cohort has masks that suffice, or there is
+        no other way to adapt the parent.
+
+        Options that `masks` does not have stand for another preset.
+        """
+        asked = self.asked.options
+        by_masks = adaptation_by_masks(parent)
+        if by_masks is None or asked.get("preset", AUTO) != AUTO:
+            return asked
+        chosen = {**asked, "preset": MASKS}
+        if kind_of(parent).adaptation is None:
+            return chosen
+        if (
+            not isinstance(self.asked, CohortAdaptation)
+            or not chosen.keys() <= MasksOptions.model_fields.keys()
+        ):
+            return asked
+        cohort = self.asked.cohort
+        with self.context.database.read() as session:
+            cohorts.usable(session, self.hospital, cohort)
+            if not masks.of_cohort(session, cohort):
+                return asked
+            try:
+                by_masks.check(session, parent, cohort)
+            except (MasksInvalid, MasksMissing) as error:
+                self.unused_masks.append(f"the masks of the cohort are not used: {error}")
+                return asked
+        return chosen
 
     def _fingerprint(self) -> str:
         scans = [upload.received_sha256 for upload in self.uploads]
@@ -161,7 +195,7 @@ class AdaptationSubmission:
                     "NAME adds one."
                 )
             adaptation.check(session, parent, cohort)
-            return records.create(
+            job = records.create(
                 session,
                 self.context.settings,
                 kind="adaptation",
@@ -174,6 +208,9 @@ class AdaptationSubmission:
                 fingerprint=self._fingerprint(),
                 request_id=self.request_id,
             )
+            for why in self.unused_masks:
+                records.append_event(session, job, "warning", {"message": why})
+            return job
 
         database = self.context.database
         job, created = submission.create_once(database, self.hospital, self.key, self._fingerprint(), create)

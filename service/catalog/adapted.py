@@ -19,7 +19,7 @@ from model_store.store import Store
 from service.database import ANONYMOUS, Job, caller_of
 from service.errors import GateNotPassed, NotAdaptable, SecondPersonNeeded
 from service.identity import keys
-from service.kinds import ADAPTABLE, KINDS, kind_of
+from service.kinds import ADAPTABLE, BY_MASKS, KINDS, adaptation_of
 
 _LONGEST = 128
 _DIGITS = 8
@@ -48,7 +48,7 @@ def parent_behind(store: Store, artefact: Artefact) -> Artefact:
     """
     for digest in artefact.manifest.lineage.parents:
         parent = store.by_digest(digest)
-        if kind_of(parent).adaptation is not None:
+        if adaptation_of(parent) is not None:
             return parent
     raise ReferenceNotFound(
         f"'{artefact}' names none of its parents that could be adapted "
@@ -122,11 +122,12 @@ def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
     """
     if adapted_for(offered) is not None:
         return parent_behind(store, offered)
-    if kind_of(offered).adaptation is not None:
+    if adaptation_of(offered) is not None:
         return offered
     raise NotAdaptable(
         f"'{offered}' is of kind {offered.manifest.kind}, expected "
-        f"{'; or '.join(f'{KINDS[name].noun}: {found.source}' for name, found in ADAPTABLE.items())}.",
+        f"{'; or '.join(f'{KINDS[name].noun}: {found.source}' for name, found in ADAPTABLE.items())}; or "
+        f"{BY_MASKS.source}.",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from model_store.artefact import Artefact
 from service.errors import ClusterNotNamed, ClusterUnknown, NoGlobalModel, SiteNotNamed, SiteUnknown
-from service.kinds import Parts, kind_of
+from service.kinds import Parts, adaptation_of, kind_of
 
 Personalization = Literal["auto", "global", "member", "cluster", "hospital"]
 
@@ -43,7 +43,7 @@ def personalizations(artefact: Artefact) -> list[str]:
     parts = kind.parts(artefact)
     offered = {
         "auto": True,
-        "hospital": kind.adaptation is not None,
+        "hospital": adaptation_of(artefact) is not None,
         "member": bool(parts.members),
         "cluster": bool(parts.clusters),
         "global": parts.global_model is not None,

@@ -1,4 +1,4 @@
-"""Map scan names to patients, and split labelled scans into train and validation by patient."""
+"""Map scan names to patients, and split scans with masks by patient."""
 
 from __future__ import annotations
 
@@ -79,27 +79,25 @@ def numbered(names: Sequence[str], task: Task) -> list[int]:
     return found
 
 
-def split_by_patient(
-    drawn: Mapping[str, bool], digests: Mapping[str, str], task: Task, share: float, seed: int
-) -> PatientSplit:
-    """Split about `share` of the patients off for validation, stratified by whether they have a target.
+def patients_with_masks(
+    drawn: Mapping[str, bool], digests: Mapping[str, str], task: Task
+) -> tuple[dict[str, str], frozenset[str]]:
+    """The patient of each scan with a mask, and the patients who have a target, at least two.
 
     Args:
         drawn: names of the scans with a mask, and whether the mask has a target.
         digests: the digest of each of these scans; scans with equal digests belong to one patient.
         task: its rule finds the patient in the name of a scan without its suffix; without a rule every scan
             is a patient.
-        share: the share of patients for validation.
-        seed: with the names, determines the split.
 
     Raises:
         AdaptationRejected: no masks, a name without a patient, or fewer than two patients with a target.
     """
     if not drawn:
         raise AdaptationRejected(
-            f"no scan of the cohort has a mask, and joining learns from masks of at least {FEWEST} patients "
-            "with a target: PUT /hospitals/HOSPITAL/cohorts/COHORT/scans/NAME/mask adds one; a form with "
-            "scans has no place for them"
+            f"no scan of the cohort has a mask, expected masks of at least {FEWEST} patients with a target: "
+            "PUT /hospitals/HOSPITAL/cohorts/COHORT/scans/NAME/mask adds one; a form with scans has no place "
+            "for them"
         )
     patients = _united({name: _patient(name, digests[name], task) for name in drawn}, digests)
     ill = {patients[name] for name, there in drawn.items() if there}
@@ -109,13 +107,25 @@ def split_by_patient(
             f"another; found {len(ill)} among {len(drawn)} masks of {len({*patients.values()})} patients"
             f"{'' if task.patient is None else f' (a name tells the patient by {task.patient})'}: draw more"
         )
-    chosen = _some(ill, share, seed, least=1) | _some({*patients.values()} - ill, share, seed, least=0)
+    return patients, frozenset(ill)
+
+
+def split_by_patient(
+    drawn: Mapping[str, bool], digests: Mapping[str, str], task: Task, share: float, seed: int
+) -> PatientSplit:
+    """Split about `share` of the patients off for validation, stratified by whether they have a target.
+
+    The seed determines the split, with the names. The other arguments and errors are those of
+    `patients_with_masks`.
+    """
+    patients, ill = patients_with_masks(drawn, digests, task)
+    chosen = _some({*ill}, share, seed, least=1) | _some({*patients.values()} - ill, share, seed, least=0)
     names = sorted(drawn)
     return PatientSplit(
         train=tuple(name for name in names if patients[name] not in chosen),
         validation=tuple(name for name in names if patients[name] in chosen),
         patients=patients,
-        with_target=frozenset(ill),
+        with_target=ill,
     )
 
 

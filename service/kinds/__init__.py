@@ -13,11 +13,15 @@ from typing import Any
 
 from model_store import manifest
 from model_store.artefact import Artefact
+from model_store.manifest import WEIGHTS
+from personalization.options.masks import MASKS
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
+from service.kinds.masks import BY_MASKS
 
 __all__ = [
     "ADAPTABLE",
     "ADAPTING_ITSELF",
+    "BY_MASKS",
     "DESCRIPTION",
     "KINDS",
     "SCAN_BY_JOB",
@@ -25,6 +29,8 @@ __all__ = [
     "HospitalAdaptation",
     "Parts",
     "Words",
+    "adaptation_by_masks",
+    "adaptation_of",
     "kind_of",
 ]
 
@@ -55,3 +61,26 @@ SCAN_BY_JOB = " or ".join(KINDS[name].noun for name, found in ADAPTABLE.items() 
 def kind_of(artefact: Artefact) -> ArtefactKind[Any]:
     """What the service can do with an artefact of this kind."""
     return KINDS[artefact.manifest.kind]
+
+
+def adaptation_by_masks(artefact: Artefact) -> HospitalAdaptation[Any] | None:
+    """How an artefact of the federation is adapted by masks; None where it cannot be."""
+    kind, offered = kind_of(artefact), artefact.manifest
+    if kind.masks is None or offered.adapted_to is not None or offered.task.kind != "segmentation":
+        return None
+    start = kind.parts(artefact).global_model
+    # A model of a graph alone has no weights to fine-tune.
+    graph_alone = start == artefact.digest and WEIGHTS not in offered.files
+    return None if start is None or graph_alone else kind.masks
+
+
+def adaptation_of(
+    artefact: Artefact, options: Mapping[str, Any] | None = None
+) -> HospitalAdaptation[Any] | None:
+    """How an artefact of the federation is adapted to a hospital, with these options of a job or a request;
+    None where it cannot be.
+    """
+    by_masks = adaptation_by_masks(artefact)
+    if options is not None and options.get("preset") == MASKS and by_masks is not None:
+        return by_masks
+    return kind_of(artefact).adaptation or by_masks

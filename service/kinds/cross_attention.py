@@ -8,17 +8,14 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
-from model_store.errors import TaskError
 from model_store.manifest import CrossAttentionManifest
-from model_store.preprocessing import check_values
 from personalization.options.joining import JoiningOptions
-from service.cohorts import cohorts, masks
-from service.cohorts.patients import other_values, shows_target, split_by_patient
 from service.database import Cohort
 from service.database.hospitals import site_of_hospital
-from service.errors import AdaptationRejected, MasksInvalid, MasksMissing, MemberCannotJoin
+from service.errors import MemberCannotJoin
 from service.jobs.sections import Bar, Bars, Section, number
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
+from service.kinds.masks import check_masks
 
 _ZERO_SHOT = (
     "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
@@ -40,19 +37,7 @@ def check(session: Session, parent: Artefact, cohort: str) -> None:
         MemberCannotJoin, MasksInvalid, MasksMissing.
     """
     _check_outside(session, parent, cohort)
-    task, drawn = parent.manifest.task, masks.of_cohort(session, cohort)
-    for name, mask in drawn.items():
-        try:
-            check_values(mask.label_values, task)
-        except TaskError as error:
-            raise MasksInvalid(f"scan '{name}': {error}") from error
-    digests = {scan.name: scan.sha256 for scan in cohorts.scans(session, cohort)}
-    there = {name: shows_target(mask.label_values, task) for name, mask in drawn.items()}
-    try:
-        split_by_patient(there, digests, task, 0.5, 0)
-    except AdaptationRejected as error:
-        hint = other_values({name: mask.label_values for name, mask in drawn.items()}, digests, task)
-        raise MasksMissing(f"{error}. {hint}" if hint else str(error)) from error
+    check_masks(session, parent, cohort)
 
 
 def _check_outside(session: Session, parent: Artefact, cohort: str) -> None:

@@ -114,7 +114,8 @@ class ArtefactKind(Generic[Manifest]):
             name in ASCII.
         adapts_itself_by: through what the served graph adapts to every scan as it runs, without a job; None
             for a kind that does not. Such an artefact is itself the network that answers.
-        adaptation: how it is adapted to a hospital; None where it cannot be.
+        adaptation: how it is adapted to a hospital; None where it cannot be, or by masks alone.
+        masks: how it is adapted by masks, where it has a global model that segments; None where it cannot be.
     """
 
     manifest: type[Manifest]
@@ -125,6 +126,7 @@ class ArtefactKind(Generic[Manifest]):
     warnings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     adapts_itself_by: str | None = None
     adaptation: HospitalAdaptation[Manifest] | None = None
+    masks: HospitalAdaptation[Any] | None = None
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from service.kinds.kind import ArtefactKind, Parts
+from service.kinds.masks import BY_MASKS
 
 
 def _parts(artefact: Artefact[ModelManifest]) -> Parts:
@@ -18,4 +19,5 @@ KIND = ArtefactKind(
     description="one network",
     summary="one model for every hospital",
     parts=_parts,
+    masks=BY_MASKS,
 )

@@ -10,6 +10,7 @@ from model_store.manifest import SCAN_GRAPH, RoutingSpaceManifest
 from personalization.options.adaptation import RoutingOptions
 from service.jobs.sections import Forest, HeatMap, Interval, Row, Section, Table, figure, heat_map, number
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, ScanAdaptation, Words
+from service.kinds.masks import BY_MASKS
 
 _TEXT = (
     "Percent of each layer's weights, normalised per layer, from the image (left) to the mask (right). The "
@@ -111,6 +112,7 @@ KIND = ArtefactKind(
     parts=lambda artefact: Parts(
         artefact.manifest.global_model, artefact.manifest.inside, gains=_gains(artefact.manifest)
     ),
+    masks=BY_MASKS,
     adaptation=HospitalAdaptation(
         source="a global model with those of the federation's sites, as `python -m training.federate "
         "--method iop-fl` publishes it with consent",

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import JsonValue, RootModel
 
 from model_store.scan import list_formats
+from personalization.options.masks import MASKS
 from service.adaptation.card.reading import read_view
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import take_in
@@ -19,7 +20,7 @@ from service.http.problems import problem_responses
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadLimits, receive
 from service.jobs.views import JobView
-from service.kinds import ADAPTABLE
+from service.kinds import ADAPTABLE, BY_MASKS
 from service.validation import parse
 
 router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
@@ -47,7 +48,10 @@ def _request_body() -> dict[str, Any]:
     body = CohortAdaptation.model_json_schema()
     body["properties"]["options"] = {
         "description": "By the kind of the model.",
-        "anyOf": [found.options.model_json_schema() | {"title": name} for name, found in ADAPTABLE.items()],
+        "anyOf": [
+            found.options.model_json_schema() | {"title": name}
+            for name, found in {**ADAPTABLE, MASKS: BY_MASKS}.items()
+        ],
     }
     content = {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}}
     return {"required": True, "content": content}

@@ -20,7 +20,7 @@ from service.http.dependencies import InCatalogue, InReports
 from service.http.origins import self_contained
 from service.http.parameters import ModelName, VersionNumber
 from service.http.problems import problem_responses
-from service.kinds import DESCRIPTION, kind_of
+from service.kinds import DESCRIPTION, adaptation_of, kind_of
 
 router = APIRouter(tags=["models"])
 
@@ -253,7 +253,7 @@ def _summary(versions: list[Version]) -> ModelSummary:
         name=manifest.name,
         kind=manifest.kind,
         summary=kind_of(shown.artefact).summary,
-        adaptable=kind_of(shown.artefact).adaptation is not None,
+        adaptable=adaptation_of(shown.artefact) is not None,
         hospital=adapted_for(shown.artefact),
         latest=_version(shown) if in_force else None,
         task=manifest.task.name,

@@ -17,10 +17,10 @@ from model_store.preprocessing import Prepared, prepare, prepare_mask
 from model_store.scan import Limits, decode, decode_mask
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
-from personalization.fedoap.joining import JoiningExamples
+from personalization.labelled_slices import LabelledSlices
 from service.cohorts import cohorts, masks
 from service.cohorts.files import ScanFile, label_of
-from service.cohorts.patients import PatientSplit, numbered, other_values, shows_target
+from service.cohorts.patients import numbered, other_values, shows_target
 from service.errors import AdaptationRejected
 from service.worker.attempt import Attempt
 
@@ -55,12 +55,12 @@ class LabelledImages:
                 found[name] = found.get(name, False) or there
         return found
 
-    def examples(self, scans: Sequence[str], split: PatientSplit) -> JoiningExamples:
-        """Select every slice of these scans."""
+    def examples(self, scans: Iterable[str], patients: Mapping[str, str], classes: int = 2) -> LabelledSlices:
+        """Select every slice of these scans; `patients` has the patient of each."""
         wanted = set(scans)
         chosen = [index for index, name in enumerate(self.names) if name in wanted]
-        patients = tuple(split.patients[self.names[index]] for index in chosen)
-        return JoiningExamples(self.images[chosen], self.targets[chosen], patients)
+        own = tuple(patients[self.names[index]] for index in chosen)
+        return LabelledSlices(self.images[chosen], self.targets[chosen], own, classes)
 
 
 def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozenset[str]]:

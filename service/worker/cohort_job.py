@@ -10,7 +10,7 @@ publishing  once, by the worker that holds the lease
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -24,7 +24,7 @@ from service.catalog.adapted import adapted_name
 from service.cohorts.files import ScanFile
 from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
-from service.kinds import ADAPTABLE, SCAN_BY_JOB, HospitalAdaptation, kind_of
+from service.kinds import ADAPTABLE, SCAN_BY_JOB, HospitalAdaptation, adaptation_of
 from service.worker.attempt import Attempt, AttemptOutcome, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish, published_by
 from service.worker.cohort_images import cohort_files
@@ -139,7 +139,7 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
     attempt.set_stage("preparing")
     store, job = attempt.settings.open_store(), attempt.job
     parent = store.by_digest(job.parent)
-    adaptation = _adaptation(parent)
+    adaptation = _adaptation(parent, job.options)
     assert job.hospital is not None
     earlier = published_by(store, adapted_name(parent.name, job.hospital), job.id)
     if earlier is None:
@@ -156,7 +156,7 @@ def run_scan(attempt: Attempt) -> AttemptOutcome:
     attempt.set_stage("preparing")
     store = attempt.settings.open_store()
     parent = store.by_digest(attempt.job.parent)
-    scan = _adaptation(parent).scan
+    scan = _adaptation(parent, attempt.job.options).scan
     if scan is None:
         raise AdaptationRejected(
             f"'{parent}' is of kind {parent.manifest.kind}; only {SCAN_BY_JOB} can be adapted to one scan"
@@ -165,8 +165,8 @@ def run_scan(attempt: Attempt) -> AttemptOutcome:
     return outcome
 
 
-def _adaptation(parent: Artefact) -> HospitalAdaptation[Any]:
-    found = kind_of(parent).adaptation
+def _adaptation(parent: Artefact, options: Mapping[str, Any]) -> HospitalAdaptation[Any]:
+    found = adaptation_of(parent, options)
     if found is None:
         raise AdaptationRejected(
             f"'{parent}' is of kind {parent.manifest.kind}; only these can be adapted to a hospital: "

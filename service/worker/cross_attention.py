@@ -31,15 +31,13 @@ from personalization.fedoap.joining import (
 from personalization.gate import GateVerdict, judge
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors, to_safetensors
-from service.cohorts.files import label_of
-from service.cohorts.patients import PatientSplit, same_bytes, split_by_patient
+from service.cohorts.patients import PatientSplit, split_by_patient
 from service.errors import AdaptationRejected
-from service.settings import scan_limits
 from service.worker.candidate import CandidateDraft
-from service.worker.cohort_images import LabelledImages, load_labelled, masks_of
-from service.worker.cohort_job import CohortWork
+from service.worker.cohort_images import LabelledImages
 from service.worker.device import device_of
 from service.worker.epochs import EpochReports, resume
+from service.worker.masked_cohort import MaskedCohortWork
 from service.worker.pictures import draw_pictures
 
 METHOD = "fedoap-joining"
@@ -70,10 +68,8 @@ class Joined:
 
 
 @dataclass
-class JoiningWork(CohortWork[LabelledImages, Joined]):
+class JoiningWork(MaskedCohortWork[Joined]):
     """Join a hospital by the masks of its cohort."""
-
-    KEPT_FIRST = ", those of scans with masks first"
 
     def __post_init__(self) -> None:
         """Load the shared part, the bank, and the initial personal part of a hospital."""
@@ -89,24 +85,15 @@ class JoiningWork(CohortWork[LabelledImages, Joined]):
             )
         network.load_state_dict(from_safetensors(self.model.read(WEIGHTS)))
         self.network = network
-        self.digests = {file.name: file.sha256 for file in self.files}
-
-    @override
-    def read(self) -> LabelledImages:
-        """Read every scan, and the masks that there are."""
-        attempt = self.attempt
-        self.masks, self.ill = masks_of(attempt, self.task)
-        return load_labelled(
-            self.files, self.masks, self.task, scan_limits(attempt.settings), attempt.check_cancelled
-        )
 
     @override
     def make(self, cohort: LabelledImages) -> Joined:
         """Split the patients, and join with the masks of some."""
-        self._warn_of_lost_targets(cohort)
+        self.warn_of_lost_targets(cohort)
         config = self.config
         # Split by the resampled masks: a patient without a target left is no use for training or validation.
         split = split_by_patient(cohort.drawn, self.digests, self.task, config.validation, config.seed)
+        self.warn_of_same_bytes(split.patients)
         self._warn_of_few_patients(split)
         self.network.to(device_of(self.attempt.settings))
         joining = self._join(cohort, split)
@@ -172,7 +159,9 @@ class JoiningWork(CohortWork[LabelledImages, Joined]):
 
     def _join(self, cohort: LabelledImages, split: PatientSplit) -> Joining:
         attempt = self.attempt
-        train, validation = (cohort.examples(names, split) for names in (split.train, split.validation))
+        train, validation = (
+            cohort.examples(names, split.patients) for names in (split.train, split.validation)
+        )
         reports = EpochReports(attempt, "joining", self.config.epochs, validation.images, self.task)
 
         def class_maps(images: Tensor) -> NDArray[np.uint8]:
@@ -198,22 +187,7 @@ class JoiningWork(CohortWork[LabelledImages, Joined]):
             ),
         )
 
-    def _warn_of_lost_targets(self, cohort: LabelledImages) -> None:
-        lost = sorted(name for name, there in cohort.drawn.items() if name in self.ill and not there)
-        if lost:
-            rows, columns = cohort.targets.shape[1:]
-            self.attempt.warn(
-                f"of the target of {len(lost)} mask{'s' if len(lost) > 1 else ''}, first "
-                f"{label_of(self.digests[lost[0]])}, nothing is left in the slices of {rows}x{columns} "
-                "pixels that the network sees: counted as drawn and without a target"
-            )
-
     def _warn_of_few_patients(self, split: PatientSplit) -> None:
-        if groups := same_bytes(split.patients, self.digests):
-            self.attempt.warn(
-                f"{sum(map(len, groups))} scans with masks are the same bytes as another, first "
-                f"{len(groups[0])} times {label_of(self.digests[groups[0][0]])}: counted as one patient's"
-            )
         if split.deciding < _FEW_PATIENTS:
             self.attempt.warn(
                 f"the epoch is chosen, and the gate decides, by {split.deciding} validation patient"

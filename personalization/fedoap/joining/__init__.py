@@ -8,7 +8,6 @@ in place, and left with the weights of the best epoch on the validation patients
 
 from personalization.fedoap.joining.checkpoint import JoiningCheckpoint, JoiningEpoch
 from personalization.fedoap.joining.config import JoiningConfig
-from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.fedoap.joining.join import Joining, join, predict
 from personalization.fedoap.joining.verdict import JOINING, ObservedJoining
 
@@ -18,7 +17,6 @@ __all__ = [
     "JoiningCheckpoint",
     "JoiningConfig",
     "JoiningEpoch",
-    "JoiningExamples",
     "ObservedJoining",
     "join",
     "predict",

@@ -18,11 +18,11 @@ from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import AdaptationError
 from personalization.fedoap.joining.checkpoint import JoiningCheckpoint, JoiningEpoch, about
 from personalization.fedoap.joining.config import JoiningConfig
-from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.fedoap.losses import second_stage_loss
 from personalization.fedoap.parts import split
 from personalization.gate.masks import MIN_COMPONENT
 from personalization.keep_best import KeepBest
+from personalization.labelled_slices import LabelledSlices
 from personalization.metrics import foreground_dice
 from personalization.networks import FedOapUNet
 from personalization.seeds import seed_of
@@ -54,8 +54,8 @@ class Joining:
 
 def join(
     network: FedOapUNet,
-    train: JoiningExamples,
-    validation: JoiningExamples,
+    train: LabelledSlices,
+    validation: LabelledSlices,
     config: JoiningConfig,
     *,
     resume: JoiningCheckpoint | None = None,
@@ -108,8 +108,8 @@ class _Run(KeepBest[JoiningEpoch, JoiningCheckpoint]):
     def __init__(
         self,
         network: FedOapUNet,
-        train: JoiningExamples,
-        validation: JoiningExamples,
+        train: LabelledSlices,
+        validation: LabelledSlices,
         config: JoiningConfig,
         check_cancelled: CancelCheck,
     ) -> None:
@@ -216,7 +216,7 @@ def _learned(network: FedOapUNet, config: JoiningConfig) -> dict[str, nn.Paramet
     return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
 
 
-def _check(train: JoiningExamples, validation: JoiningExamples) -> None:
+def _check(train: LabelledSlices, validation: LabelledSlices) -> None:
     both = sorted({*train.patients} & {*validation.patients})
     if both:
         raise AdaptationError(

@@ -26,7 +26,7 @@ from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.sections import Section
 from service.jobs.views import JobView, fields
-from service.kinds import Words, kind_of
+from service.kinds import Words, adaptation_of
 from service.serving.assignments import assignment
 
 _LINEAGE = ("method", "sites", "rounds", "seed")
@@ -95,7 +95,7 @@ def _read(store: Store, database: Database, job_id: str) -> _Read:
         gates = [event.data for event in records.events_of_type(session, job_id, "gate")]
         found = fields(session, job, epochs)
     parent = _found(store, job.model, job.parent)
-    adaptation = None if parent is None else kind_of(parent).adaptation
+    adaptation = None if parent is None else adaptation_of(parent, job.options)
     words = _PACS if job.kind in ON_PACS else _UNKNOWN if adaptation is None else adaptation.words
     candidate = _found(store, job.candidate_name, job.candidate_digest)
     details = {} if candidate is None else candidate.manifest.lineage.details

@@ -39,9 +39,9 @@ def publish_cross_attention(root: Path) -> None:
     import torch
 
     from personalization.adamw import Optimiser, train_adamw
-    from personalization.fedoap.joining import JoiningExamples
     from personalization.fedoap.losses import binary_loss
     from personalization.fedoap.parts import bank_state, split, start_personal
+    from personalization.labelled_slices import LabelledSlices
     from personalization.networks import FedOapUNet, build, initialise
     from personalization.state import State, clone
     from training.algorithm import ModelDraft, Publication
@@ -58,7 +58,7 @@ def publish_cross_attention(root: Path) -> None:
             targets.append(torch.from_numpy(prepare_mask(mask, TUMOUR, prepared.geometry)))
             patients += [f"{site}-{patient}"] * len(prepared.slices)
             summaries.append(ReferenceStatistics.of(summarise(scan, prepared)))
-        data[site] = JoiningExamples(torch.cat(images), torch.cat(targets), tuple(patients))
+        data[site] = LabelledSlices(torch.cat(images), torch.cat(targets), tuple(patients))
 
     def network(state: State, bank: State, **more: int) -> FedOapUNet:
         made = build("fedoap", **ARGUMENTS, **more)
@@ -68,7 +68,7 @@ def publish_cross_attention(root: Path) -> None:
 
     drawn = initialise(build("fedoap", **ARGUMENTS), torch.Generator().manual_seed(0))
     assert isinstance(drawn, FedOapUNet)
-    both = JoiningExamples(
+    both = LabelledSlices(
         torch.cat([site.images for site in data.values()]),
         torch.cat([site.targets for site in data.values()]),
         tuple(patient for site in data.values() for patient in site.patients),

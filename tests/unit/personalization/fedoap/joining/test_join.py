@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from personalization.errors import AdaptationError, CheckpointError
-from personalization.fedoap.joining import JoiningCheckpoint, JoiningConfig, JoiningExamples, join, predict
+from personalization.fedoap.joining import JoiningCheckpoint, JoiningConfig, join, predict
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import ADAPTER, QUERY
+from personalization.labelled_slices import LabelledSlices
 from personalization.metrics import dice
 from personalization.networks import FedOapUNet, build, initialise
 from tests.helpers.personalization.discs import discs
@@ -33,10 +34,10 @@ def network(seed: int = 0) -> FedOapUNet:
     return made
 
 
-def examples(count: int = 8, seed: int = 0, prefix: str = "p") -> JoiningExamples:
+def examples(count: int = 8, seed: int = 0, prefix: str = "p") -> LabelledSlices:
     """Two slices per patient."""
     images, truth = discs(count, seed)
-    return JoiningExamples(images, truth.to(torch.uint8), tuple(f"{prefix}{i // 2}" for i in range(count)))
+    return LabelledSlices(images, truth.to(torch.uint8), tuple(f"{prefix}{i // 2}" for i in range(count)))
 
 
 TRAIN, VALIDATION = examples(), examples(4, seed=1, prefix="v")
@@ -127,7 +128,7 @@ def test_join_passes_the_configuration_to_every_step(monkeypatch: pytest.MonkeyP
     rates: list[list[float]] = []
     losses: list[dict[str, Any]] = []
     augmented: list[bool] = []
-    train, loss, batches = steps.train_adamw, steps.second_stage_loss, JoiningExamples.batches
+    train, loss, batches = steps.train_adamw, steps.second_stage_loss, LabelledSlices.batches
 
     def train_adamw(*arguments: Any) -> Any:
         rates.append(list(arguments[3]))
@@ -137,13 +138,13 @@ def test_join_passes_the_configuration_to_every_step(monkeypatch: pytest.MonkeyP
         losses.append(named)
         return loss(*arguments, **named)
 
-    def batches_of(self: JoiningExamples, size: int, seed: int, augment: bool) -> Any:
+    def batches_of(self: LabelledSlices, size: int, seed: int, augment: bool) -> Any:
         augmented.append(augment)
         return batches(self, size, seed, augment)
 
     monkeypatch.setattr(steps, "train_adamw", train_adamw)
     monkeypatch.setattr(steps, "second_stage_loss", second_stage_loss)
-    monkeypatch.setattr(JoiningExamples, "batches", batches_of)
+    monkeypatch.setattr(LabelledSlices, "batches", batches_of)
     given = {"variance": 0.7, "threshold": 0.3, "trade_off": 0.4}
     joined(with_fields(CONFIG, epochs=2, learning_rate=1.0, least_rate=0.2, augment=True, **given))
     assert rates[0] == pytest.approx([1.0, 0.2 + 0.4 * (1 + 2**-0.5)])
@@ -207,7 +208,7 @@ def test_false_positives_count_slices_without_a_tumour() -> None:
     images, truth = discs(4, seed=1)
     drawn = truth.to(torch.uint8)
     drawn[2:] = 0
-    validation = JoiningExamples(images, drawn, ("v", "v", "w", "x"))
+    validation = LabelledSlices(images, drawn, ("v", "v", "w", "x"))
     made = network()
     found = join(made, TRAIN, validation, with_fields(CONFIG, epochs=1))
     maps, _ = predict(made, images[2:])

@@ -1,12 +1,12 @@
-"""Slices with masks and patients, as the examples of a joining.
+"""Slices with masks and patients: what a joining, and an adaptation by masks, learn from.
 
 Legend: N slices, B slices of a batch, C channels, H rows, W columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from personalization.errors import AdaptationError
 
 
 @dataclass(frozen=True)
-class JoiningExamples:
-    """`images` float [N, C, H, W], `targets` uint8 [N, H, W] of 0 and 1, and each slice's patient.
+class LabelledSlices:
+    """`images` float [N, C, H, W], `targets` uint8 [N, H, W] of class indices, and each slice's patient.
 
     Raises AdaptationError for shapes or values that do not fit.
     """
@@ -25,23 +25,24 @@ class JoiningExamples:
     images: Tensor
     targets: Tensor
     patients: tuple[str, ...]
+    classes: int = 2
 
     def __post_init__(self) -> None:
         shape = self.images.shape
         fits = len(shape) == 4 and self.targets.shape == (shape[0], *shape[2:])
         if not fits or len(self.patients) != len(self.images):
             raise AdaptationError(
-                f"joining: expected images [N, C, H, W], targets [N, H, W] and N patients, found "
+                f"masks: expected images [N, C, H, W], targets [N, H, W] and N patients, found "
                 f"{list(shape)}, {list(self.targets.shape)} and {len(self.patients)}"
             )
         if not len(self.images):
-            raise AdaptationError("joining: expected at least one slice with a mask, found none")
+            raise AdaptationError("masks: expected at least one slice with a mask, found none")
         if not bool(torch.isfinite(self.images).all()):
-            raise AdaptationError("joining: images have values that are not finite")
-        if self.targets.dtype != torch.uint8 or int(self.targets.max()) > 1:
+            raise AdaptationError("masks: images have values that are not finite")
+        if self.targets.dtype != torch.uint8 or int(self.targets.max()) >= self.classes:
             raise AdaptationError(
-                f"joining: expected targets of 0 and 1 as uint8, found {self.targets.dtype} up to "
-                f"{int(self.targets.max())}"
+                f"masks: expected targets of 0 to {self.classes - 1} as uint8, found {self.targets.dtype} up "
+                f"to {int(self.targets.max())}"
             )
 
     def __len__(self) -> int:
@@ -49,9 +50,15 @@ class JoiningExamples:
 
     @property
     def ill(self) -> frozenset[str]:
-        """The patients with a tumour in their masks."""
+        """The patients with a target in their masks."""
         drawn = self.targets.flatten(1).any(dim=1).tolist()
         return frozenset(patient for patient, there in zip(self.patients, drawn, strict=True) if there)
+
+    def of(self, patients: Collection[str]) -> LabelledSlices:
+        """The slices of some patients."""
+        kept = [index for index, patient in enumerate(self.patients) if patient in patients]
+        own = tuple(self.patients[index] for index in kept)
+        return replace(self, images=self.images[kept], targets=self.targets[kept], patients=own)
 
     def batches(self, size: int, seed: int, augment: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one epoch, shuffled and, with `augment`, rotated and flipped. `seed` determines all of it."""

@@ -1,0 +1,57 @@
+"""Jobs that learn from masks: how a cohort with masks is read, and what it is warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Generic
+
+from typing_extensions import override
+
+from model_store.task import Task
+from service.cohorts.files import label_of
+from service.cohorts.patients import same_bytes
+from service.settings import scan_limits
+from service.worker.cohort_images import LabelledImages, load_labelled, masks_of
+from service.worker.cohort_job import CohortWork, Made
+
+
+class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
+    """A job on scans of which some have masks: `masks` by scan name, `ill` of which show a target."""
+
+    KEPT_FIRST = ", those of scans with masks first"
+
+    task: Task
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digest of each scan, by name."""
+        return {file.name: file.sha256 for file in self.files}
+
+    @override
+    def read(self) -> LabelledImages:
+        """Read every scan, and the masks that there are."""
+        attempt = self.attempt
+        self.masks, self.ill = masks_of(attempt, self.task)
+        return load_labelled(
+            self.files, self.masks, self.task, scan_limits(attempt.settings), attempt.check_cancelled
+        )
+
+    def warn_of_lost_targets(self, cohort: LabelledImages) -> None:
+        """Warn of targets of which nothing is left at the network's resolution."""
+        lost = sorted(name for name, there in cohort.drawn.items() if name in self.ill and not there)
+        if lost:
+            rows, columns = cohort.targets.shape[1:]
+            self.attempt.warn(
+                f"of the target of {len(lost)} mask{'s' if len(lost) > 1 else ''}, first "
+                f"{label_of(self.digests[lost[0]])}, nothing is left in the slices of {rows}x{columns} "
+                "pixels that the network sees: counted as drawn and without a target"
+            )
+
+    def warn_of_same_bytes(self, names: Iterable[str]) -> None:
+        """Warn of scans with masks that are the same bytes."""
+        if groups := same_bytes(names, self.digests):
+            self.attempt.warn(
+                f"{sum(map(len, groups))} scans with masks are the same bytes as another, first "
+                f"{len(groups[0])} times {label_of(self.digests[groups[0][0]])}: counted as one patient's"
+            )
