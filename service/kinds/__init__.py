@@ -66,7 +66,10 @@ def kind_of(artefact: Artefact) -> ArtefactKind[Any]:
 def adaptation_by_masks(artefact: Artefact) -> HospitalAdaptation[Any] | None:
     """How an artefact of the federation is adapted by masks; None where it cannot be."""
     kind, offered = kind_of(artefact), artefact.manifest
-    if kind.masks is None or offered.adapted_to is not None or offered.task.kind != "segmentation":
+    if kind.masks is None or offered.task.kind != "segmentation":
+        return None
+    # A part is adapted as the whole, and what was adapted as what it was adapted from.
+    if offered.part_of is not None or offered.adapted_to is not None:
         return None
     start = kind.parts(artefact).global_model
     # A model of a graph alone has no weights to fine-tune.

@@ -81,6 +81,7 @@ KIND = ArtefactKind(
         fallback_reason="no epoch had a higher validation Dice than zero-shot, which was kept",
         check=check,
         sections=sections,
+        needs_masks=True,
         words=Words(
             truth="its scores were taken against masks that this hospital drew, on few patients, who also "
             "chose the epoch: they flatter.",

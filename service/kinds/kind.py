@@ -88,6 +88,7 @@ class HospitalAdaptation(Generic[Manifest]):
             cohort's id, it raises a ServiceError.
         sections: of the card, beyond those that every kind has.
         scan: how it is adapted to one scan; None where it cannot be.
+        needs_masks: whether it learns from masks of some scans.
     """
 
     source: str
@@ -98,6 +99,7 @@ class HospitalAdaptation(Generic[Manifest]):
     check: CohortCheck = lambda _session, _parent, _cohort: None
     sections: CardSections = lambda _result, _epochs: ()
     scan: ScanAdaptation[Manifest] | None = None
+    needs_masks: bool = False
 
 
 @dataclass(frozen=True)

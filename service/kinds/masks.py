@@ -14,7 +14,7 @@ from personalization.options.masks import MasksOptions
 from service.cohorts import cohorts, masks
 from service.cohorts.patients import other_values, patients_with_masks, shows_target
 from service.errors import AdaptationRejected, MasksInvalid, MasksMissing
-from service.kinds.card import Row, Section, Table, number
+from service.jobs.sections import Row, Section, Table, figure, number
 from service.kinds.kind import HospitalAdaptation, Words
 
 
@@ -47,10 +47,9 @@ def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple
     titles = {"0.0": "0: the global model", "1.0": "1: fine-tuned alone"}
     rows = tuple(
         Row(
-            titles.get(str(share), str(share)),
-            (),
-            (float(dice),),
-            "taken" if number(float(share)) == chosen else "",
+            name=titles.get(share, share),
+            cells=(figure(number(dice)),),
+            mark="taken" if share == str(chosen) else "",
         )
         for share, dice in found.items()
     )
@@ -58,7 +57,9 @@ def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple
         "Mean Dice of the patients with masks, each held out of the fit that is scored, of networks between "
         "the global model and the fine-tuned one. The candidate has the share that is best here."
     )
-    return (Section("Held-out masks", text, Table(("share of the fine-tuned weights",), ("Dice",), rows)),)
+    columns = ("share of the fine-tuned weights", "Dice")
+    body = Table(columns=columns, figures=1, rows=rows)
+    return (Section(title="Held-out masks", sentences=(text,), body=body),)
 
 
 BY_MASKS = HospitalAdaptation[Any](
@@ -68,6 +69,7 @@ BY_MASKS = HospitalAdaptation[Any](
     fallback_reason="nothing was better than the global model on the held-out masks, so it is kept",
     check=check_masks,
     sections=sections,
+    needs_masks=True,
     words=Words(
         truth="its scores were taken against masks that this hospital drew, on few patients, each held out "
         "of the fit that is scored.",

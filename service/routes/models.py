@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
@@ -20,7 +20,7 @@ from service.http.dependencies import InCatalogue, InReports
 from service.http.origins import self_contained
 from service.http.parameters import ModelName, VersionNumber
 from service.http.problems import problem_responses
-from service.kinds import DESCRIPTION, adaptation_of, kind_of
+from service.kinds import DESCRIPTION, adaptation_by_masks, adaptation_of, kind_of
 
 router = APIRouter(tags=["models"])
 
@@ -44,6 +44,10 @@ class ModelSummary(BaseModel):
     kind: str = Field(description=DESCRIPTION)
     summary: str = Field(description="What its kind means for a hospital, in words.")
     adaptable: bool = Field(description="Whether a job can adapt it to a hospital (`POST /adaptations`).")
+    masks: Literal["required", "optional", "none"] = Field(
+        description="Whether a job adapts it by masks of some scans: `required` where there is no other way, "
+        "`optional` (preset `masks`), or `none`."
+    )
     hospital: str | None = Field(
         description="The hospital that it was adapted to; no other hospital is served it."
     )
@@ -254,6 +258,7 @@ def _summary(versions: list[Version]) -> ModelSummary:
         kind=manifest.kind,
         summary=kind_of(shown.artefact).summary,
         adaptable=adaptation_of(shown.artefact) is not None,
+        masks=_masks(shown.artefact),
         hospital=adapted_for(shown.artefact),
         latest=_version(shown) if in_force else None,
         task=manifest.task.name,
@@ -263,6 +268,13 @@ def _summary(versions: list[Version]) -> ModelSummary:
         sites=list(manifest.lineage.sites),
         personalizations=personalizations(shown.artefact),
     )
+
+
+def _masks(artefact: Artefact) -> Literal["required", "optional", "none"]:
+    adaptation = adaptation_of(artefact)
+    if adaptation is not None and adaptation.needs_masks:
+        return "required"
+    return "none" if adaptation_by_masks(artefact) is None else "optional"
 
 
 def _version(version: Version) -> VersionSummary:

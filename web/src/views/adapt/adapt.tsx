@@ -1,7 +1,7 @@
 /** Adapt: a cohort, a job on it, the verdict, and which version serves. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { catalogueError, hospitals, loadCatalogue, models } from "../../app/catalogue";
+import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { useCohorts } from "../../app/cohorts";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
@@ -34,7 +34,7 @@ export default function Adapt() {
       </div>
     );
   }
-  const joins = model.kind === "cross-attention";
+  const needsMasks = model.masks === "required";
   return (
     <div class="adapt">
       <div class="stack">
@@ -53,7 +53,7 @@ export default function Adapt() {
           onChange={(value) => keepInAddress({ model: value, job: null })}
         />
         {has("operator") ? (
-          <Scans key={hospital.id} hospital={hospital.id} model={model.name} joins={joins} />
+          <Scans key={hospital.id} hospital={hospital.id} model={model} />
         ) : (
           <p class="hint">An operator uploads scans and starts a job.</p>
         )}
@@ -64,7 +64,7 @@ export default function Adapt() {
           <JobPanel key={job} id={job} onChange={setLatest} />
         ) : (
           <Notice title="No job is open">
-            {joins
+            {needsMasks
               ? `Drop scans of ${hospital.name}, draw masks of some, then start a job. It learns from the masks.`
               : `Drop scans of ${hospital.name}, then start a job. It learns from them without masks.`}
           </Notice>
@@ -84,7 +84,7 @@ export default function Adapt() {
 /** The first hospital that took no part in training: it has the most to gain. */
 const outside = () => hospitals.value.find((each) => each.site === null) ?? hospitals.value[0];
 
-function Scans({ hospital, model, joins }: { hospital: string; model: string; joins: boolean }) {
+function Scans({ hospital, model }: { hospital: string; model: Model }) {
   const [version, setVersion] = useState(0);
   const [error, setError] = useState<unknown>(null);
   const found = useCohorts(hospital, version, setError);
@@ -93,6 +93,7 @@ function Scans({ hospital, model, joins }: { hospital: string; model: string; jo
   // A cohort that was just made is not listed yet; `new` asks for another one.
   const chosen = wanted === "new" ? "" : (wanted ?? cohorts[0]?.id ?? "");
   const cohort = cohorts.find((each) => each.id === chosen);
+  const joins = model.kind === "cross-attention";
   return (
     <section class="card stack" aria-label="Scans">
       <h2>Scans</h2>
@@ -104,13 +105,23 @@ function Scans({ hospital, model, joins }: { hospital: string; model: string; jo
         onChange={() => setVersion((last) => last + 1)}
       />
       <Rejection error={error} />
-      {joins && (
+      {model.masks !== "none" && (
         <p class="hint">
-          This model joins a hospital with masks of some of its scans.{" "}
-          <a href={address("draw", { hospital, model, cohort: chosen })}>Draw them</a>, or send them with a script.
+          {joins
+            ? "This model joins a hospital with masks of some of its scans."
+            : model.masks === "required"
+              ? "This model is adapted by masks of some scans."
+              : "Masks of five to twenty scans help where no statistics do: a job learns from them where they are there."}{" "}
+          <a href={address("draw", { hospital, model: model.name, cohort: chosen })}>Draw them</a>, or send them with a script.
         </p>
       )}
-      <StartJob hospital={hospital} cohort={chosen} model={model} joins={joins} disabled={(cohort?.scans ?? 0) === 0} />
+      <StartJob
+        hospital={hospital}
+        cohort={chosen}
+        model={model.name}
+        kind={joins ? "joining" : model.masks === "required" ? "masks" : "scans"}
+        disabled={(cohort?.scans ?? 0) === 0}
+      />
     </section>
   );
 }

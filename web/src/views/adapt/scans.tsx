@@ -72,12 +72,16 @@ export function CohortScans(given: {
   );
 }
 
-/** Start an adaptation, or a joining where the model learns from masks, and go to the job. */
+/** What a job learns from, and how its button is called. */
+export type JobKind = keyof typeof WORDS;
+const WORDS = { scans: "Start the adaptation", masks: "Start the adaptation by masks", joining: "Start the joining" };
+
+/** Start an adaptation, by masks or without, or a joining, and go to the job. */
 export function StartJob(given: {
   hospital: string;
   cohort: string;
   model: string;
-  joins: boolean;
+  kind: JobKind;
   disabled?: boolean;
   /** Awaited first; the job is not started where it answers false. */
   before?: () => Promise<boolean>;
@@ -92,7 +96,7 @@ export function StartJob(given: {
     try {
       if (given.before && !(await given.before())) return;
       const headers = { "Idempotency-Key": crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}` };
-      const json = { cohort, model };
+      const json = given.kind === "masks" ? { cohort, model, options: { preset: "masks" as const } } : { cohort, model };
       const { data } = await call("post", "/hospitals/{hospital}/adaptations", { path: { hospital }, json, headers });
       location.hash = address("adapt", { hospital, model, cohort, job: (data as Schema<"JobSummary">).id });
     } catch (found) {
@@ -110,7 +114,7 @@ export function StartJob(given: {
         disabled={busy || sending || cohort === "" || given.disabled}
         onClick={() => void start()}
       >
-        {given.joins ? "Start the joining" : "Start the adaptation"}
+        {WORDS[given.kind]}
       </button>
     </>
   );

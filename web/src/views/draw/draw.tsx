@@ -1,4 +1,4 @@
-/** Draw: masks on the scans of a cohort, and a joining that learns from them. */
+/** Draw: masks on the scans of a cohort, and a job that learns from them. */
 import { useEffect, useState } from "preact/hooks";
 import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
@@ -12,14 +12,15 @@ import { CohortScans, StartJob } from "../adapt/scans";
 import { type Label, labelsOf } from "./labels";
 import { Stage } from "./stage";
 
-/** Joining learns from masks of this many patients at least. */
+/** A job learns from masks of this many patients at least. */
 const FEWEST = 2;
 
 /** Models that learn from masks come first. */
 const drawable = () => {
   const all = models.value.filter((each) => each.answers === "/segment" && each.hospital === null && each.latest !== null);
-  return [...all].sort((one, other) => Number(joins(other)) - Number(joins(one)));
+  return [...all].sort((one, other) => ORDER.indexOf(one.masks) - ORDER.indexOf(other.masks));
 };
+const ORDER: readonly Model["masks"][] = ["required", "optional", "none"];
 const joins = (model: Model) => model.kind === "cross-attention";
 
 export default function Draw() {
@@ -114,23 +115,23 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
           </ul>
         </section>
         <Rejection error={error} />
-        {joins(model) && (
-          <section class="card stack" aria-label="Joining">
-            <h2>Join {model.name}</h2>
+        {model.masks !== "none" && (
+          <section class="card stack" aria-label={joins(model) ? "Joining" : "Adaptation by masks"}>
+            <h2>{joins(model) ? `Join ${model.name}` : `Adapt ${model.name} by these masks`}</h2>
             <p>
               {many(drawn.length, "mask")} of {many(scans.length, "scan")}, {targets.length} with a target.
             </p>
             <p class="hint">
-              {isMember
+              {joins(model) && isMember
                 ? "A member of the federation has a model of its own, and does not join."
-                : `A joining learns from masks of at least ${FEWEST} patients with a target. Scans without a mask are not learned from.`}
+                : `The job learns from masks of at least ${FEWEST} patients with a target: five to twenty are usual. Scans without a mask are not learned from.`}
             </p>
             <StartJob
               hospital={hospital}
               cohort={cohort}
               model={model.name}
-              joins
-              disabled={isMember || targets.length < FEWEST}
+              kind={joins(model) ? "joining" : "masks"}
+              disabled={(joins(model) && isMember) || targets.length < FEWEST}
               before={saved}
             />
           </section>
