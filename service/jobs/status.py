@@ -33,6 +33,7 @@ _STAGES: Final = {
     "segmenting": "segmenting",
     "choosing": "choosing the recipe",
     "adapting": "adapting",
+    "fitting": "learning from the masks, some patients held out at a time",
     "joining": "learning from the masks",
     "comparing": "comparing the clusters' models",
     "judging": "judging the candidate",

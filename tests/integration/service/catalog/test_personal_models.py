@@ -119,7 +119,8 @@ def test_personal_models_are_listed_with_their_parts(api: Any) -> None:
     # Ditto, pFedMe and FedSoup publish a global model beside the members' own, FedPer none.
     assert listed["own"]["personalizations"] == ["auto", "member"]
     assert (listed["own"]["adaptable"], listed["own"]["summary"]) == (False, KINDS["personal-models"].summary)
-    assert listed["whole"]["personalizations"] == ["auto", "member", "global"]
+    assert (listed["own"]["masks"], listed["whole"]["masks"]) == ("none", "required")
+    assert listed["whole"]["personalizations"] == ["auto", "hospital", "member", "global"]
     parts = {name: api.client.get(f"/models/{name}/versions/1").json()["parts"] for name in ("own", "whole")}
     assert [part["role"] for part in parts["own"]] == ["aster", "birch"]
     assert [part["reference"] for part in parts["whole"]] == [
@@ -129,12 +130,15 @@ def test_personal_models_are_listed_with_their_parts(api: Any) -> None:
     ]
 
 
-def test_adapting_personal_models_is_422(api: Any) -> None:
+def test_adapting_personal_models_without_a_global_one_is_422(api: Any) -> None:
     body = {"scans": ("scan", file_of(PIXELS, "PNG"))}
-    job = api.client.post("/hospitals/outside/adaptations", files=body, data={"model": "whole"})
-    scan = api.segment(file_of(PIXELS, "PNG"), model="whole", personalization="scan")
+    job = api.client.post("/hospitals/outside/adaptations", files=body, data={"model": "own"})
+    scan = api.segment(file_of(PIXELS, "PNG"), model="own", personalization="scan")
     for answer in (job, scan):
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:locum:problem:not-adaptable")
-        assert "'whole@1' is of kind personal-models" in answer.json()["detail"]
+        assert "'own@1' is of kind personal-models" in answer.json()["detail"]
     # What can be adapted is named, with the command that makes it.
     assert "a routing-space: a global model" in job.json()["detail"]
+    # With a global model, by masks alone: a form has no place for them.
+    whole = api.client.post("/hospitals/outside/adaptations", files=body, data={"model": "whole"})
+    assert (whole.status_code, whole.json()["type"]) == (422, "urn:locum:problem:masks-missing")

@@ -13,7 +13,7 @@ import pytest
 
 import service
 from model_store import manifest
-from service.kinds import ADAPTABLE, ADAPTING_ITSELF, DESCRIPTION, KINDS, SCAN_BY_JOB
+from service.kinds import ADAPTABLE, ADAPTING_ITSELF, BY_MASKS, DESCRIPTION, KINDS, SCAN_BY_JOB
 from service.worker.cohort_job import CohortWork
 
 SERVICE = Path(next(iter(service.__path__)))
@@ -35,7 +35,7 @@ def test_every_manifest_kind_has_a_declaration(name: str) -> None:
 def test_only_manifest_kinds_are_declared() -> None:
     assert list(KINDS) == list(manifest.KINDS)
     modules = {path.stem.replace("_", "-") for path in (SERVICE / "kinds").glob("*.py")}
-    assert modules - {*manifest.KINDS} == {"--init--", "kind"}
+    assert modules - {*manifest.KINDS} == {"--init--", "kind", "masks"}
 
 
 def test_description_names_every_kind_and_groups_equal_ones() -> None:
@@ -58,9 +58,12 @@ def test_worker_of_each_kind_is_found_by_its_name(name: str) -> None:
         assert [*signature(resolve_name(adaptation.scan.run)).parameters] == ["attempt", "store", "parent"]
 
 
-def test_personal_models_are_not_adaptable() -> None:
-    assert "personal-models" in KINDS
-    assert "personal-models" not in ADAPTABLE
+def test_worker_of_an_adaptation_by_masks_is_found_by_its_name() -> None:
+    work = resolve_name(BY_MASKS.work)
+    assert issubclass(work, CohortWork)
+    assert not isabstract(work)
+    by_masks = {name for name, kind in KINDS.items() if kind.masks is BY_MASKS}
+    assert by_masks == {"model", "routing-space", "personal-models"}
 
 
 def asks_for_kind(tree: ast.AST) -> Iterator[int]:
