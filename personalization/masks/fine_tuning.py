@@ -57,7 +57,7 @@ from personalization.test_time.ladder import blended
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Between another network's random weights and the parent's lies no network that segments.
 FROM_SCRATCH = (0.0, 1.0)
-# Of a fit, where none are asked for: in proportion to the patients, within these.
+# Gradient steps where none are asked for: in proportion to the patients, within these bounds.
 STEPS_PER_PATIENT, FEWEST_STEPS, MOST_STEPS = 12, 60, 240
 FORMAT = "locum-masks/1"
 # Images per forward pass outside training. It bounds the memory and does not change the result.
