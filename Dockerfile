@@ -24,6 +24,7 @@ COPY model_store model_store
 COPY personalization personalization
 COPY service service
 COPY training training
+COPY locum locum
 RUN /opt/locum/bin/pip install --no-deps --no-build-isolation .
 
 FROM ${BASE}

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from demo import api
-from demo.following import follow
 from demo.phantom_scans import PhantomScan
+from locum.commands.following import follow
 
 
 @dataclass(frozen=True)

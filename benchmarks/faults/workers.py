@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -103,14 +102,14 @@ class _Forked:
 
 
 def _work(environment: Mapping[str, str], log: Path) -> None:
-    from celery.bin.celery import main
-
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    # `celery` and its arguments, without `python -m`.
-    sys.argv = worker_command()[2:]
-    main()
+    # It reads the environment when it is imported.
+    from service.worker.celery import worker
+
+    # The options, without `python -m service.worker`.
+    worker.worker_main(["--quiet", "worker", *worker_command()[3:]])

@@ -104,9 +104,9 @@ class SegmentOptions(ScanOptions):
     output: Output | None = Field(
         None,
         description="`nifti` is the default for a volume, `png` for an image; `nrrd` is for volumes, and "
-        "`multipart` has the report (`params`, JSON) and an NRRD mask (`image`) as parts. `dicom-seg` and "
-        "`dicom-sr` (a report of the volumes) are for scans that are sent as DICOM, and tasks with codes for "
-        "their labels.",
+        "`multipart` has the report (`params`, JSON) and the mask (`image`, NRRD or PNG) as parts. "
+        "`dicom-seg` and `dicom-sr` (a report of the volumes) are for scans that are sent as DICOM, and "
+        "tasks with codes for their labels.",
     )
     compress: bool | None = Field(
         None,

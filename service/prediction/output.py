@@ -4,7 +4,7 @@
     dicom-sr   a DICOM measurement report (TID 1500) of the volumes, that refers to this SEG
     nifti      the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
     nrrd       the mask as .nrrd on the same grid, which 3D Slicer and web viewers read; volumes only
-    multipart  the report (part `params`, JSON) and the mask (part `image`, NRRD) in one multipart/form-data
+    multipart  the report (part `params`, JSON) and the mask (part `image`, NRRD or PNG) in one form
     png        the mask as an 8-bit grey PNG of the image's own size; images only
     overlay    a PNG picture for a person: mask over image, or a montage of a volume's slices
     json       labels with their volumes, uncertainty, warnings, timing and the receipt
@@ -158,10 +158,10 @@ def choose_output(
         raise NoPngMask(
             "The scan is a volume, and its mask is no single picture; ask for output=nifti, overlay or json."
         )
-    if wanted in ("nifti", "nrrd", "multipart") and not scan.is_volume:
+    if wanted in ("nifti", "nrrd") and not scan.is_volume:
         raise NoNiftiMask(
             "The scan is an image without position and spacing, which a NIfTI or NRRD would have to make up; "
-            "ask for output=png, overlay or json."
+            "ask for output=png, multipart, overlay or json."
         )
     return wanted
 
@@ -196,20 +196,20 @@ def centroids(classes: NDArray[np.uint8], task: Task) -> dict[str, list[int]]:
     return found
 
 
-def encode_multipart(report: bytes, mask: bytes) -> tuple[bytes, str]:
-    """Encode the report and an NRRD mask as multipart/form-data: the body and its media type.
+def encode_multipart(report: bytes, mask: bytes, kind: Output) -> tuple[bytes, str]:
+    """Encode the report and a mask of output `kind` as multipart/form-data: the body and its media type.
 
     The file name of `image` names its format, and `params` has none: viewers tell the parts apart by it.
     """
     boundary = f"locum-{hashlib.sha256(report + mask).hexdigest()}"
-    media_type, filename = MEDIA_TYPES["nrrd"]
+    media_type, filename = MEDIA_TYPES[kind]
     parts = (
         ('form-data; name="params"', "application/json", report),
         (f'form-data; name="image"; filename="{filename}"', media_type, mask),
     )
     lines: list[bytes] = []
-    for disposition, kind, content in parts:
-        header = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {kind}\r\n\r\n"
+    for disposition, of, content in parts:
+        header = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {of}\r\n\r\n"
         lines += [header.encode("ascii"), content, b"\r\n"]
     body = b"".join([*lines, f"--{boundary}--\r\n".encode("ascii")])
     return body, f"{MEDIA_TYPES['multipart'][0]}; boundary={boundary}"
@@ -259,6 +259,8 @@ def encode(
         return picture(segmentation, task, title, warning_names), media_type
     if output == "json":
         return report().model_dump_json().encode(), media_type
+    if output == "multipart" and not scan.is_volume:
+        return encode_multipart(report().model_dump_json().encode(), encode_png(classes), "png")
     assert scan.affine is not None
     if output == "nifti":
         return encode_nifti(classes, scan.affine, scan.mm_per_unit, scan.forms), media_type
@@ -269,7 +271,7 @@ def encode(
     mask = encode_nrrd(classes, affine, scan.mm_per_unit, compress=compress)
     if output == "nrrd":
         return mask, media_type
-    return encode_multipart(report().model_dump_json().encode(), mask)
+    return encode_multipart(report().model_dump_json().encode(), mask, "nrrd")
 
 
 def picture(

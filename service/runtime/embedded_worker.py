@@ -78,7 +78,7 @@ class Pauses:
 def worker_command() -> list[str]:
     """Command line of the worker, without gossip between workers."""
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
-    return [sys.executable, "-m", "celery", "--quiet", "-A", "service.worker", "worker", *quiet]
+    return [sys.executable, "-m", "service.worker", *quiet]
 
 
 def worker_environment(settings: Settings) -> dict[str, str]:

@@ -560,13 +560,18 @@ def test_client_gives_neither_path_nor_name_of_its_file_back(api: Any, scan: Pat
     assert not any("DOE" in str(path) for path in kept_in(api).rglob("*"))
 
 
-def test_image_of_two_dimensions_has_a_report_and_no_nrrd(
+def test_image_of_two_dimensions_has_a_report_and_a_png_and_no_nrrd(
     api: Any, make_png: Callable[..., bytes], picture: Any
 ) -> None:
     sent = api.client.put("/monailabel/session/", files={"files": ("a.png", make_png(picture))})
     session = sent.json()["session_id"]
     assert infer(api, session_id=session, output="json").status_code == 200
-    assert slug(infer(api, session_id=session)) == (422, "output-mismatch")
+    assert slug(infer(api, session_id=session, output="image")) == (422, "output-mismatch")
+    both = infer(api, session_id=session)
+    _, disposition, png = both.content.split(b"\r\n--")[1].split(b"\r\n", 2)
+    assert disposition == b'Content-Disposition: form-data; name="image"; filename="mask.png"'
+    alone = api.segment(make_png(picture), model="bright", output="png")
+    assert png == b"Content-Type: image/png\r\n\r\n" + alone.content
 
 
 # --- outputs

@@ -91,7 +91,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children():
         try:
-            if "celery" in child.cmdline():
+            if "service.worker" in child.cmdline():
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

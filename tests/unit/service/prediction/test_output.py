@@ -99,7 +99,8 @@ def test_choose_output_follows_the_scan_and_rejects_a_mismatch() -> None:
     volume = segmentation(np.zeros((16, 16, 16), np.uint8), np.eye(4)).scan
     assert (choose_output(None, image, FUNDUS), choose_output(None, volume, FUNDUS)) == ("png", "nifti")
     assert choose_output("overlay", volume, FUNDUS) == "overlay"
-    for wanted, scan in (("nifti", image), ("nrrd", image), ("multipart", image), ("png", volume)):
+    assert choose_output("multipart", image, FUNDUS) == "multipart"
+    for wanted, scan in (("nifti", image), ("nrrd", image), ("png", volume)):
         with pytest.raises(OutputMismatch) as refused:
             choose_output(wanted, scan, FUNDUS)  # type: ignore[arg-type]
         assert refused.value.status == 422
@@ -127,7 +128,7 @@ def test_centroids_are_the_mean_voxel_of_each_value_that_is_there() -> None:
 
 def test_multipart_is_read_by_another_parser() -> None:
     report, mask = b'{"label_names": {"disc": 1}}', b"NRRD0004\n\n" + bytes(range(256)) + b"\r\n\r\n--locum"
-    body, media_type = encode_multipart(report, mask)
+    body, media_type = encode_multipart(report, mask, "nrrd")
     head = f"Content-Type: {media_type}\r\n\r\n".encode()
     parsed = email.message_from_bytes(head + body, policy=email.policy.HTTP)
     params, image = parsed.iter_parts()

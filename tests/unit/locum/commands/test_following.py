@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from demo.following import Followed, follow
+from locum.commands.following import Followed, follow
 
 Event = tuple[str, dict[str, Any]]
 

@@ -1,0 +1,5 @@
+"""`python -m locum` is the `locum` command."""
+
+from locum.commands import main
+
+main()

@@ -1,0 +1,403 @@
+"""What the service answers, as frozen dataclasses; field names are those of the HTTP API.
+
+`openapi.yaml` has the meaning of every field, and a test compares it with these classes. A field `raw` has
+the whole JSON object.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from locum.errors import ScanInvalid
+
+JobState = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
+ENDED = ("succeeded", "fell_back", "failed", "cancelled")
+"""States after which a job does not change."""
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """`name@version` of an artefact, and its digest."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Everything that an answer depends on: the same input and receipt give the same mask, byte for byte."""
+
+    request: str
+    input_sha256: str
+    input_bytes: int
+    model: Artefact
+    network: Artefact
+    graph: str
+    personalization: str
+    why: str
+    provider: str
+    options: dict[str, Any]
+    site: str | None = None
+    cluster: str | None = None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Label:
+    """The size of one label in a scan. `volume_ml` is None for an image, which has no spacing."""
+
+    classes: tuple[int, ...]
+    voxels: int
+    fraction: float
+    volume_ml: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the service says of a mask: labels, uncertainty (0 certain, 1 no knowledge), warnings, receipt."""
+
+    labels: dict[str, Label]
+    uncertainty: float
+    warnings: tuple[str, ...]
+    shape: tuple[int, ...]
+    label_names: dict[str, int]
+    receipt: Receipt
+    attention: dict[str, float] | None = None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """A mask and its report. For research use only.
+
+    Attributes:
+        voxels: uint8, [I, J, K] of a volume or [H, W] of an image: the classes, 0 is background.
+            `report.label_names` has their names.
+        mask: the same as an image of nibabel, on the scan's own grid and affine.
+        report: of the service.
+    """
+
+    voxels: NDArray[np.uint8]
+    report: Report
+    _mask: nib.Nifti1Image | None = field(repr=False)
+
+    @property
+    def mask(self) -> nib.Nifti1Image:
+        """The mask of a volume. Raises ScanInvalid for an image, which has no affine: use `voxels`."""
+        if self._mask is None:
+            raise ScanInvalid("the scan is an image without position and spacing: its mask is in `voxels`")
+        return self._mask
+
+    @property
+    def is_volume(self) -> bool:
+        """Whether the scan was a volume."""
+        return self._mask is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about the scan and the answer, such as a scan that is unlike the training scans."""
+        return self.report.warnings
+
+    @property
+    def receipt(self) -> Receipt:
+        """What the answer depends on."""
+        return self.report.receipt
+
+    @cached_property
+    def content(self) -> bytes:
+        """The mask as a file: .nii.gz of a volume, .png of an image. Equal masks give equal bytes."""
+        if self._mask is None:
+            return _png(self.voxels)
+        return gzip.compress(self._mask.to_bytes(), 1, mtime=0)
+
+    @property
+    def suffix(self) -> str:
+        """That of a file with `content`."""
+        return ".png" if self._mask is None else ".nii.gz"
+
+    def save(self, path: str | Path) -> None:
+        """Write `content`; a file that was there is replaced at once, not piece by piece."""
+        write_whole(Path(path), self.content)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The class of a scan. For research use only."""
+
+    predicted: str
+    probabilities: dict[str, float]
+    entropy: float
+    warnings: tuple[str, ...]
+    receipt: Receipt
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Scans of a hospital for a job; they expire."""
+
+    id: str
+    hospital: str
+    note: str | None
+    scans: int
+    bytes: int
+    created_at: datetime
+    expires_at: datetime
+    deleted_at: datetime | None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class CohortMask:
+    """The mask of a scan of a cohort; `values` are those in it."""
+
+    sha256: str
+    bytes: int
+    format: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CohortScan:
+    """A scan of a cohort, as it is stored: a DICOM series is de-identified, so its digest is another."""
+
+    name: str
+    sha256: str
+    bytes: int
+    format: str
+    created_at: datetime
+    mask: CohortMask | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The version that a job published. It serves no hospital until it is assigned."""
+
+    reference: str
+    name: str
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a gate; `value` is None where it was not measured."""
+
+    name: str
+    passed: bool
+    value: float | None
+    bound: str
+    limit: float | None
+    meaning: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The verdict on a candidate."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """A job, in a list."""
+
+    id: str
+    kind: str
+    state: str
+    hospital: str | None
+    model: str | None
+    attempt: int
+    queue_position: int | None
+    progress: dict[str, Any]
+    reason: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it does not change any more."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True)
+class Job(JobSummary):
+    """A job. In state `fell_back` the adaptation was stopped or no epoch was better, so step 0 was kept."""
+
+    cohort: str | None
+    options: dict[str, Any]
+    candidate: Candidate | None
+    gate: Gate | None
+    warnings: tuple[str, ...]
+    no_worker: str | None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a job: `state`, `progress`, `epoch`, `gate` or `warning`."""
+
+    id: int
+    type: str
+    data: dict[str, Any]
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the job's last one."""
+        return self.type == "state" and self.data.get("state") in ENDED
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A hospital; a member of the federation has a `site`."""
+
+    id: str
+    name: str
+    site: str | None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One line of the serving log."""
+
+    sequence: int
+    artefact: str
+    version: int
+    digest: str
+    actor: str
+    reason: str
+    at: datetime
+    restores: int | None
+    override: bool
+    by_default: bool
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The version that serves a hospital for a model: `assigned`, `kept`, `newest` or `nothing`."""
+
+    hospital: str
+    model: str
+    artefact: str | None
+    version: int | None
+    digest: str | None
+    because: str
+    withdrawn: bool
+    newer: str | None
+    flagged: tuple[str, ...]
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """Who withdrew a version, and why."""
+
+    actor: str
+    reason: str
+    time: datetime
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published version."""
+
+    version: int
+    digest: str
+    published: datetime
+    withdrawn: Tombstone | None
+    flagged: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that requests can name. `answers` says by which route; `hospital` is that of an adapted
+    version.
+    """
+
+    name: str
+    kind: str
+    summary: str
+    adaptable: bool
+    hospital: str | None
+    latest: Version | None
+    task: str
+    answers: str
+    labels: tuple[str, ...]
+    sites: tuple[str, ...]
+    personalizations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Who the caller is; `hospitals` is None for all of them."""
+
+    actor: str
+    authenticated: bool
+    roles: tuple[str, ...]
+    hospitals: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the service, such as its database."""
+
+    ok: bool
+    required: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """`ready`, `degraded` (it segments, and jobs wait) or `not-ready`."""
+
+    status: str
+    parts: dict[str, Part]
+
+
+@dataclass(frozen=True)
+class File:
+    """An answer as the service sent it: an overlay, a DICOM SEG, a card."""
+
+    content: bytes
+    media_type: str
+    headers: dict[str, str] = field(repr=False)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside and rename it: what is there is whole, also after an interruption."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    image = pillow()
+    content = io.BytesIO()
+    image.fromarray(np.ascontiguousarray(pixels)).save(content, "PNG", compress_level=3)
+    return content.getvalue()
+
+
+def pillow() -> Any:
+    """Pillow's module of images, which only 2-D images need. Raises ScanInvalid where it is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ScanInvalid("PNG images need Pillow: pip install pillow") from None
+    return Image

@@ -1,0 +1,312 @@
+"""The clients: `Client` blocks, `AsyncClient` awaits. Every method is an operation of `locum.operations`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import httpx
+
+from locum import operations
+from locum.answers import Event, Job
+from locum.connection import Connection
+from locum.core import EventStream, Operation, Pause, Request, problem_of, with_retries
+from locum.errors import Problem
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+RETRIES = 6
+"""Of a request, by default: some thirty seconds in all."""
+
+# A volume may wait for a slot and then run for minutes; the service itself ends what takes too long.
+_TIMEOUT = httpx.Timeout(30.0, read=900.0, write=300.0)
+# The service sends a comment every 15 s, so a silence of a minute is a broken connection.
+_EVENTS_TIMEOUT = httpx.Timeout(30.0, read=60.0)
+
+
+def _blocking(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Client, P], T]:
+    @wraps(operation)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(operation(*args, **kwargs))
+
+    return method
+
+
+def _awaited(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    @wraps(operation)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(operation(*args, **kwargs))
+
+    return method
+
+
+class Client:
+    """A client of a running service. Threads may share it.
+
+    Requests are retried where the service says that a retry makes sense, and where the connection broke and
+    the API makes the request idempotent.
+    """
+
+    def __init__(
+        self, url: str | None = None, key: str | None = None, *, retries: int = RETRIES, verify: Any = True
+    ) -> None:
+        """Connect at the first request.
+
+        Args:
+            url: of the service; by default that of LOCUM_URL, else of `locum login`, else
+                http://127.0.0.1:8000.
+            key: an API key or access token; by default that of LOCUM_KEY, else the one that `locum login`
+                keeps for the url.
+            retries: of each request.
+            verify: as httpx has it, for a certificate authority of the hospital's own.
+
+        Raises:
+            SettingInvalid: the address or the file of `locum login` cannot be used.
+        """
+        self.connection = Connection.find(url, key)
+        self._retries = retries
+        self._http = httpx.Client(**_options(self.connection), verify=verify)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    segment = _blocking(operations.segment)
+    render = _blocking(operations.render)
+    classify = _blocking(operations.classify)
+    models = _blocking(operations.models)
+    model = _blocking(operations.model)
+    versions = _blocking(operations.versions)
+    hospitals = _blocking(operations.hospitals)
+    register = _blocking(operations.register)
+    create_cohort = _blocking(operations.create_cohort)
+    cohorts = _blocking(operations.cohorts)
+    cohort = _blocking(operations.cohort)
+    delete_cohort = _blocking(operations.delete_cohort)
+    cohort_scans = _blocking(operations.cohort_scans)
+    add_scan = _blocking(operations.add_scan)
+    add_mask = _blocking(operations.add_mask)
+    adapt = _blocking(operations.adapt)
+    job = _blocking(operations.get_job)
+    jobs = _blocking(operations.jobs)
+    cancel = _blocking(operations.cancel)
+    card = _blocking(operations.card)
+    serving = _blocking(operations.serving)
+    history = _blocking(operations.history)
+    assign = _blocking(operations.assign)
+    roll_back = _blocking(operations.roll_back)
+    session = _blocking(operations.session)
+    ready = _blocking(operations.ready)
+
+    def events(self, job: str, after: int = 0) -> Iterator[Event]:
+        """Yield a job's events from the first one (or after one's id) to its last; a broken connection is
+        resumed.
+
+        Raises:
+            Problem: 404 for no such job, and others.
+            Unreachable: the service is gone.
+        """
+        stream = EventStream(job, self._retries, last=after)
+        while not stream.over:
+            broken: Exception | None = None
+            try:
+                with self._http.stream(**_sent(stream.request()), timeout=_EVENTS_TIMEOUT) as answer:
+                    if not answer.is_success:
+                        answer.read()
+                    if (problem := problem_of(answer)) is not None:
+                        raise problem
+                    for line in answer.iter_lines():
+                        yield from stream.feed(line)
+            except (httpx.TransportError, Problem) as error:
+                broken = error
+            if not stream.over:
+                time.sleep(stream.broken(broken))
+
+    def wait(self, job: str) -> Job:
+        """Follow a job to its end; return it. Errors as `events`."""
+        for _ in self.events(job):
+            continue
+        return self.job(job)
+
+    def _run(self, operation: Operation[T]) -> T:
+        steps = with_retries(operation, self._retries)
+        answer: Any = None
+        error: httpx.TransportError | None = None
+        try:
+            while True:
+                step = steps.send(answer) if error is None else steps.throw(error)
+                answer, error = None, None
+                if isinstance(step, Pause):
+                    time.sleep(step.seconds)
+                    continue
+                content = None if step.body is None else step.body.pieces()
+                try:
+                    answer = self._http.request(**_sent(step), content=content)
+                except httpx.TransportError as failed:
+                    error = failed
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            steps.close()
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same methods, awaited, and `events` as an asynchronous iterator."""
+
+    def __init__(
+        self, url: str | None = None, key: str | None = None, *, retries: int = RETRIES, verify: Any = True
+    ) -> None:
+        """Arguments and errors as `Client`."""
+        self.connection = Connection.find(url, key)
+        self._retries = retries
+        self._http = httpx.AsyncClient(**_options(self.connection), verify=verify)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    segment = _awaited(operations.segment)
+    render = _awaited(operations.render)
+    classify = _awaited(operations.classify)
+    models = _awaited(operations.models)
+    model = _awaited(operations.model)
+    versions = _awaited(operations.versions)
+    hospitals = _awaited(operations.hospitals)
+    register = _awaited(operations.register)
+    create_cohort = _awaited(operations.create_cohort)
+    cohorts = _awaited(operations.cohorts)
+    cohort = _awaited(operations.cohort)
+    delete_cohort = _awaited(operations.delete_cohort)
+    cohort_scans = _awaited(operations.cohort_scans)
+    add_scan = _awaited(operations.add_scan)
+    add_mask = _awaited(operations.add_mask)
+    adapt = _awaited(operations.adapt)
+    job = _awaited(operations.get_job)
+    jobs = _awaited(operations.jobs)
+    cancel = _awaited(operations.cancel)
+    card = _awaited(operations.card)
+    serving = _awaited(operations.serving)
+    history = _awaited(operations.history)
+    assign = _awaited(operations.assign)
+    roll_back = _awaited(operations.roll_back)
+    session = _awaited(operations.session)
+    ready = _awaited(operations.ready)
+
+    async def events(self, job: str, after: int = 0) -> AsyncIterator[Event]:
+        """As `Client.events`."""
+        stream = EventStream(job, self._retries, last=after)
+        while not stream.over:
+            broken: Exception | None = None
+            try:
+                async with self._http.stream(**_sent(stream.request()), timeout=_EVENTS_TIMEOUT) as answer:
+                    if not answer.is_success:
+                        await answer.aread()
+                    if (problem := problem_of(answer)) is not None:
+                        raise problem
+                    async for line in answer.aiter_lines():
+                        for event in stream.feed(line):
+                            yield event
+            except (httpx.TransportError, Problem) as error:
+                broken = error
+            if not stream.over:
+                await asyncio.sleep(stream.broken(broken))
+
+    async def wait(self, job: str) -> Job:
+        """As `Client.wait`."""
+        async for _ in self.events(job):
+            continue
+        return await self.job(job)
+
+    async def _run(self, operation: Operation[T]) -> T:
+        steps = with_retries(operation, self._retries)
+        answer: Any = None
+        error: httpx.TransportError | None = None
+        try:
+            while True:
+                # In a thread: a step may read a scan and unpack a mask.
+                step, result = await asyncio.to_thread(_advance, steps, answer, error)
+                if step is None:
+                    return result  # type: ignore[no-any-return]
+                answer, error = None, None
+                if isinstance(step, Pause):
+                    await asyncio.sleep(step.seconds)
+                    continue
+                content = None if step.body is None else _pieces(step.body.pieces())
+                try:
+                    answer = await self._http.request(**_sent(step), content=content)
+                except httpx.TransportError as failed:
+                    error = failed
+        finally:
+            steps.close()
+
+
+def _advance(
+    steps: Operation[Any], answer: Any, error: Exception | None
+) -> tuple[Request | Pause | None, Any]:
+    """The next step, or None and the result: a StopIteration cannot leave a thread of asyncio."""
+    try:
+        return (steps.send(answer) if error is None else steps.throw(error)), None
+    except StopIteration as end:
+        return None, end.value
+
+
+async def _pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
+
+
+def _options(connection: Connection) -> dict[str, Any]:
+    headers = {"User-Agent": f"locum/{version_of_client()}"}
+    if connection.key:
+        headers["Authorization"] = f"Bearer {connection.key}"
+    return {"base_url": connection.url, "headers": headers, "timeout": _TIMEOUT}
+
+
+def version_of_client() -> str:
+    """The installed version, of Locum or of its client alone."""
+    for distribution in ("locum", "locum-client"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return "0"
+
+
+def _sent(request: Request) -> dict[str, Any]:
+    """The request as httpx takes it, without the body."""
+    headers = dict(request.headers)
+    if request.body is not None:
+        headers["Content-Length"] = str(request.body.size)
+    scan = request.scan
+    return {
+        "method": request.method,
+        "url": request.path,
+        "params": dict(request.params),
+        "headers": headers,
+        "json": request.json,
+        "data": None if request.form is None else dict(request.form),
+        "files": None if scan is None else {"scan": (scan.name, scan.rewound())},
+    }

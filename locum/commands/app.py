@@ -1,0 +1,380 @@
+"""The commands, their help and their exit codes."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from locum.errors import LocumError, NotAllowed, Unreachable
+
+# Documented in docs/reference/command-line.md and below every --help.
+DONE, FAILED, USAGE, UNREACHABLE, NOT_ALLOWED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+_HERE, _SCANS = "On this machine", "Scans, at a running service"
+_FIT, _DECIDE, _SETTINGS = "Fit a model to a hospital", "Decide what serves a hospital", "Connection"
+_ROOM: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
+_EXAMPLES = """Examples
+
+\b
+  locum demo                                    see it work, in three minutes
+  locum serve --store store                     serve a store on this machine
+  locum segment scans/ -m phantom -o masks      masks and a table of volumes
+  locum adapt scans/ -m phantom -H dune -f      fit a model to a hospital
+
+Exit codes
+
+\b
+  0 done          3 no service answers          130 interrupted
+  1 rejected      4 not allowed
+  2 wrong usage or input
+
+LOCUM_URL has the service's address, LOCUM_KEY the API key; `locum login` keeps both.
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="name, name@3 or name@sha256:…; not needed where one is offered."),
+]
+Hospital = Annotated[
+    str | None, typer.Option("--hospital", "-H", help="The scans' hospital.", envvar="LOCUM_HOSPITAL")
+]
+Named = Annotated[str, typer.Option("--hospital", "-H", help="The hospital's id.", envvar="LOCUM_HOSPITAL")]
+Scans = Annotated[
+    list[str], typer.Argument(help="Files, folders, globs; a folder of DICOM files is one series.")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
+Personalization = Annotated[
+    str | None, typer.Option(help="Whose model: auto (default), global, member, hospital or scan.")
+]
+Site = Annotated[str | None, typer.Option(help="With --personalization member: the site.")]
+Guard = Annotated[
+    str | None, typer.Option(help="Of a scan unlike the training scans: auto (default), warn or refuse.")
+]
+Parallel = Annotated[int, typer.Option("--jobs", "-j", min=1, max=32, help="Scans sent at a time.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="An option of the adaptation, as epochs=5; may be repeated."),
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow the job to its end.")]
+Actor = Annotated[
+    str | None, typer.Option(help="Who decides; by default you, where the service knows no caller.")
+]
+Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; the log keeps it.")]
+
+
+@app.callback(epilog=_EXAMPLES)
+def locum(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+) -> None:
+    """Serve segmentation models that are fitted to each hospital, and use them. For research use only."""
+    if version:
+        from locum.client import version_of_client
+
+        typer.echo(f"locum {version_of_client()}")
+        raise typer.Exit(DONE)
+
+
+def _start(module: str, arguments: list[str]) -> None:
+    """Become `python -m MODULE`: its signals, output and exit code are the command's own.
+
+    Modules of the working folder are not imported (-P), nor by the processes that it starts: a folder may
+    have packages of the same names, as `service`.
+    """
+    import os
+
+    if find_spec(module.partition(".")[0]) is None:
+        raise _Missing(
+            f"{module} is not installed: this is the client alone (locum-client); pip install locum has it"
+        )
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    if os.name == "nt":
+        import subprocess
+
+        # exec would return to the shell at once there.
+        raise typer.Exit(subprocess.run(command, env=environment, check=False).returncode)
+    os.execve(sys.executable, command, environment)
+
+
+class _Missing(LocumError): ...
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def demo(context: typer.Context) -> None:
+    """Train three phantom hospitals, serve them, and adapt to a fourth."""
+    _start("demo", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def serve(context: typer.Context) -> None:
+    """Serve a store over HTTP, with a worker; `locum serve keys create …` makes API keys."""
+    _start("service", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def train(context: typer.Context) -> None:
+    """Train a federation of hospitals, and publish the model."""
+    _start("training.federate", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def site(context: typer.Context) -> None:
+    """Take part in a federation over the network, as one hospital."""
+    _start("training.site", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def store(context: typer.Context) -> None:
+    """List, show, verify, sign, withdraw and prune the versions of a store."""
+    _start("model_store", context.args)
+
+
+@app.command(rich_help_panel=_SCANS)
+def segment(
+    paths: Scans,
+    model: Model = None,
+    hospital: Hospital = None,
+    out: Out = Path("masks"),
+    personalization: Personalization = None,
+    site: Site = None,
+    guard: Guard = None,
+    also: Annotated[
+        str | None, typer.Option(help="A second file per scan: overlay, dicom-seg, dicom-sr or nrrd.")
+    ] = None,
+    jobs: Parallel = 4,
+    again: Annotated[bool, typer.Option("--again", help="Also scans that have a mask already.")] = False,
+) -> None:
+    """Segment scans: a mask and a report for each, and volumes.csv of all.
+
+    The same command goes on after an interruption.
+
+    \b
+      locum segment scan.nii.gz --model phantom --hospital aster
+      locum segment scans/ 'more/*.nii.gz' --model phantom -o masks
+      locum segment study/ --model brain --also dicom-seg
+    """
+    from locum.commands.batch import segment_all
+
+    asked = _given(model=model, hospital=hospital, personalization=personalization, site=site, guard=guard)
+    raise typer.Exit(segment_all(paths, out, asked, also, jobs, again))
+
+
+@app.command(rich_help_panel=_SCANS)
+def classify(
+    paths: Scans,
+    model: Model = None,
+    hospital: Hospital = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the table (CSV).")] = None,
+    personalization: Personalization = None,
+    site: Site = None,
+    guard: Guard = None,
+    jobs: Parallel = 4,
+) -> None:
+    """Classify scans: one line for each, and a table of all with --out.
+
+    \b
+      locum classify images/*.png --model shapes --hospital north -o classes.csv
+    """
+    from locum.commands.batch import classify_all
+
+    asked = _given(model=model, hospital=hospital, personalization=personalization, site=site, guard=guard)
+    raise typer.Exit(classify_all(paths, out, asked, jobs))
+
+
+@app.command(rich_help_panel=_FIT)
+def register(
+    hospital: Annotated[str, typer.Argument(help="Its id: letters, digits, - and _.")],
+    name: Annotated[str | None, typer.Option(help="Its name; the id by default.")] = None,
+    site: Annotated[str | None, typer.Option(help="Of a member of the federation: its site.")] = None,
+) -> None:
+    """Register a hospital.
+
+    \b
+      locum register dune --name 'Dune Hospital'
+    """
+    from locum.commands.fitting import register as run
+
+    run(hospital, name, site)
+
+
+@app.command(rich_help_panel=_FIT)
+def adapt(
+    paths: Scans,
+    hospital: Named,
+    model: Model = None,
+    option: Options = None,
+    note: Annotated[str | None, typer.Option(help="Of the cohort; it must not name a patient.")] = None,
+    cohort: Annotated[str | None, typer.Option(help="Add to this cohort, as after an interruption.")] = None,
+    follow: Follow = False,
+    jobs: Parallel = 4,
+) -> None:
+    """Fit a model to a hospital by its scans, without masks. The job makes a candidate.
+
+    \b
+      locum adapt scans/ --model phantom --hospital dune --follow
+    """
+    from locum.commands.fitting import fit
+
+    raise typer.Exit(fit(paths, None, hospital, model, option or [], note, cohort, follow, jobs))
+
+
+@app.command(rich_help_panel=_FIT)
+def join(
+    paths: Scans,
+    hospital: Named,
+    masks: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the masks, named as their scans, or NAME-mask; beside the scans by default."
+        ),
+    ] = None,
+    model: Model = None,
+    option: Options = None,
+    note: Annotated[str | None, typer.Option(help="Of the cohort; it must not name a patient.")] = None,
+    cohort: Annotated[str | None, typer.Option(help="Add to this cohort, as after an interruption.")] = None,
+    follow: Follow = False,
+    jobs: Parallel = 4,
+) -> None:
+    """Join a FedOAP model with scans and masks of some of them. The job makes a candidate.
+
+    \b
+      locum join scans/ --masks masks/ --model any-organ --hospital dune --follow
+    """
+    from locum.commands.fitting import MasksBeside, fit
+
+    raise typer.Exit(
+        fit(paths, MasksBeside(masks), hospital, model, option or [], note, cohort, follow, jobs)
+    )
+
+
+@app.command(rich_help_panel=_FIT)
+def status(
+    job: Annotated[
+        str | None, typer.Argument(help="A job's id; the service and its newest jobs when left out.")
+    ] = None,
+    hospital: Hospital = None,
+    follow: Follow = False,
+) -> None:
+    """Show the service, or a job and the verdict on its candidate.
+
+    \b
+      locum status
+      locum status 0f3a… --follow
+    """
+    from locum.commands.fitting import show_job, show_service
+
+    raise typer.Exit(show_service(hospital) if job is None else show_job(job, follow))
+
+
+@app.command(rich_help_panel=_DECIDE)
+def assign(
+    version: Annotated[str, typer.Argument(help="name@number; of name.at-HOSPITAL@number the rest follows.")],
+    reason: Reason,
+    hospital: Hospital = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="For which it serves; its own name by default.")
+    ] = None,
+    actor: Actor = None,
+    override: Annotated[
+        bool, typer.Option("--override", help="Although its gate did not pass; the log says so.")
+    ] = False,
+) -> None:
+    """Let a version serve a hospital from now on.
+
+    \b
+      locum assign phantom.at-dune@1 --reason 'better on twenty masks'
+      locum assign phantom@2 --hospital aster --reason 'read its report'
+    """
+    from locum.commands.deciding import assign as run
+
+    run(version, hospital, model, reason, actor, override)
+
+
+@app.command(rich_help_panel=_DECIDE)
+def rollback(
+    model: Annotated[str, typer.Option("--model", "-m", help="The model's name.")],
+    hospital: Named,
+    reason: Reason,
+    actor: Actor = None,
+) -> None:
+    """Return to what served before.
+
+    \b
+      locum rollback --model phantom --hospital dune --reason 'misses small lesions'
+    """
+    from locum.commands.deciding import roll_back
+
+    roll_back(hospital, model, reason, actor)
+
+
+@app.command(rich_help_panel=_DECIDE)
+def history(
+    model: Annotated[str, typer.Option("--model", "-m", help="The model's name.")], hospital: Named
+) -> None:
+    """Show which version served when, by whose decision.
+
+    \b
+      locum history --model phantom --hospital dune
+    """
+    from locum.commands.deciding import history as run
+
+    run(hospital, model)
+
+
+@app.command(rich_help_panel=_SETTINGS)
+def login(
+    url: Annotated[str | None, typer.Argument(help="The service's address.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete what is kept.")] = False,
+) -> None:
+    """Keep the address of a service and the key for it, in a file of mode 0600.
+
+    The key is read from LOCUM_KEY, from a pipe, or from the keyboard, never from the command line.
+
+    \b
+      locum login https://locum.hospital.example
+      locum login https://locum.hospital.example < key-file
+    """
+    from locum.commands.deciding import login as run
+
+    run(url, forget)
+
+
+def _given(**options: str | None) -> dict[str, str]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def main() -> None:
+    """Run the command line; an error is a sentence and an exit code, never a traceback."""
+    try:
+        app(prog_name="locum")
+    except LocumError as error:
+        typer.echo(f"locum: {error}", err=True)
+        raise SystemExit(exit_code(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+def exit_code(error: LocumError) -> int:
+    """The exit code for an error."""
+    from locum.errors import ScanInvalid, SettingInvalid
+
+    if isinstance(error, NotAllowed):
+        return NOT_ALLOWED
+    if isinstance(error, Unreachable):
+        return UNREACHABLE
+    return USAGE if isinstance(error, ScanInvalid | SettingInvalid | _Missing) else FAILED

@@ -1,0 +1,374 @@
+"""Segment or classify many scans: find them, send some at a time, and resume after an interruption."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from locum.answers import Classification, Report, Segmentation, write_whole
+from locum.client import Client
+from locum.commands.app import DONE, FAILED, INTERRUPTED
+from locum.errors import AnswerInvalid, JobFailed, LocumError, NotAllowed, Problem, ScanInvalid, Unreachable
+from locum.reading import read
+from locum.scans import opened, series_files
+
+T = TypeVar("T")
+
+TABLE = "volumes.csv"
+_SUFFIXES = (".nii.gz", ".nii", ".png", ".tif", ".tiff", ".dcm", ".zip")
+_ALSO = {"overlay": "-overlay.png", "dicom-seg": "-seg.dcm", "dicom-sr": "-report.dcm", "nrrd": "-mask.nrrd"}
+# Rejections of one scan; every other one would meet all that follow.
+_OF_THE_SCAN = (400, 413, 415, 422)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A scan: its path, and its name relative to what the command named."""
+
+    path: Path
+    name: str
+
+    @property
+    def stem(self) -> str:
+        """The name without the suffix of its format."""
+        lower = self.name.lower()
+        return next((self.name[: -len(s)] for s in _SUFFIXES if lower.endswith(s)), self.name)
+
+
+def find(paths: Iterable[str], without: Path | None = None) -> list[Found]:
+    """Find the scans that paths, folders and globs name, each once, sorted within each of them.
+
+    A folder with DICOM files is one series; other files count by their suffix. What is hidden, and the folder
+    `without`, is left out.
+
+    Raises:
+        ScanInvalid: a path names no scan, or two scans would have one name.
+    """
+    found: dict[Path, Found] = {}
+    for given in paths:
+        matches = [given] if Path(given).exists() else sorted(glob.glob(given, recursive=True))  # noqa: PTH207
+        if not matches:
+            raise ScanInvalid(f"{given}: expected a file, a folder or a glob that matches some, found none")
+        scans = [scan for match in matches for scan in _below(Path(match), without)]
+        if not scans:
+            raise ScanInvalid(
+                f"{given}: expected scans ({', '.join(_SUFFIXES)}) or folders of DICOM, found none"
+            )
+        for scan in scans:
+            found.setdefault(scan.path.resolve(), scan)
+    names: dict[str, Found] = {}
+    for scan in found.values():
+        if (other := names.setdefault(scan.stem, scan)) is not scan:
+            raise ScanInvalid(
+                f"{scan.path} and {other.path}: both results would be called {scan.stem}; name their common "
+                "folder instead"
+            )
+    return list(found.values())
+
+
+def _below(path: Path, without: Path | None) -> list[Found]:
+    if path.is_file():
+        return [Found(path, path.name)]
+    scans = []
+    for folder in sorted([path, *(each for each in path.rglob("*") if each.is_dir())]):
+        inside = folder.relative_to(path)
+        if any(part.startswith(".") for part in inside.parts) or (
+            without is not None and folder.resolve().is_relative_to(without.resolve())
+        ):
+            continue
+        series = set(series_files(folder))
+        if series:
+            scans.append(Found(folder, str(inside) if inside.parts else path.resolve().name))
+        files = [file for file in sorted(folder.iterdir()) if file.is_file() and file not in series]
+        scans += [
+            Found(file, str(inside / file.name))
+            for file in files
+            if file.name.lower().endswith(_SUFFIXES) and not file.name.startswith(".")
+        ]
+    return scans
+
+
+@dataclass
+class _Done(Generic[T]):
+    scan: Found
+    answer: T | None = None
+    error: str = ""
+    kept: bool = False
+
+
+def segment_all(
+    paths: Sequence[str], out: Path, asked: Mapping[str, Any], also: str | None, jobs: int, again: bool
+) -> int:
+    """Segment the scans into a folder; return the exit code.
+
+    Each gets NAME-mask, NAME-report.json and, with `also`, a second file; the table has a row per label of
+    each. A scan is left as it is where its mask is there and its report says that it was made of these bytes
+    by these options.
+
+    Raises:
+        ScanInvalid, SettingInvalid, Unreachable, NotAllowed, Problem: nothing can be segmented.
+    """
+    if also is not None and also not in _ALSO:
+        raise ScanInvalid(f"--also {also}: expected one of {', '.join(_ALSO)}")
+    scans = find(paths, out)
+    with Client() as client:
+
+        def answer(scan: Found) -> _Done[Report]:
+            kept = None if again else _kept(scan, out, asked, also)
+            if kept is not None:
+                return _Done(scan, kept, kept=True)
+            made: Segmentation = client.segment(scan.path, **asked)
+            if also is not None:
+                file = client.render(scan.path, also, **asked)
+                write_whole(out / f"{scan.stem}{_ALSO[also]}", file.content)
+            made.save(out / f"{scan.stem}-mask{made.suffix}")
+            # Last: a report says that the other files are whole.
+            report = json.dumps(made.report.raw, indent=2, ensure_ascii=False)
+            write_whole(_report(scan, out), report.encode())
+            return _Done(scan, made.report)
+
+        done, complete = _each(scans, answer, jobs, _volumes)
+    rows = [row for each in done for row in _rows(each, out)]
+    write_whole(out / TABLE, _csv(_COLUMNS, rows))
+    Console(soft_wrap=True, highlight=False, markup=False).print(
+        _summary(done, scans, complete, str(out / TABLE))
+    )
+    return _code(done, complete)
+
+
+def classify_all(paths: Sequence[str], out: Path | None, asked: Mapping[str, Any], jobs: int) -> int:
+    """Classify the scans, with a table in the file `out`; return the exit code. Raises as `segment_all`."""
+    scans = find(paths)
+    with Client() as client:
+        done, complete = _each(
+            scans, lambda scan: _Done(scan, client.classify(scan.path, **asked)), jobs, _class
+        )
+    if out is not None:
+        classes = sorted({name for each in done if each.answer for name in each.answer.probabilities})
+        columns = [
+            "scan",
+            "predicted",
+            *classes,
+            "entropy",
+            "warnings",
+            "error",
+            "model",
+            "network",
+            "request",
+        ]
+        write_whole(out, _csv(columns, [_class_row(each) for each in done]))
+    Console(soft_wrap=True, highlight=False, markup=False).print(
+        _summary(done, scans, complete, "" if out is None else str(out))
+    )
+    return _code(done, complete)
+
+
+def _each(
+    scans: Sequence[Found], answer: Callable[[Found], _Done[T]], jobs: int, line: Callable[[_Done[T]], str]
+) -> tuple[list[_Done[T]], bool]:
+    """Answer scans, some at a time, with a line for each and a bar at a terminal.
+
+    Returns those that were answered or rejected, in the order of `scans`, and whether these are all: Ctrl-C
+    leaves the others.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    done: dict[Found, _Done[T]] = {}
+    complete = True
+
+    def one(scan: Found) -> _Done[T]:
+        try:
+            return answer(scan)
+        except (Unreachable, NotAllowed):
+            raise
+        except Problem as problem:
+            if problem.status not in _OF_THE_SCAN:
+                raise
+            return _Done(scan, error=str(problem))
+        except (ScanInvalid, JobFailed, AnswerInvalid) as error:
+            return _Done(scan, error=str(error))
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    pool = ThreadPoolExecutor(jobs)
+    waiting: dict[Future[_Done[T]], Found] = {}
+    rest = iter(scans)
+    with bar:
+        task = bar.add_task("scans", total=len(scans))
+        try:
+            while True:
+                # Not all at once: a folder may have very many.
+                while len(waiting) < 2 * jobs and (scan := next(rest, None)) is not None:
+                    waiting[pool.submit(one, scan)] = scan
+                if not waiting:
+                    break
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    scan = waiting.pop(future)
+                    done[scan] = future.result()
+                    console.print(line(done[scan]))
+                    bar.advance(task)
+        except KeyboardInterrupt:
+            complete = False
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return [done[scan] for scan in scans if scan in done], complete
+
+
+def _report(scan: Found, out: Path) -> Path:
+    return out / f"{scan.stem}-report.json"
+
+
+def _mask(scan: Found, out: Path) -> Path | None:
+    """The mask that is there."""
+    paths = (out / f"{scan.stem}-mask{suffix}" for suffix in (".nii.gz", ".png"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _kept(scan: Found, out: Path, asked: Mapping[str, Any], also: str | None) -> Report | None:
+    """The report of an earlier command that was asked for the same of the same bytes."""
+    try:
+        found = json.loads(_report(scan, out).read_bytes())
+        report = read(Report, found)
+    except (OSError, ValueError, LocumError):
+        return None
+    if _mask(scan, out) is None or (also and not (out / f"{scan.stem}{_ALSO[also]}").is_file()):
+        return None
+    defaults = {"model": None, "hospital": None, "site": None, "personalization": "auto", "guard": "auto"}
+    options = report.receipt.options
+    if any(options.get(name, default) != asked.get(name, default) for name, default in defaults.items()):
+        return None
+    with opened(scan.path) as upload:
+        return report if upload.sha256 == _prefixed(report.receipt.input_sha256) else None
+
+
+def _prefixed(digest: str) -> str:
+    return digest if digest.startswith("sha256:") else f"sha256:{digest}"
+
+
+def _volumes(done: _Done[Report]) -> str:
+    """The line of a scan."""
+    report = done.answer
+    if report is None:
+        return _rejected(done)
+    sizes = [
+        f"{label} {each.voxels} px" if each.volume_ml is None else f"{label} {each.volume_ml:.2f} mL"
+        for label, each in report.labels.items()
+    ]
+    by = f"[dim]{escape(report.receipt.network.name)}[/]"
+    kept = "  [dim]there already[/]" if done.kept else ""
+    return f"{_named(done)}  {escape(', '.join(sizes))}  {by}{kept}{_warned(report.warnings)}"
+
+
+def _class(done: _Done[Classification]) -> str:
+    found = done.answer
+    if found is None:
+        return _rejected(done)
+    sure = found.probabilities[found.predicted]
+    by = f"[dim]{escape(found.receipt.network.name)}[/]"
+    return f"{_named(done)}  {escape(found.predicted)} {sure:.2f}  {by}{_warned(found.warnings)}"
+
+
+def _named(done: _Done[Any]) -> str:
+    return f"[green]✓[/] {escape(done.scan.name)}"
+
+
+def _rejected(done: _Done[Any]) -> str:
+    return f"[red]✗[/] {escape(done.scan.name)}  {escape(done.error)}"
+
+
+def _warned(warnings: Sequence[str]) -> str:
+    return "".join(f"  [yellow]warning:[/] {escape(each)}" for each in warnings)
+
+
+_COLUMNS = (
+    *("scan", "mask", "label", "voxels", "fraction", "volume_ml", "uncertainty", "warnings", "error"),
+    *("model", "network", "personalization", "site", "graph", "input_sha256", "request"),
+)
+
+
+def _rows(done: _Done[Report], out: Path) -> list[dict[str, Any]]:
+    """The rows of a scan: one per label, or one with the reason why it has none."""
+    report = done.answer
+    if report is None:
+        return [{"scan": done.scan.name, "error": done.error}]
+    receipt, mask = report.receipt, _mask(done.scan, out)
+    common = {
+        "scan": done.scan.name,
+        "mask": "" if mask is None else mask.relative_to(out).as_posix(),
+        "uncertainty": report.uncertainty,
+        "warnings": "; ".join(report.warnings),
+        "model": receipt.model.name,
+        "network": receipt.network.name,
+        "personalization": receipt.personalization,
+        "site": receipt.site,
+        "graph": receipt.graph,
+        "input_sha256": receipt.input_sha256,
+        "request": receipt.request,
+    }
+    return [
+        {
+            **common,
+            "label": name,
+            "voxels": each.voxels,
+            "fraction": each.fraction,
+            "volume_ml": each.volume_ml,
+        }
+        for name, each in report.labels.items()
+    ]
+
+
+def _class_row(done: _Done[Classification]) -> dict[str, Any]:
+    found = done.answer
+    if found is None:
+        return {"scan": done.scan.name, "error": done.error}
+    return {
+        "scan": done.scan.name,
+        "predicted": found.predicted,
+        **found.probabilities,
+        "entropy": found.entropy,
+        "warnings": "; ".join(found.warnings),
+        "model": found.receipt.model.name,
+        "network": found.receipt.network.name,
+        "request": found.receipt.request,
+    }
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    content = io.StringIO(newline="")
+    writer = csv.DictWriter(content, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return content.getvalue().encode()
+
+
+def _summary(done: Sequence[_Done[Any]], scans: Sequence[Found], complete: bool, table: str) -> str:
+    rejected, kept = sum(not each.answer for each in done), sum(each.kept for each in done)
+    parts = [f"{len(done) - rejected} of {len(scans)} scans"]
+    parts += [f"{kept} of them there already"] if kept else []
+    parts += [f"{rejected} rejected"] if rejected else []
+    parts += [f"table: {table}"] if table else []
+    parts += [] if complete else ["stopped; the same command goes on"]
+    return "; ".join(parts)
+
+
+def _code(done: Sequence[_Done[Any]], complete: bool) -> int:
+    if not complete:
+        return INTERRUPTED
+    return FAILED if any(each.answer is None for each in done) else DONE

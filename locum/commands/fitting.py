@@ -1,0 +1,187 @@
+"""Fit a model to a hospital: register it, send a cohort, start the job, follow it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from locum.answers import Job
+from locum.client import Client
+from locum.commands.app import DONE, FAILED
+from locum.commands.batch import Found, find
+from locum.commands.following import follow as follow_events
+from locum.errors import ScanInvalid
+
+_console = Console(highlight=False, soft_wrap=True, markup=False)
+_NEWEST = 10
+
+
+@dataclass(frozen=True)
+class MasksBeside:
+    """Where masks are: in a folder, named as their scans or NAME-mask, or beside the scans as NAME-mask or
+    NAME_mask.
+    """
+
+    folder: Path | None
+
+    def split(self, scans: Sequence[Found]) -> tuple[list[Found], dict[Found, Path]]:
+        """Tell scans and masks apart. Raises ScanInvalid where no scan has a mask."""
+        if self.folder is None:
+            by_stem = {scan.stem: scan for scan in scans}
+            of = {mark: by_stem.get(stem) for stem in by_stem for mark in (f"{stem}-mask", f"{stem}_mask")}
+            masks = {owner: by_stem[stem].path for stem, owner in of.items() if owner and stem in by_stem}
+            images = [scan for scan in scans if scan.path not in masks.values()]
+        else:
+            there = {found.stem: found.path for found in find([str(self.folder)])}
+            images = list(scans)
+            masks = {
+                scan: there[stem]
+                for scan in scans
+                for stem in (f"{scan.stem}_mask", f"{scan.stem}-mask", scan.stem)
+                if stem in there
+            }
+        if not masks:
+            where = f"in {self.folder}" if self.folder else "beside the scans"
+            raise ScanInvalid(
+                f"expected masks {where}, found none: a scan NAME.nii.gz has the mask NAME-mask.nii.gz"
+            )
+        return images, masks
+
+
+def register(hospital: str, name: str | None, site: str | None) -> None:
+    """Register a hospital. Raises LocumError."""
+    with Client() as client:
+        made = client.register(hospital, name, site)
+    member = f", a member: site {made.site}" if made.site else ""
+    _console.print(f"{made.id}: {made.name}{member}")
+
+
+def fit(
+    paths: Sequence[str],
+    masks: MasksBeside | None,
+    hospital: str,
+    model: str | None,
+    options: Sequence[str],
+    note: str | None,
+    cohort: str | None,
+    follow: bool,
+    jobs: int,
+) -> int:
+    """Send scans, with `masks` also those, start the job; return the exit code. Raises LocumError."""
+    settings = dict(map(_option, options))
+    scans = find(paths)
+    drawn: dict[Found, Path] = {}
+    if masks is not None:
+        scans, drawn = masks.split(scans)
+    with Client() as client:
+        place = cohort or client.create_cohort(hospital, note).id
+        _console.print(f"cohort {place}: {len(scans)} scans, {len(drawn)} masks")
+
+        def send(scan: Found) -> None:
+            client.add_scan(hospital, place, scan.name, scan.path)
+            if scan in drawn:
+                client.add_mask(hospital, place, scan.name, drawn[scan], model=model)
+
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            sent = pool.map(send, scans)
+            for _ in track(sent, "sending", len(scans), console=_console, disable=not _console.is_terminal):
+                continue
+        except BaseException:
+            again = f"--cohort {place} with the same command goes on"
+            _console.print(again)
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        # A command that is repeated after an interruption finds the job that the first one made.
+        asked = json.dumps([place, model, settings], sort_keys=True)
+        job = client.adapt(hospital, model, place, settings, key=str(uuid.uuid5(uuid.NAMESPACE_OID, asked)))
+        if job.state in ("failed", "cancelled"):
+            job = client.adapt(hospital, model, place, settings)
+        _console.print(f"job {job.id}")
+        if not follow:
+            _console.print(f"locum status {job.id} --follow    shows how it goes")
+            return DONE
+        return _to_the_end(client, job.id)
+
+
+def show_job(job: str, follow: bool) -> int:
+    """Show a job; return the exit code. Raises LocumError."""
+    with Client() as client:
+        return _to_the_end(client, job) if follow else _show(client.job(job))
+
+
+def show_service(hospital: str | None) -> int:
+    """Show the service, its models and newest jobs; return the exit code. Raises LocumError."""
+    with Client() as client:
+        ready, who = client.ready(), client.session()
+        _console.print(
+            f"{client.connection.url}: {ready.status}; you are {who.actor} ({', '.join(who.roles)})"
+        )
+        for name, part in ready.parts.items():
+            if not part.ok:
+                _console.print(f"  {name}: {part.detail or 'not ready'}")
+        for model in client.models():
+            latest = "" if model.latest is None else f"@{model.latest.version}"
+            _console.print(f"model {model.name}{latest}  {model.kind}, {model.answers}: {model.summary}")
+        for job in client.jobs(hospital, limit=_NEWEST):
+            reason = f": {job.reason}" if job.reason else ""
+            _console.print(
+                f"job {job.id}  {job.kind}, {job.hospital or '-'}, {job.model or '-'}: {job.state}{reason}"
+            )
+    return DONE if ready.status != "not-ready" else FAILED
+
+
+def _option(given: str) -> tuple[str, Any]:
+    name, found, value = given.partition("=")
+    if not found or not name:
+        raise ScanInvalid(f"--option {given}: expected NAME=VALUE, such as epochs=5")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _to_the_end(client: Client, job: str) -> int:
+    follow_events(Console(), ((event.type, event.data) for event in client.events(job)))
+    return _show(client.job(job))
+
+
+def _show(job: Job) -> int:
+    """Show a job and what follows from it; return the exit code."""
+    _console.print(
+        f"job {job.id} ({job.kind} of {job.model or 'a scan'} for {job.hospital or 'nobody'}): {job.state}"
+    )
+    if job.reason:
+        _console.print(f"  {job.reason}")
+    if job.no_worker:
+        _console.print(f"  {job.no_worker}")
+    for warning in job.warnings:
+        _console.print(f"  warning: {warning}")
+    if job.gate is not None:
+        for check in job.gate.checks:
+            value = (
+                "not measured"
+                if check.value is None
+                else f"{check.value:.3f} ({check.bound} {check.limit:g})"
+            )
+            _console.print(f"  {'✓' if check.passed else '✗'} {check.name}  {value}")
+            if not check.passed and check.failure:
+                _console.print(f"    {check.failure}")
+    if job.candidate is not None:
+        passed = job.gate is not None and job.gate.passed
+        _console.print(
+            f"candidate {job.candidate.reference} {'passed' if passed else 'did not pass'} its gate"
+        )
+        _console.print(f"  try it:    locum segment SCANS --model {job.candidate.reference}")
+        if passed:
+            _console.print(f"  assign it: locum assign {job.candidate.reference} --reason WHY")
+    return FAILED if job.state in ("failed", "cancelled") else DONE

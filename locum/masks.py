@@ -1,0 +1,114 @@
+"""Read the parts of a `multipart` answer: the report as JSON, and the mask as NRRD or PNG."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from email.parser import BytesParser
+from email.policy import HTTP
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from locum.answers import Report, Segmentation, pillow
+from locum.errors import AnswerInvalid
+from locum.reading import read
+
+_VECTOR = re.compile(r"\(([^()]*)\)")
+
+
+def segmentation(body: bytes, media_type: str, header: nib.Nifti1Header | None = None) -> Segmentation:
+    """Read the answer of `output=multipart`.
+
+    Args:
+        body: of the answer.
+        media_type: its Content-Type, with the boundary.
+        header: of the scan, if it was a NIfTI: the mask gets its forms.
+
+    Raises:
+        AnswerInvalid: it is another answer.
+    """
+    parts = _parts(body, media_type)
+    if not {"params", "image"} <= parts.keys():
+        raise AnswerInvalid(f"expected the parts params and image, found {', '.join(parts) or media_type}")
+    try:
+        report = read(Report, json.loads(parts["params"]))
+    except ValueError as error:
+        raise AnswerInvalid(f"params: expected JSON, found {error}") from error
+    content = parts["image"]
+    if not content.startswith(b"NRRD"):
+        with pillow().open(io.BytesIO(content)) as picture:
+            return Segmentation(np.asarray(picture, np.uint8), report, None)
+    voxels, affine = read_nrrd(content)
+    return Segmentation(voxels, report, _image(voxels, affine, header))
+
+
+def read_nrrd(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Read a mask [I, J, K] and its affine to RAS+ in millimetres, as the service writes NRRD. Raises
+    AnswerInvalid.
+    """
+    head, _, data = content.partition(b"\n\n")
+    fields = dict(
+        line.split(": ", 1) for line in head.decode("ascii", "replace").splitlines()[1:] if ": " in line
+    )
+    try:
+        if fields["type"] != "uint8" or fields["space"] != "left-posterior-superior":
+            raise ValueError(f"type {fields['type']}, space {fields['space']}")
+        shape = [int(size) for size in fields["sizes"].split()]
+        columns = [*_VECTOR.findall(fields["space directions"]), *_VECTOR.findall(fields["space origin"])]
+        lps = np.array([[float(value) for value in column.split(",")] for column in columns]).T
+        raw = gzip.decompress(data) if fields["encoding"] == "gzip" else data
+        voxels = np.frombuffer(raw, np.uint8).reshape(shape, order="F")
+        affine = np.vstack([np.diag([-1.0, -1.0, 1.0]) @ lps, [0, 0, 0, 1]])
+    except (KeyError, ValueError, OSError, EOFError, zlib.error) as error:
+        raise AnswerInvalid(
+            f"image: expected an NRRD mask, found one that cannot be read: {error}"
+        ) from error
+    return voxels, affine
+
+
+def _image(
+    voxels: NDArray[np.uint8], affine: NDArray[np.float64], header: nib.Nifti1Header | None
+) -> nib.Nifti1Image:
+    made = nib.Nifti1Image(voxels, affine)
+    if header is None:
+        made.set_qform(affine, code=1, strip_shears=True)
+        made.set_sform(affine, code=1)
+        made.header.set_xyzt_units("mm")
+        return made
+    # As the scan has them, numbers and unit alike: readers that prefer another form than nibabel agree too.
+    for name in (
+        "qform_code",
+        "sform_code",
+        "quatern_b",
+        "quatern_c",
+        "quatern_d",
+        "qoffset_x",
+        "qoffset_y",
+        "qoffset_z",
+    ):
+        made.header[name] = header[name]
+    for name in ("srow_x", "srow_y", "srow_z"):
+        made.header[name] = header[name]
+    made.header["pixdim"][:4] = header["pixdim"][:4]
+    unit = header.get_xyzt_units()[0]
+    made.header.set_xyzt_units(unit if unit != "unknown" else "mm")
+    return nib.Nifti1Image(voxels, made.header.get_best_affine(), made.header)
+
+
+def _parts(body: bytes, media_type: str) -> dict[str, bytes]:
+    # RFC 7578's parts are MIME's, which the standard library reads; `HTTP` keeps long lines whole.
+    head = f"Content-Type: {media_type}\r\n\r\n".encode("ascii", "replace")
+    message = BytesParser(policy=HTTP).parsebytes(head + body)
+    found: dict[str, bytes] = {}
+    for part in message.iter_parts() if message.is_multipart() else ():
+        name: Any = part.get_param("name", header="Content-Disposition")
+        payload = part.get_payload(decode=True)
+        if isinstance(name, str) and isinstance(payload, bytes):
+            found[name] = payload
+    return found

@@ -1,0 +1,345 @@
+"""What a client can do, for `Client` and `AsyncClient`: each function is an operation of `locum.core`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from numpy.typing import NDArray
+
+from locum.answers import (
+    Assignment,
+    Classification,
+    Cohort,
+    CohortMask,
+    CohortScan,
+    File,
+    Hospital,
+    Job,
+    JobSummary,
+    Model,
+    Readiness,
+    Segmentation,
+    Serving,
+    Session,
+    Version,
+)
+from locum.core import Operation, Request, json_of, listed, parsed, pause, send
+from locum.errors import JobFailed, ScanInvalid
+from locum.masks import segmentation
+from locum.reading import read
+from locum.scans import Scan, Upload, opened
+
+# Between looks at a job that a scan waits for.
+_LOOK_SECONDS = 1.0
+
+
+def segment(
+    scan: Scan,
+    *,
+    affine: NDArray[Any] | None = None,
+    model: str | None = None,
+    hospital: str | None = None,
+    personalization: str | None = None,
+    site: str | None = None,
+    guard: str | None = None,
+    **options: str,
+) -> Operation[Segmentation]:
+    """Segment one scan; return the mask, the report, the receipt and the warnings.
+
+    Args:
+        scan: a file, a folder of one DICOM series, a nibabel image, or an array.
+        affine: of an array that is a volume: [4, 4], voxel indices to millimetres in RAS+.
+        model: `name`, `name@3` or `name@sha256:…`; may be left out where the service offers one.
+        hospital: of the scan; it decides the version and, for a member, the model.
+        personalization: `auto` (default), `global`, `member`, `hospital` or `scan`.
+        site: with `member`.
+        guard: `auto` (default), `warn` or `refuse`: what becomes of a scan that is unlike the training scans.
+        options: further fields of `POST /segment`, such as `preset`.
+
+    Raises:
+        Problem: the service rejects the scan or the request; its sentence says why.
+        ScanInvalid: `scan` is no scan.
+        JobFailed: a scan that needs a job (`personalization="scan"` of a large one) got no mask.
+    """
+    form = _form(
+        options, model=model, hospital=hospital, personalization=personalization, site=site, guard=guard
+    )
+    with opened(scan, affine) as upload:
+        file = yield from _answer(upload, {**form, "output": "multipart"})
+        return segmentation(file.content, file.media_type, upload.header)
+
+
+def render(scan: Scan, output: str, *, affine: NDArray[Any] | None = None, **options: str) -> Operation[File]:
+    """Segment one scan into another output, as the service sends it: `overlay`, `dicom-seg`, `dicom-sr`,
+    `nrrd`, ...
+
+    Other arguments and errors as `segment`.
+    """
+    with opened(scan, affine) as upload:
+        return (yield from _answer(upload, {**_form(options), "output": output}))
+
+
+def _answer(upload: Upload, form: Mapping[str, str]) -> Operation[File]:
+    answer = yield from send(Request("POST", "/segment", form=form, scan=upload))
+    if answer.status_code == 202:
+        job = parsed(Job, answer)
+        while not job.ended:
+            yield from pause(_LOOK_SECONDS)
+            job = yield from get_job(job.id)
+        if job.state not in ("succeeded", "fell_back"):
+            raise JobFailed(f"job {job.id}: expected a mask, found state {job.state}: {job.reason}")
+        answer = yield from send(Request("GET", f"/jobs/{job.id}/result"))
+    return File(answer.content, answer.headers.get("Content-Type", ""), dict(answer.headers))
+
+
+def classify(
+    scan: Scan,
+    *,
+    affine: NDArray[Any] | None = None,
+    model: str | None = None,
+    hospital: str | None = None,
+    personalization: str | None = None,
+    **options: str,
+) -> Operation[Classification]:
+    """Classify one scan. Arguments and errors as `segment`."""
+    form = _form(options, model=model, hospital=hospital, personalization=personalization)
+    with opened(scan, affine) as upload:
+        return parsed(Classification, (yield from send(Request("POST", "/classify", form=form, scan=upload))))
+
+
+def models() -> Operation[list[Model]]:
+    """List the models that requests can name."""
+    return (yield from listed("/models", "models", Model))
+
+
+def versions(model: str) -> Operation[list[Version]]:
+    """List the versions of a model. Raises Problem 404."""
+    return (yield from listed(f"/models/{quote(model)}", "versions", Version))
+
+
+def model(name: str) -> Operation[Model]:
+    """Describe a model. Raises Problem 404."""
+    return parsed(Model, (yield from send(Request("GET", f"/models/{quote(name)}"))))
+
+
+def hospitals() -> Operation[list[Hospital]]:
+    """List the hospitals that the caller may see."""
+    return (yield from listed("/hospitals", "hospitals", Hospital))
+
+
+def register(hospital: str, name: str | None = None, site: str | None = None) -> Operation[Hospital]:
+    """Register a hospital, or change its name and site; a member of the federation names its `site`."""
+    body = {"name": name or hospital, **({"site": site} if site else {})}
+    return parsed(Hospital, (yield from send(Request("PUT", f"/hospitals/{quote(hospital)}", json=body))))
+
+
+def create_cohort(hospital: str, note: str | None = None) -> Operation[Cohort]:
+    """Make an empty cohort. A note outlives the scans, so it must not name a patient. Raises Problem 404."""
+    path = f"/hospitals/{quote(hospital)}/cohorts"
+    # Not repeatable: a second one would be made, though it is empty and expires.
+    request = Request("POST", path, json={"note": note} if note else {}, repeatable=False)
+    return parsed(Cohort, (yield from send(request)))
+
+
+def cohorts(hospital: str) -> Operation[list[Cohort]]:
+    """List the cohorts that still have their scans, the newest first. Raises Problem 404."""
+    return (yield from listed(f"/hospitals/{quote(hospital)}/cohorts", "cohorts", Cohort))
+
+
+def cohort(hospital: str, cohort: str) -> Operation[Cohort]:
+    """Describe a cohort, also after its scans were deleted. Raises Problem 404."""
+    return parsed(Cohort, (yield from send(Request("GET", _cohort(hospital, cohort)))))
+
+
+def delete_cohort(hospital: str, cohort: str) -> Operation[None]:
+    """Delete a cohort's scans now. Raises Problem 409 while a job needs them."""
+    yield from send(Request("DELETE", _cohort(hospital, cohort)))
+
+
+def cohort_scans(hospital: str, cohort: str) -> Operation[list[CohortScan]]:
+    """List a cohort's scans, with the digests of the stored files. Raises Problem 404, 410."""
+    return (yield from listed(f"{_cohort(hospital, cohort)}/scans", "scans", CohortScan))
+
+
+def add_scan(
+    hospital: str, cohort: str, name: str, scan: Scan, *, affine: NDArray[Any] | None = None
+) -> Operation[CohortScan]:
+    """Add a scan under the caller's own name for it; the same scan again changes nothing.
+
+    Raises:
+        Problem: 409 where another scan has the name, 4xx where the scan cannot be read.
+        ScanInvalid: `scan` is no scan.
+    """
+    with opened(scan, affine) as upload:
+        return parsed(
+            CohortScan, (yield from _put(f"{_cohort(hospital, cohort)}/scans/{quote(name)}", upload))
+        )
+
+
+def add_mask(
+    hospital: str,
+    cohort: str,
+    name: str,
+    mask: Scan,
+    *,
+    affine: NDArray[Any] | None = None,
+    model: str | None = None,
+) -> Operation[CohortMask]:
+    """Add the mask of a scan, on its grid; with `model` its values are checked too. Errors as `add_scan`."""
+    with opened(mask, affine) as upload:
+        path = f"{_cohort(hospital, cohort)}/scans/{quote(name)}/mask"
+        return parsed(CohortMask, (yield from _put(path, upload, {"model": model} if model else {})))
+
+
+def _put(path: str, upload: Upload, params: Mapping[str, str] | None = None) -> Operation[Any]:
+    headers = {"Repr-Digest": upload.repr_digest, "Content-Type": "application/octet-stream"}
+    return (yield from send(Request("PUT", path, params=params or {}, headers=headers, body=upload)))
+
+
+def adapt(
+    hospital: str,
+    model: str | None,
+    cohort: str,
+    options: Mapping[str, Any] | None = None,
+    key: str | None = None,
+) -> Operation[Job]:
+    """Start the job that fits a model to a cohort; masks in the cohort make it a joining of a FedOAP model.
+
+    Args:
+        hospital: of the cohort.
+        model: may be left out where one can be adapted.
+        cohort: id; all its scans are used.
+        options: by the kind of the model, such as `epochs`.
+        key: Idempotency-Key: a repeated call with it returns the job that the first one made. A new one by
+            default, so that retries of this call make one job.
+
+    Raises:
+        Problem: the model cannot be adapted, or not to this cohort.
+    """
+    body = {"cohort": cohort, "options": dict(options or {}), **({"model": model} if model else {})}
+    headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+    path = f"/hospitals/{quote(hospital)}/adaptations"
+    return parsed(Job, (yield from send(Request("POST", path, headers=headers, json=body))))
+
+
+def get_job(job: str) -> Operation[Job]:
+    """Read a job. Raises Problem 404."""
+    return parsed(Job, (yield from send(Request("GET", f"/jobs/{quote(job)}"))))
+
+
+def jobs(
+    hospital: str | None = None, state: str | None = None, limit: int | None = None
+) -> Operation[list[JobSummary]]:
+    """List jobs, the newest first, of one hospital or in one state."""
+    given = {"hospital": hospital, "state": state, "limit": None if limit is None else str(limit)}
+    params = {name: value for name, value in given.items() if value is not None}
+    if limit is None:
+        return (yield from listed("/jobs", "jobs", JobSummary, params))
+    page = json_of((yield from send(Request("GET", "/jobs", params=params))))
+    return [read(JobSummary, item) for item in page["jobs"]]
+
+
+def cancel(job: str) -> Operation[Job]:
+    """Cancel a job; a finished one stays as it ended. Raises Problem 404."""
+    return parsed(Job, (yield from send(Request("DELETE", f"/jobs/{quote(job)}"))))
+
+
+def card(job: str) -> Operation[bytes]:
+    """Read a job's card: one HTML page for review, which may show patients. Raises Problem 404."""
+    answer = yield from send(Request("GET", f"/jobs/{quote(job)}/card"))
+    return bytes(answer.content)
+
+
+def serving(hospital: str, model: str, at: datetime | None = None) -> Operation[Serving]:
+    """Tell which version serves a hospital for a model, now or at an instant with its zone. Raises Problem
+    404.
+    """
+    params = {} if at is None else {"at": at.isoformat()}
+    return parsed(Serving, (yield from send(Request("GET", _serving(hospital, model), params=params))))
+
+
+def history(hospital: str, model: str) -> Operation[list[Assignment]]:
+    """List the decisions for a hospital and a model, the oldest first. Raises Problem 404."""
+    return (yield from listed(f"{_serving(hospital, model)}/history", "entries", Assignment))
+
+
+def assign(
+    hospital: str,
+    model: str,
+    version: int | str,
+    reason: str,
+    *,
+    actor: str | None = None,
+    override: bool = False,
+    seen: int | None = None,
+) -> Operation[Assignment]:
+    """Assign a version to a hospital.
+
+    Args:
+        hospital: that it serves from now on.
+        model: for which it serves.
+        version: a number, or `name@number` of a version that was adapted to the hospital.
+        reason: the log keeps it.
+        actor: who decides; only for a service without authentication, which knows no caller.
+        override: assign a version that did not pass its gate; the log records it.
+        seen: sequence of the decision that the caller saw and means to replace, 0 for none; by default the
+            one in force.
+
+    Raises:
+        Problem: 409 `gate-refused`, 412 where another client decided in between, and others.
+    """
+    body: dict[str, Any] = {"version": version, "reason": reason, "override": override}
+    return (yield from _decide("PUT", _serving(hospital, model), body, actor, seen))
+
+
+def roll_back(
+    hospital: str, model: str, reason: str, *, actor: str | None = None, seen: int | None = None
+) -> Operation[Assignment]:
+    """Return to what served before. Arguments and errors as `assign`; 409 where nothing served before."""
+    return (yield from _decide("POST", _serving(hospital, model), {"reason": reason}, actor, seen))
+
+
+def _decide(
+    method: str, serving: str, body: Mapping[str, Any], actor: str | None, seen: int | None
+) -> Operation[Assignment]:
+    tag = f'"{seen}"'
+    if seen is None:
+        tag = (yield from send(Request("GET", serving))).headers.get("ETag", "")
+    path = serving if method == "PUT" else f"{serving}/rollback"
+    body = {**body, **({"actor": actor} if actor else {})}
+    # Not repeatable: where the answer was lost, a second request would be rejected as outdated (412).
+    request = Request(method, path, headers={"If-Match": tag}, json=body, repeatable=False)
+    return parsed(Assignment, (yield from send(request)))
+
+
+def session() -> Operation[Session]:
+    """Tell who the caller is. Raises NotAllowed for a key that is not valid."""
+    return parsed(Session, (yield from send(Request("GET", "/session"))))
+
+
+def ready() -> Operation[Readiness]:
+    """Tell whether the service can answer; also where it cannot, as long as it runs."""
+    return parsed(Readiness, (yield from send(Request("GET", "/health/ready", also=(503,)))))
+
+
+def _form(options: Mapping[str, str], **named: str | None) -> dict[str, str]:
+    form = {name: str(value) for name, value in {**options, **named}.items() if value is not None}
+    if "output" in form:
+        raise ScanInvalid(
+            "`output`: segment answers with a mask and a report; use `render` for another output"
+        )
+    return form
+
+
+def _cohort(hospital: str, cohort: str) -> str:
+    return f"/hospitals/{quote(hospital)}/cohorts/{quote(cohort)}"
+
+
+def _serving(hospital: str, model: str) -> str:
+    if "@" in model:
+        raise ScanInvalid(f"{model}: expected a model's name without a version")
+    return f"/hospitals/{quote(hospital)}/serving/{quote(model)}"

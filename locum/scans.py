@@ -1,0 +1,198 @@
+"""Turn what a caller has into the one file that the service takes: a path, a folder of DICOM, a nibabel
+image, an array.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import nibabel as nib
+import numpy as np
+from nibabel.filebasedimages import ImageFileError
+from nibabel.spatialimages import SpatialImage
+from numpy.typing import NDArray
+
+from locum.answers import pillow
+from locum.errors import ScanInvalid
+
+Scan: TypeAlias = str | Path | SpatialImage | NDArray[Any]
+"""A path of a file or of a folder with one DICOM series, a nibabel image, or an array (a volume with its
+affine).
+"""
+
+_PIECE = 2**20
+# Every DICOM file has it after a preamble of 128 bytes, and some have neither.
+_DICOM_AT, _DICOM = 128, b"DICM"
+# A zip's earliest date: a scan's digest must not depend on when it was sent.
+_NO_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An open file to send.
+
+    `header` is that of a NIfTI: the mask's file gets the same forms, so that every reader puts both in one
+    place.
+    """
+
+    name: str
+    file: IO[bytes]
+    header: nib.Nifti1Header | None = None
+
+    def rewound(self) -> IO[bytes]:
+        """The file, at its start: a retry sends it again."""
+        self.file.seek(0)
+        return self.file
+
+    def pieces(self) -> Iterator[bytes]:
+        """The content, piece by piece."""
+        file = self.rewound()
+        while piece := file.read(_PIECE):
+            yield piece
+
+    @cached_property
+    def digest(self) -> hashlib._Hash:
+        """SHA-256 of the content."""
+        found = hashlib.sha256()
+        for piece in self.pieces():
+            found.update(piece)
+        return found
+
+    @property
+    def sha256(self) -> str:
+        """As receipts and cohorts have it."""
+        return f"sha256:{self.digest.hexdigest()}"
+
+    @property
+    def repr_digest(self) -> str:
+        """As a header (RFC 9530)."""
+        return f"sha-256=:{base64.b64encode(self.digest.digest()).decode()}:"
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.file.seek(0, io.SEEK_END)
+
+
+@contextmanager
+def opened(scan: Scan, affine: NDArray[Any] | None = None) -> Iterator[Upload]:
+    """Open a scan for sending.
+
+    Args:
+        scan: see `Scan`. Arrays are [I, J, K] with an affine, or images [H, W] and [H, W, 3] without one.
+        affine: [4, 4], of an array: voxel indices to millimetres in RAS+, as nibabel has it.
+
+    Raises:
+        ScanInvalid: there is no such file, the folder has no DICOM, or the array is no scan.
+    """
+    if affine is not None and not isinstance(scan, np.ndarray):
+        raise ScanInvalid("`affine` belongs to an array; a file and a nibabel image have their own")
+    if isinstance(scan, np.ndarray):
+        yield _of_array(scan, affine)
+    elif isinstance(scan, SpatialImage):
+        yield _of_image(scan)
+    elif (path := Path(scan)).is_dir():
+        with _series(path) as upload:
+            yield upload
+    else:
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise ScanInvalid(f"{path}: expected a scan or a folder, found: {error.strerror}") from error
+        with file:
+            yield Upload(path.name, file, _nifti_header(path))
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether the file begins as one of DICOM does."""
+    with path.open("rb") as file:
+        start = file.read(_DICOM_AT + len(_DICOM))
+    return start[_DICOM_AT:] == _DICOM
+
+
+def series_files(folder: Path) -> list[Path]:
+    """The DICOM files in a folder, not in folders within it."""
+    files = (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
+    return [path for path in files if is_dicom(path)]
+
+
+@contextmanager
+def _series(folder: Path) -> Iterator[Upload]:
+    files = series_files(folder)
+    if not files:
+        raise ScanInvalid(f"{folder}: expected the files of one DICOM series, found none: name a scan's file")
+    with tempfile.TemporaryFile(prefix="locum-") as file:
+        _zip(files, file)
+        yield Upload(f"{folder.name}.zip", file)
+
+
+def _zip(files: Iterable[Path], target: IO[bytes]) -> None:
+    # Stored, not deflated: pixels hardly shrink, and the network is faster than one core.
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for number, path in enumerate(files):
+            entry = zipfile.ZipInfo(f"{number:06d}.dcm", _NO_DATE)
+            with path.open("rb") as source, archive.open(entry, "w", force_zip64=True) as sink:
+                while piece := source.read(_PIECE):
+                    sink.write(piece)
+
+
+def _of_image(image: SpatialImage) -> Upload:
+    if not isinstance(image, nib.Nifti1Image):
+        image = nib.Nifti1Image.from_image(image)
+    return Upload("scan.nii.gz", io.BytesIO(gzip.compress(image.to_bytes(), 1, mtime=0)), image.header)
+
+
+def _of_array(voxels: NDArray[Any], affine: NDArray[Any] | None) -> Upload:
+    if voxels.dtype == np.bool_:
+        voxels = voxels.astype(np.uint8)
+    if affine is not None:
+        affine = np.asarray(affine, np.float64)
+        if affine.shape != (4, 4) or voxels.ndim != 3:
+            raise ScanInvalid(
+                f"expected a volume [I, J, K] with an affine [4, 4], found {list(voxels.shape)} with "
+                f"{list(affine.shape)}"
+            )
+        return _of_image(nib.Nifti1Image(_storable(voxels), affine))
+    if voxels.ndim == 2 or (voxels.ndim == 3 and voxels.shape[2] == 3 and voxels.dtype == np.uint8):
+        if voxels.dtype not in (np.uint8, np.uint16):
+            raise ScanInvalid(f"expected an image of uint8 or uint16, found {voxels.dtype}: convert it")
+        content = io.BytesIO()
+        pillow().fromarray(np.ascontiguousarray(voxels)).save(content, "PNG", compress_level=3)
+        return Upload("scan.png", content)
+    raise ScanInvalid(
+        f"expected an image [H, W] or a volume [I, J, K] with its `affine`, found an array "
+        f"{list(voxels.shape)} of {voxels.dtype} without one"
+    )
+
+
+def _storable(voxels: NDArray[Any]) -> NDArray[Any]:
+    """The voxels in a type that NIfTI readers know: int64 and float16 are none."""
+    if voxels.dtype == np.float16:
+        return voxels.astype(np.float32)
+    if voxels.dtype in (np.int64, np.uint64):
+        narrow = voxels.astype(np.int32)
+        return narrow if np.array_equal(narrow, voxels) else voxels.astype(np.float64)
+    return voxels
+
+
+def _nifti_header(path: Path) -> nib.Nifti1Header | None:
+    # By its name, as nibabel reads: without one, the mask's affine is in both forms.
+    if not path.name.endswith((".nii", ".nii.gz")):
+        return None
+    try:
+        found = nib.load(path).header
+    except (ImageFileError, OSError, ValueError, EOFError):
+        # The service says what is wrong with it.
+        return None
+    return found if isinstance(found, nib.Nifti1Header) else None

@@ -1,0 +1,83 @@
+"""Scans that paths, folders and globs name, and the masks beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from locum.commands.batch import find
+from locum.commands.fitting import MasksBeside
+from locum.errors import ScanInvalid
+
+DICOM = bytes(128) + b"DICM"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    files = {
+        "a.nii.gz": b"",
+        "notes.txt": b"",
+        ".hidden.nii": b"",
+        "study/one/1": DICOM,
+        "study/one/2": DICOM,
+        "study/two/1.dcm": DICOM,
+        "study/two/report.png": b"",
+        "out/a-mask.nii.gz": b"",
+        ".trash/b.nii": b"",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def test_folder_is_searched_and_a_folder_of_dicom_is_one_scan(folder: Path) -> None:
+    found = {scan.name: scan.path for scan in find([str(folder)], folder / "out")}
+    assert found == {
+        "a.nii.gz": folder / "a.nii.gz",
+        "study/one": folder / "study/one",
+        "study/two": folder / "study/two",
+        "study/two/report.png": folder / "study/two/report.png",
+    }
+
+
+def test_glob_and_path_of_one_file_name_it_once(folder: Path) -> None:
+    found = find([str(folder / "*.nii.gz"), str(folder / "a.nii.gz"), str(folder / "study/one")])
+    assert [(scan.name, scan.stem) for scan in found] == [("a.nii.gz", "a"), ("one", "one")]
+
+
+@pytest.mark.parametrize("given", ["nothing-*.nii", "gone/"])
+def test_path_without_scans_is_named(folder: Path, given: str) -> None:
+    with pytest.raises(ScanInvalid, match="expected a file, a folder or a glob"):
+        find([str(folder / given)])
+
+
+def test_two_scans_with_one_name_are_rejected(folder: Path) -> None:
+    (folder / "study/a.nii.gz").write_bytes(b"")
+    with pytest.raises(ScanInvalid, match="both results would be called a"):
+        find([str(folder / "a.nii.gz"), str(folder / "study/a.nii.gz")])
+
+
+def test_masks_are_beside_their_scans_or_in_a_folder(tmp_path: Path) -> None:
+    for name in (
+        "scans/1.nii.gz",
+        "scans/2.nii.gz",
+        "scans/1_mask.nii.gz",
+        "masks/2.nii.gz",
+        "masks/1-mask.nii",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    images, masks = MasksBeside(None).split(find([str(tmp_path / "scans")]))
+    assert [scan.name for scan in images] == ["1.nii.gz", "2.nii.gz"]
+    assert {scan.name: path.name for scan, path in masks.items()} == {"1.nii.gz": "1_mask.nii.gz"}
+    (tmp_path / "scans/1_mask.nii.gz").unlink()
+    scans = find([str(tmp_path / "scans")])
+    _, masks = MasksBeside(tmp_path / "masks").split(scans)
+    assert {scan.name: path.name for scan, path in masks.items()} == {
+        "1.nii.gz": "1-mask.nii",
+        "2.nii.gz": "2.nii.gz",
+    }
+    with pytest.raises(ScanInvalid, match="expected masks beside"):
+        MasksBeside(None).split(scans)

@@ -1,0 +1,177 @@
+"""Retries, listings and event streams, without a network: operations are generators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from locum import operations
+from locum.core import EventStream, Operation, Pause, Request, with_retries
+from locum.errors import NotAllowed, Problem, Unreachable
+
+COHORT = {
+    **{"id": "c", "hospital": "h", "note": None, "scans": 0, "bytes": 0},
+    **{"created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-02T00:00:00Z", "deleted_at": None},
+}
+JOB_GONE = {
+    "type": "urn:locum:problem:job-unknown",
+    "title": "No such job",
+    "status": 404,
+    "detail": "No job.",
+}
+
+
+def answer(status: int, body: Any = None, **headers: str) -> httpx.Response:
+    request = httpx.Request("GET", "http://service/path")
+    return httpx.Response(status, json={} if body is None else body, headers=headers, request=request)
+
+
+def problem(slug: str, status: int = 503, **headers: str) -> httpx.Response:
+    body = {
+        "type": f"urn:locum:problem:{slug}",
+        "title": slug,
+        "status": status,
+        "detail": f"the {slug} sentence",
+    }
+    return answer(status, body, **headers)
+
+
+def broken(kind: type[httpx.TransportError] = httpx.ReadError) -> httpx.TransportError:
+    return kind("cut", request=httpx.Request("GET", "http://service/path"))
+
+
+def played(
+    operation: Operation[Any], *answers: httpx.Response | Exception, retries: int = 3
+) -> tuple[Any, Any, Any]:
+    """Run an operation on prepared answers: its result or error, the requests, the pauses."""
+    steps, rest = with_retries(operation, retries), list(answers)
+    requests: list[Request] = []
+    pauses: list[float] = []
+    given: Any = None
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Pause):
+                pauses.append(step.seconds)
+                step = steps.send(None)
+                continue
+            requests.append(step)
+            given = rest.pop(0)
+            step = steps.throw(given) if isinstance(given, Exception) else steps.send(given)
+    except StopIteration as end:
+        result: Any = end.value
+    except (Problem, Unreachable) as error:
+        result = error
+    assert not rest, "not every answer was used"
+    return result, requests, pauses
+
+
+def test_transient_rejection_is_retried_after_the_time_that_it_names() -> None:
+    result, requests, pauses = played(
+        operations.create_cohort("h"), problem("busy", **{"Retry-After": "7"}), answer(201, COHORT)
+    )
+    assert result.id == "c"
+    assert len(requests) == 2
+    assert pauses == [7.0]
+
+
+@pytest.mark.parametrize("slug", ["database-damaged", "run-too-long", "graph-refused", "artefact-damaged"])
+def test_rejection_that_an_operator_must_mend_is_final(slug: str) -> None:
+    result, requests, _ = played(operations.models(), problem(slug))
+    assert isinstance(result, Problem)
+    assert (str(result), result.slug, len(requests)) == (f"the {slug} sentence", slug, 1)
+
+
+def test_lost_answer_is_asked_for_again_only_where_that_changes_nothing() -> None:
+    result, requests, pauses = played(operations.cohort("h", "c"), broken(), broken(), answer(200, COHORT))
+    assert (result.id, len(requests)) == ("c", 3)
+    # Doubled, each with its jitter of a half.
+    assert 0.25 <= pauses[0] <= 0.5 <= pauses[1] <= 1.0
+    # A second cohort would be made, and a second decision rejected as outdated.
+    for operation, before in (
+        (operations.create_cohort("h"), []),
+        (operations.assign("h", "m", 1, "why"), [answer(200, ETag='"4"')]),
+        (operations.roll_back("h", "m", "why"), [answer(200, ETag='"4"')]),
+    ):
+        result, requests, _ = played(operation, *before, broken())
+        assert isinstance(result, Unreachable)
+        assert len(requests) == 1 + len(before)
+
+
+def test_connection_that_was_refused_has_sent_nothing_and_is_tried_again() -> None:
+    result, requests, _ = played(
+        operations.create_cohort("h"), broken(httpx.ConnectError), answer(201, COHORT), retries=1
+    )
+    assert (result.id, len(requests)) == ("c", 2)
+
+
+def test_retried_adaptation_has_one_idempotency_key() -> None:
+    _, requests, _ = played(operations.adapt("h", "m", "c"), broken(), answer(404, JOB_GONE))
+    keys = {request.headers["Idempotency-Key"] for request in requests}
+    assert (len(requests), len(keys)) == (2, 1)
+    _, others, _ = played(operations.adapt("h", "m", "c"), answer(404, JOB_GONE))
+    assert others[0].headers["Idempotency-Key"] not in keys
+
+
+def test_retries_end() -> None:
+    result, requests, pauses = played(operations.models(), *(broken() for _ in range(4)), retries=3)
+    assert isinstance(result, Unreachable)
+    assert (len(requests), len(pauses)) == (4, 3)
+
+
+def test_answer_of_a_proxy_is_retried_and_named() -> None:
+    gone = httpx.Response(
+        502, text="<html>Bad Gateway", request=httpx.Request("GET", "http://service/models")
+    )
+    result, requests, _ = played(operations.models(), gone, gone, retries=1)
+    assert "502 Bad Gateway, and not from Locum's service" in str(result)
+    assert len(requests) == 2
+    result, _, _ = played(operations.models(), problem("role-missing", 403))
+    assert isinstance(result, NotAllowed)
+
+
+def test_decision_names_the_state_that_it_replaces() -> None:
+    entry = answer(404, JOB_GONE)
+    _, requests, _ = played(operations.assign("h", "m", 1, "why"), answer(200, ETag='"4"'), entry)
+    assert requests[1].headers["If-Match"] == '"4"'
+    _, requests, _ = played(operations.assign("h", "m", 1, "why", seen=0), entry)
+    assert requests[0].headers["If-Match"] == '"0"'
+
+
+def test_listing_follows_its_pages() -> None:
+    first = {"cohorts": [COHORT], "next": "abc"}
+    result, requests, _ = played(
+        operations.cohorts("h"),
+        answer(200, first),
+        answer(200, {"cohorts": [COHORT | {"id": "d"}], "next": None}),
+    )
+    assert [each.id for each in result] == ["c", "d"]
+    assert [dict(request.params) for request in requests] == [{}, {"after": "abc"}]
+
+
+def test_events_are_read_line_by_line_and_resumed_after_the_last() -> None:
+    stream = EventStream("j", retries=2)
+    lines = [": ping", "", "id: 4", "event: epoch", 'data: {"epoch": 1}', "", "id: 5", "event: state"]
+    found = [event for line in lines for event in stream.feed(line)]
+    assert [(event.id, event.type, event.data) for event in found] == [(4, "epoch", {"epoch": 1})]
+    stream.broken(broken())
+    # The half event is gone with its connection.
+    assert stream.request().headers["Last-Event-ID"] == "4"
+    (last,) = (
+        e for line in ("id: 5", "event: state", 'data: {"state": "failed"}', "") for e in stream.feed(line)
+    )
+    assert last.last
+    assert stream.over
+
+
+def test_stream_that_breaks_without_an_event_is_given_up() -> None:
+    stream = EventStream("j", retries=2)
+    for _ in range(2):
+        stream.broken(broken())
+    with pytest.raises(Unreachable):
+        stream.broken(broken())
+    # One that the service ends in order is none of these.
+    patient = EventStream("j", retries=2)
+    assert all(patient.broken(None) > 0 for _ in range(10))
