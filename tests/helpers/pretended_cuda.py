@@ -144,6 +144,7 @@ class PretendedCuda:
             "max_memory_allocated": 0,
             "memory_allocated": 0,
             "is_bf16_supported": True,
+            "is_current_stream_capturing": False,
             "get_device_name": "Pretended",
             "get_device_capability": (9, 0),
             "get_arch_list": ["sm_90"],
