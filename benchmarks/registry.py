@@ -11,6 +11,7 @@ from benchmarks.harness.experiment import Experiment, OptionError, unknown
 # name -> module:class. Imported when needed: most import torch and half of Locum.
 EXPERIMENTS: Mapping[str, str] = {
     "unseen": "benchmarks.accuracy.unseen.experiment:Unseen",
+    "dose": "benchmarks.accuracy.dose.experiment:Dose",
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
     "paper-iop-fl": "benchmarks.accuracy.papers.iop_fl:PaperIopFl",
     "paper-fedoap": "benchmarks.accuracy.papers.fedoap:PaperFedOap",

@@ -139,24 +139,37 @@ class Unseen(Experiment[Profile]):
     def _open(self, set_: str) -> Hospitals:
         chosen = self.profile.sets[set_]
         folder = self.options.state_dir / f"{self.name}.{self.options.profile}" / set_
-        root = self.data / set_
-        if set_ == PHANTOM:
-            root = folder / "data"
-            if not root.exists():
-                sites = tuple(SCANNERS)[: self.profile.scanners]
-                # Another run may need it at the same time: it must be whole when it appears.
-                folder.mkdir(parents=True, exist_ok=True)
-                with TemporaryDirectory(dir=folder) as unfinished:
-                    write_federation(Path(unfinished) / "data", sites, self.profile.phantoms, chosen.size)
-                    with suppress(OSError):
-                        (Path(unfinished) / "data").rename(root)
-        federation = load_federation(root, None if set_ == PHANTOM else template(set_))
-        size = (chosen.size, chosen.size)
-        federation = replace(federation, task=federation.task.model_copy(update={"size": size}))
+        federation = federation_of(set_, self.data, folder, chosen.size, self._phantoms)
         return Hospitals(federation, folder / "runs", chosen.method, self.options.workers)
+
+    @property
+    def _phantoms(self) -> tuple[int, int]:
+        return self.profile.scanners, self.profile.phantoms
 
     def _sites(self, set_: str) -> tuple[str, ...]:
         return self._hospitals(set_).federation.names
+
+
+def federation_of(
+    set_: str, data: Path, folder: Path, size: int, phantoms: tuple[int, int]
+) -> Federation[Any]:
+    """The set at a size, from the folder `data`; the phantom is written to `folder` first.
+
+    `phantoms`: how many drawn scanners, and patients of each.
+    """
+    root = data / set_
+    if set_ == PHANTOM:
+        root = folder / "data"
+        if not root.exists():
+            sites = tuple(SCANNERS)[: phantoms[0]]
+            # Another run may need it at the same time: it must be whole when it appears.
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=folder) as unfinished:
+                write_federation(Path(unfinished) / "data", sites, phantoms[1], size)
+                with suppress(OSError):
+                    (Path(unfinished) / "data").rename(root)
+    federation = load_federation(root, None if set_ == PHANTOM else template(set_))
+    return replace(federation, task=federation.task.model_copy(update={"size": (size, size)}))
 
 
 def cells_of(name: str, profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:

@@ -143,9 +143,9 @@ class Hospitals:
             metrics = drafts[site.name].metrics if site.name in drafts else {}
             won = metrics.get("val_dice", 0.0) > metrics.get("val_dice_global", 0.0)
             found[site.name] = {
-                "global": _short(mean_dice(dice[GLOBAL])),
-                "personal": _short(mean_dice(dice.get(site.name, dice[GLOBAL]))),
-                "auto": _short(mean_dice(dice[site.name if won else GLOBAL])),
+                "global": short(mean_dice(dice[GLOBAL])),
+                "personal": short(mean_dice(dice.get(site.name, dice[GLOBAL]))),
+                "auto": short(mean_dice(dice[site.name if won else GLOBAL])),
                 "share": result.publication.details["personal"][site.name]["share"],
                 "patients": len(dice[GLOBAL]),
             }
@@ -161,7 +161,7 @@ class Hospitals:
         )
         network = self._global(run)
         scans = {severity: self._hospital(site, seed, severity).scans for severity in severities}
-        return {str(key): _short(mean_dice(_dice(network, each))) for key, each in scans.items()}
+        return {str(key): short(mean_dice(dice_of(network, each))) for key, each in scans.items()}
 
     def reference(self, site: str, seed: int) -> dict[str, Any]:
         """Dice on the hospital's test patients, of the others' global model and of one trained at home."""
@@ -173,8 +173,8 @@ class Hospitals:
         scans = Scans.load(tested, alone.federation.task)
         space = space_of(others, self._place(others), self.workers)
         return {
-            "global": _short(mean_dice(_dice(space.plain(), scans))),
-            "home": _short(mean_dice(_dice(self._global(alone), scans))),
+            "global": short(mean_dice(dice_of(space.plain(), scans))),
+            "home": short(mean_dice(dice_of(self._global(alone), scans))),
             "patients": len(scans.patients),
         }
 
@@ -187,15 +187,15 @@ class Hospitals:
         found = {}
         for severity in severities:
             hospital = self._hospital(site, seed, severity)
-            before = _dice(space.plain(), hospital.scans)
+            before = dice_of(space.plain(), hospital.scans)
             arms: dict[str, Dice] = {preset: {} for preset in presets}
             for turn in hospital.turns():
                 for preset in presets:
                     config = AdaptationConfig(preset=preset, seed=seed)
                     adapted = recipe_of(preset).adapt(space, turn.learned.images, config, CPU)
-                    arms[preset] |= _dice(adapted.merged, turn.reported)
+                    arms[preset] |= dice_of(adapted.merged, turn.reported)
             arms["intent"] = _scan_by_scan(space, hospital.scans)
-            found[str(severity)] = _arms(before, arms)
+            found[str(severity)] = arms_of(before, arms)
         return found
 
     def official(self, site: str, seed: int) -> dict[str, Any]:
@@ -207,12 +207,12 @@ class Hospitals:
         run = self._run(seed, (site,))
         space = space_of(run, self._place(run), self.workers)
         hospital = self._hospital(site, seed, 0)
-        cases = _some(self.federation.site(site).cases)
+        cases = some_of(self.federation.site(site).cases)
         slices = TargetSlices.of(cases, hospital.scans, self.federation.task)
         found = by_official_protocol(space, slices, seed)
-        before = _dice(space.plain(), hospital.scans)
-        after = _dice(found.merged(space, hospital.whole().learned.images), hospital.scans)
-        return found.row | {"locum": [_short(mean_dice(before)), _short(_change(before, after))]}
+        before = dice_of(space.plain(), hospital.scans)
+        after = dice_of(found.merged(space, hospital.whole().learned.images), hospital.scans)
+        return found.row | {"locum": [short(mean_dice(before)), short(change_of(before, after))]}
 
     def mistaken(self, site: str, seed: int, foreign: Federation | None) -> dict[str, Any]:
         """What is chosen and what the gate says of cohorts that a hospital sends by mistake.
@@ -224,15 +224,15 @@ class Hospitals:
         made = make_playbook(run, self._place, DEFAULT, workers=self.workers)
         space = space_of(run, self._place(run), self.workers)
         scans = self._hospital(site, seed, 0).scans
-        before, task = _dice(space.plain(), scans), self.federation.task
-        cohorts = {"inverted scans": Scans.load(_some(self.federation.site(site).cases), task, inverted)}
+        before, task = dice_of(space.plain(), scans), self.federation.task
+        cohorts = {"inverted scans": Scans.load(some_of(self.federation.site(site).cases), task, inverted)}
         if foreign is not None:
-            cohorts["another modality"] = Scans.load(_some(foreign.sites[0].cases), task)
+            cohorts["another modality"] = Scans.load(some_of(foreign.sites[0].cases), task)
         found = []
         for kind, cohort in cohorts.items():
             turn = Turn(cohort.thinned(MOST_SLICES), scans)
             choice = choose(made.playbook, space, turn.learned.images, CPU)
-            change = _change(before, _dice(choice.chosen.adapted.merged, scans))
+            change = change_of(before, dice_of(choice.chosen.adapted.merged, scans))
             found.append(_judged(kind, choice.chosen, _failed(choice, space, turn), change))
         return {"cohorts": found}
 
@@ -249,7 +249,7 @@ class Hospitals:
         return network_of(draft.network, draft.weights, CPU)
 
     def _hospital(self, site: str, seed: int, severity: int) -> HeldOutHospital:
-        cases = _some(self.federation.site(site).cases)
+        cases = some_of(self.federation.site(site).cases)
         change = ShiftedScanner.of(site, seed).at(severity)
         scans = Scans.load(cases, self.federation.task, change)
         return HeldOutHospital.of(scans, seed, MOST_SLICES)
@@ -269,14 +269,15 @@ def inverted(scan: Scan) -> Scan:
     return replace(scan, voxels=np.asarray(scan.voxels).max() - scan.voxels)
 
 
-def _some(cases: Sequence[Case]) -> list[Case]:
+def some_of(cases: Sequence[Case]) -> list[Case]:
+    """Cases of at most `MOST_PATIENTS` patients, evenly spaced by name."""
     patients = sorted({case.patient for case in cases})
     kept = set(patients[:: math.ceil(len(patients) / MOST_PATIENTS)])
     return [case for case in cases if case.patient in kept]
 
 
 def _at_severity(made: Made, space: RoutingSpace, hospital: HeldOutHospital, seed: int) -> dict[str, Any]:
-    before = _dice(space.plain(), hospital.scans)
+    before = dice_of(space.plain(), hospital.scans)
     arms: dict[str, Dice] = {name: {} for name in ("auto", "ladder", *_names(made.playbook))}
     wrong = [_shuffled_playbook(made, seed, number) for number in range(SHUFFLES)]
     arms |= {f"shuffled {number}": {} for number in range(SHUFFLES)}
@@ -285,16 +286,16 @@ def _at_severity(made: Made, space: RoutingSpace, hospital: HeldOutHospital, see
         reported = turn.reported
         parent = {patient: before[patient] for patient in reported.patients}
         choice = choose(made.playbook, space, turn.learned.images, CPU)
-        after = {name: _dice(tried.adapted.merged, reported) for name, tried in choice.tried.items()}
+        after = {name: dice_of(tried.adapted.merged, reported) for name, tried in choice.tried.items()}
         default = recipe_of("ladder").adapt(
             space, turn.learned.images, AdaptationConfig(preset="ladder"), CPU
         )
-        arms["ladder"] |= _dice(default.merged, reported)
+        arms["ladder"] |= dice_of(default.merged, reported)
         tries = []
         for name, tried in choice.tried.items():
             arms[name] |= after[name]
             failed = _failed(replace(choice, chosen=tried), space, turn)
-            tries.append(_judged(name, tried, failed, _change(parent, after[name])))
+            tries.append(_judged(name, tried, failed, change_of(parent, after[name])))
         chosen = choice.chosen.decision.trial
         passed = next(each for each in tries if each["recipe"] == chosen)["failed"] == []
         arms["auto"] |= after[chosen] if passed else parent
@@ -305,7 +306,7 @@ def _at_severity(made: Made, space: RoutingSpace, hospital: HeldOutHospital, see
             arms[f"shuffled {number}"] |= _served(playbook, choice, space, turn, after, parent)
         if len(cohorts) == 1:
             planted = [*_planted(made.playbook, choice, space, turn, parent, seed)]
-    return {"arms": _arms(before, arms), "cohorts": cohorts, "planted": planted}
+    return {"arms": arms_of(before, arms), "cohorts": cohorts, "planted": planted}
 
 
 def _names(playbook: Playbook) -> list[str]:
@@ -355,12 +356,12 @@ def _failed(choice: Choice, space: RoutingSpace, turn: Turn) -> list[str]:
 def _judged(name: str, tried: Tried, failed: list[str], change: float) -> dict[str, Any]:
     return {
         "recipe": name,
-        "predicted": _short(tried.decision.expected.change),
-        "bound": _short(tried.decision.expected.bound),
-        "beyond": _short(tried.decision.expected.beyond),
+        "predicted": short(tried.decision.expected.change),
+        "bound": short(tried.decision.expected.bound),
+        "beyond": short(tried.decision.expected.beyond),
         "failed": failed,
-        "change": _short(change),
-        "features": [_short(value) for value in tried.features.values()],
+        "change": short(change),
+        "features": [short(value) for value in tried.features.values()],
     }
 
 
@@ -378,7 +379,7 @@ def _planted(
         decision = replace(decision, expected=replace(decision.expected, smaller=smaller))
         tried = replace(choice.chosen, features=features, candidate=seen, decision=decision)
         failed = _failed(replace(choice, chosen=tried), space, turn)
-        yield _judged(kind, tried, failed, _change(parent, _dice(candidate, turn.reported)))
+        yield _judged(kind, tried, failed, change_of(parent, dice_of(candidate, turn.reported)))
 
 
 def _bad(choice: Choice, space: RoutingSpace, images: Tensor, seed: int) -> Iterator[tuple[str, nn.Module]]:
@@ -389,12 +390,18 @@ def _bad(choice: Choice, space: RoutingSpace, images: Tensor, seed: int) -> Iter
     yield "statistics of inverted scans", blended(space.plain(), -images, (1.0, 1.0, 1.0))
     noise = torch.randn(images.shape, generator=generator)
     yield "statistics of noise", blended(space.plain(), noise, (1.0, 1.0, 1.0))
+    yield overdosed_tent(space, images, seed)
+
+
+def overdosed_tent(space: RoutingSpace, images: Tensor, seed: int) -> tuple[str, nn.Module]:
+    """Tent at a hundred times its rate on the first images, and what it is called."""
     config = AdaptationConfig(preset="tent", seed=seed)
     config = config.model_copy(update={"bn_rate": RATE_FACTOR * config.bn_rate, "epochs": 2})
     few = images[: 2 * BATCH]
-    network = route(space.alone())
+    network = route(space.alone()).to(images.device)
     adapt(network, few, config, limits=NO_LIMITS)
-    yield f"Tent, rate x{RATE_FACTOR}", recipe_of("tent").merged(space.alone(), network, few, config, _never)
+    merged = recipe_of("tent").merged(space.alone(), network, few, config, _never)
+    return f"Tent, rate x{RATE_FACTOR}", merged
 
 
 def shuffled(network: nn.Module, generator: torch.Generator, only: str = "") -> nn.Module:
@@ -424,30 +431,34 @@ def _scan_by_scan(space: RoutingSpace, scans: Scans) -> Dice:
     return dice
 
 
-def _dice(network: nn.Module, scans: Scans) -> Dice:
+def dice_of(network: nn.Module, scans: Scans) -> Dice:
+    """Foreground Dice of every patient."""
     return scans.dice(predict(network, scans.images))
 
 
-def _changes(before: Dice, after: Dice) -> list[float]:
+def changes_of(before: Dice, after: Dice) -> list[float]:
+    """The change of every patient in `after` with a defined Dice."""
     pairs = [pair(before[patient], after[patient]) for patient in after]
     return [second - first for first, second in pairs if math.isfinite(first)]
 
 
-def _change(before: Dice, after: Dice) -> float:
-    changes = _changes(before, after)
+def change_of(before: Dice, after: Dice) -> float:
+    """The mean change of the patients in `after`; 0 of none."""
+    changes = changes_of(before, after)
     return math.fsum(changes) / len(changes) if changes else 0.0
 
 
-def _arms(before: Dice, arms: Mapping[str, Dice]) -> dict[str, Any]:
+def arms_of(before: Dice, arms: Mapping[str, Dice]) -> dict[str, Any]:
     """The global model's mean Dice; of each arm the mean change, its deviation over patients, and the share
     of them who lose more than a point."""
-    found: dict[str, Any] = {"global": _short(mean_dice(before)), "patients": len(before)}
+    found: dict[str, Any] = {"global": short(mean_dice(before)), "patients": len(before)}
     for name, after in arms.items():
-        changes = np.array(_changes(before, after))
+        changes = np.array(changes_of(before, after))
         harmed = float(np.mean(changes < -0.01))
-        found[name] = [_short(float(changes.mean())), _short(float(changes.std())), _short(harmed)]
+        found[name] = [short(float(changes.mean())), short(float(changes.std())), short(harmed)]
     return found
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
+    """Rounded as rows have it."""
     return round(float(value), 5)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.unseen.hospital import _arms
+from benchmarks.accuracy.unseen.hospital import arms_of
 from benchmarks.harness.scores import difference_of_sites
 
 # The first patient has a target; the others have none, and a network invents one in the second.
@@ -16,7 +16,7 @@ INVENTED = {"p": 0.82, "q": 0.0, "r": math.nan}
 
 
 def test_unseen_counts_an_invented_target_as_harm() -> None:
-    mean, _, harmed = _arms(FOUND, {"auto": INVENTED})["auto"]
+    mean, _, harmed = arms_of(FOUND, {"auto": INVENTED})["auto"]
     assert (mean, harmed) == (pytest.approx(-0.49), 0.5)
 
 

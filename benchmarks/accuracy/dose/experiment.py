@@ -1,0 +1,124 @@
+"""Do the dose by shift, and training with batches of one kind, help a hospital from outside?
+
+The third amendment of `docs/results/protocol-outside.md` says what was fixed before it was run. Each hospital
+of a set is left out in turn. The others train by the recipe before and by the one with batches of one kind,
+and the hospital is served what `auto` makes of its scans: as they are, behind a scanner that is turned up,
+and after kinds of shift that neither training nor practice draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.dose.classification import Classifiers
+from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
+from benchmarks.accuracy.dose.report import sections
+from benchmarks.accuracy.unseen.experiment import FOREIGN, PHANTOM, SetOf, federation_of
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment
+from benchmarks.harness.gpu import device_of, on_device
+from training.data.cases import Federation
+from training.data.federation import load_federation
+from training.methods.fedavg import FedAvgConfig
+from training.tasks import template
+
+POLYPS = "polyp_centres"
+# Fields of FedAvgConfig.
+TRAININGS: Mapping[str, Mapping[str, Any]] = {"before": {}, "after": {}}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Sets and seeds; `phantoms` patients for each of so many drawn scanners."""
+
+    sets: Mapping[str, SetOf]
+    seeds: tuple[int, ...] = (3, 4, 5)
+    scanners: int = 8
+    phantoms: int = 8
+    device: str = "cpu"
+
+
+_TINY = {"rounds": 2, "width": 4, "batch_size": 8}
+_SETS = {
+    "retina_vessels": SetOf(144, {"rounds": 25, "batch_size": 4}),
+    "lungs_cxr": SetOf(96, {"rounds": 15}),
+    PHANTOM: SetOf(48, {"rounds": 12, "width": 8, "batch_size": 8, "learning_rate": 0.004}),
+    "brain_lgg_flair": SetOf(96, {"rounds": 25}),
+    POLYPS: SetOf(64, {"rounds": 15}),
+}
+PROFILES = {
+    "smoke": Profile({PHANTOM: SetOf(32, _TINY)}, (3,), 3, 3),
+    "cpu": Profile(_SETS),
+    "gpu": Profile(_SETS, device="cuda"),
+}
+
+
+class Dose(Experiment[Profile]):
+    """What `auto` serves an outside hospital by the dose by shift, after two trainings."""
+
+    name = "dose"
+    title = "A dose by shift, and training with batches of one kind"
+    question = "Do the dose by shift, and training with batches of one kind, help a hospital from outside?"
+    profiles = PROFILES
+    tables = ()
+    data_help = "the folder that has the sets; the phantom is written to the state folder"
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed, every hospital of every set that is there, by both trainings."""
+        found = [
+            self._cell(set_, site, seed, training)
+            for seed in self.profile.seeds
+            for set_ in self.profile.sets
+            if set_ == PHANTOM or (self.data / set_).is_dir()
+            for site in self._federation(set_).names
+            for training in TRAININGS
+        ]
+        return on_device(found, self.profile.device)
+
+    def _cell(self, set_: str, site: str, seed: int, training: str) -> Cell:
+        chosen = self.profile.sets[set_]
+        return {
+            "set": set_,
+            "site": site,
+            "seed": seed,
+            "training": training,
+            "size": chosen.size,
+            "rungs": ["0"] if set_ == PHANTOM else [*RUNGS],
+            "method": FedAvgConfig(**chosen.method, **TRAININGS[training]).model_dump(mode="json"),
+        }
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
+        """Train without the hospital, and serve it."""
+        federation = self._federation(cell["set"])
+        parts = (federation, self._folder(cell["set"]) / "runs", cell["method"], self.options.workers)
+        if federation.task.kind == "classification":
+            return Classifiers(*parts, device_of(cell)).served(cell["site"], cell["seed"], cell["rungs"])
+        hospitals = Hospitals(*parts, device_of(cell), self._foreign)
+        return hospitals.served(cell["site"], cell["seed"], cell["rungs"])
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """The criteria first, then every set."""
+        return sections(rows)
+
+    @cached_property
+    def _federations(self) -> dict[str, Federation[Any]]:
+        return {}
+
+    def _federation(self, set_: str) -> Federation[Any]:
+        if set_ not in self._federations:
+            size, phantoms = self.profile.sets[set_].size, (self.profile.scanners, self.profile.phantoms)
+            found = federation_of(set_, self.data, self._folder(set_), size, phantoms)
+            self._federations[set_] = found
+        return self._federations[set_]
+
+    def _folder(self, set_: str) -> Path:
+        return self.options.state_dir / f"{self.name}.{self.options.profile}" / set_
+
+    @cached_property
+    def _foreign(self) -> Federation | None:
+        root = self.data / FOREIGN
+        return load_federation(root, template(FOREIGN)) if root.is_dir() else None

@@ -1,0 +1,207 @@
+"""A cell of `dose`: the federation of the other hospitals trains, and serves the one that is left out.
+
+As in `unseen`, the hospital's patients are halved. Each half is the cohort of a job in turn, and the other
+half is scored. Labels are for reporting only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.accuracy.dose.kinds import KINDS, shifted
+from benchmarks.accuracy.unseen.hospital import (
+    MOST_SLICES,
+    ONE_LAYER,
+    Dice,
+    HeldOutHospital,
+    Turn,
+    arms_of,
+    change_of,
+    dice_of,
+    overdosed_tent,
+    short,
+    shuffled,
+    some_of,
+)
+from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.harness.evaluation import Scans, mean_dice
+from model_store.scan import Scan
+from personalization.gate import ROUTING, Observed, consensus, judge, shift_of_statistics
+from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import FILE, Spread
+from personalization.playbook import ByShift, by_shift, view
+from personalization.test_time.ladder import blended
+from training.config import RunConfig
+from training.data.cases import Federation
+from training.methods.fedavg import FedAvgConfig
+from training.playbook import LADDER
+from training.run import Run, execute
+
+# A rung of the ladder, or a kind of shift.
+RUNGS: tuple[str, ...] = (*map(str, SEVERITIES), *KINDS)
+AS_IT_IS = "0"
+FULL = (1.0, 1.0, 1.0)
+
+
+def rung_of(rung: str, site: str, seed: int) -> Callable[[Scan], Scan] | None:
+    """What changes the scans of a hospital; None where they stay as they are."""
+    return shifted(rung, site, seed) if rung in KINDS else ShiftedScanner.of(site, seed).at(int(rung))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a federation published: its global model and how far its members are apart."""
+
+    space: RoutingSpace
+    spread: Spread | None
+    device: torch.device
+
+    @classmethod
+    def of(cls, run: Run, folder: Path, workers: int) -> Trained:
+        """Train the federation, or read it where it was trained before."""
+        publication = execute(run, folder, workers=workers, resume=True).publication
+        (draft,) = publication.models
+        space = RoutingSpace.of(draft.network.name, draft.network.arguments, {}, draft.weights)
+        file = publication.files.get(FILE)
+        spread = None if file is None else Spread.of_file(file)
+        return cls(space, spread, torch.device(run.settings.device))
+
+    def network(self) -> nn.Module:
+        """A copy of the global model."""
+        return self.space.plain().to(self.device).eval()
+
+    def dosed(self, images_NCHW: Tensor, doses: tuple[float, float, float]) -> nn.Module:
+        """The global model with a dose of the images' statistics."""
+        return blended(self.network(), images_NCHW.to(self.device), doses)
+
+    def auto(self, images_NCHW: Tensor, patients_N: Sequence[int]) -> ByShift:
+        """What `preset: auto` makes of a cohort, and what the gate says of it."""
+        return by_shift(self.space, self.spread, None, images_NCHW, patients_N, self.device)
+
+    def by_shift(self, images_NCHW: Tensor, patients_N: Sequence[int]) -> tuple[DoseByShift, nn.Module]:
+        """The dose alone, without a view of segmentations."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Hospitals:
+    """Trains what cells need, each federation once, in `folder`. `method` has fields of FedAvgConfig.
+
+    `foreign` is a set of another modality.
+    """
+
+    federation: Federation
+    folder: Path
+    method: Mapping[str, Any]
+    workers: int
+    device: str = "cpu"
+    foreign: Federation | None = None
+
+    def served(self, site: str, seed: int, rungs: Sequence[str]) -> dict[str, Any]:
+        """What `auto` and every dose without a gate do to the global model's Dice, by rung.
+
+        `home` has the global model's Dice on the test patients of each member.
+        """
+        run = self._run(seed, site)
+        trained = Trained.of(run, self.folder / run.id, self.workers)
+        found = {rung: self._at_rung(trained, site, seed, rung) for rung in rungs}
+        home = {}
+        for member in run.sites():
+            tested = Scans.load(member.of_split("test"), self.federation.task)
+            home[member.name] = short(mean_dice(dice_of(trained.network(), tested)))
+        return {"home": home, "at": found}
+
+    def _at_rung(self, trained: Trained, site: str, seed: int, rung: str) -> dict[str, Any]:
+        cases = some_of(self.federation.site(site).cases)
+        scans = Scans.load(cases, self.federation.task, rung_of(rung, site, seed))
+        hospital = HeldOutHospital.of(scans, seed, MOST_SLICES)
+        before = dice_of(trained.network(), hospital.scans)
+        arms: dict[str, Dice] = {name: {} for name in ("auto", "by shift", *LADDER)}
+        cohorts: list[dict[str, Any]] = []
+        planted: list[dict[str, Any]] = []
+        for turn in hospital.turns():
+            parent = {patient: before[patient] for patient in turn.reported.patients}
+            for name, doses in LADDER.items():
+                arms[name] |= dice_of(trained.dosed(turn.learned.images, doses), turn.reported)
+            made = trained.auto(turn.learned.images, turn.learned.patient_index)
+            after = dice_of(made.adapted.merged, turn.reported)
+            arms["by shift"] |= after
+            arms["auto"] |= after if made.passed else parent
+            cohorts.append({"slices": len(turn.learned.images), **_facts(made, change_of(parent, after))})
+            if rung in ("0", "3") and not planted:
+                planted = [*self._planted(trained, made, turn, parent, seed)]
+        return {"arms": arms_of(before, arms), "cohorts": cohorts, "planted": planted}
+
+    def _planted(
+        self, trained: Trained, made: ByShift, turn: Turn, parent: Dice, seed: int
+    ) -> Iterator[dict[str, Any]]:
+        """Candidates that are bad on purpose, and what the gate says of each."""
+        images, patients = turn.learned.images, turn.learned.patient_index
+        noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
+        wrong = {"noise": (noise, patients), "inverted scans": (-images, patients)}
+        if self.foreign is not None:
+            other = self._foreign.thinned(MOST_SLICES)
+            wrong["another modality"] = (other.images, other.patient_index)
+        for kind, (cohort, whose) in wrong.items():
+            met = trained.auto(cohort, whose)
+            change = change_of(parent, dice_of(met.adapted.merged, turn.reported))
+            yield {"kind": f"a cohort of {kind}", **_facts(met, change)}
+            candidate = trained.dosed(cohort, FULL)
+            judged = replace(made, candidate=view(candidate, images.to(trained.device)))
+            change = change_of(parent, dice_of(candidate, turn.reported))
+            yield {"kind": f"statistics of {kind}", **_facts(judged, change)}
+        for kind, candidate in self._damaged(trained, images, seed):
+            failed = _strictly(trained, candidate, turn.learned)
+            change = change_of(parent, dice_of(candidate, turn.reported))
+            yield {"kind": kind, "failed": failed, "change": short(change)}
+
+    def _damaged(self, trained: Trained, images: Tensor, seed: int) -> Iterator[tuple[str, nn.Module]]:
+        generator = torch.Generator().manual_seed(seed)
+        good = trained.network()
+        yield "shuffled weights", shuffled(good.cpu(), generator).to(trained.device)
+        yield "one layer shuffled", shuffled(good, generator, ONE_LAYER).to(trained.device)
+        name, network = overdosed_tent(trained.space, images.to(trained.device), seed)
+        yield name, network
+
+    @cached_property
+    def _foreign(self) -> Scans:
+        assert self.foreign is not None
+        return Scans.load(some_of(self.foreign.sites[0].cases), self.federation.task)
+
+    def _run(self, seed: int, leave_out: str) -> Run:
+        settings = RunConfig(seed=seed, leave_out=(leave_out,), device=self.device)
+        return Run(self.federation, "fedavg", FedAvgConfig(**self.method), settings)
+
+
+def _facts(made: ByShift, change: float) -> dict[str, Any]:
+    """The shift, the dose, the checks that fail, and the true change."""
+    return {
+        "shift": short(made.dose.shift),
+        "dose": short(made.dose.share),
+        "failed": list(made.failed),
+        "change": short(change),
+    }
+
+
+def _strictly(trained: Trained, candidate: nn.Module, learned: Scans) -> list[str]:
+    """Checks that a candidate fails at the gate of what is learned or named."""
+    images = learned.images.to(trained.device)
+    parent = trained.network()
+    observed = Observed(
+        candidate=view(candidate, images).maps,
+        parent=view(parent, images).maps,
+        replicas=(),
+        scan_index=learned.patient_index,
+        classes=learned.classes,
+        source_warnings=0.0,
+        statistics_distance=shift_of_statistics(parent.state_dict(), candidate, images),
+        references=consensus(trained.space, images),
+    )
+    return [result.name for result in judge(ROUTING, observed).checks if not result.passed]

@@ -1,0 +1,311 @@
+"""The page of `dose`: the criteria of the protocol's third amendment first, then what they rest on.
+
+The unit is a hospital of a set on a rung (of the ladder, or a kind of shift); its seeds are averaged first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any, TypeAlias
+
+from benchmarks.harness.cells import Row
+from benchmarks.harness.tables import table
+
+PHANTOM, POLYPS = "phantom", "polyp_centres"
+POINT = 0.01
+LADDER_RUNGS = ("0", "1", "2", "3")
+NOT_ARMS = ("global", "patients")
+# set, rung, hospital
+Unit: TypeAlias = tuple[str, str, str]
+# unit -> one value per seed
+Values: TypeAlias = dict[Unit, list[float]]
+At: TypeAlias = Mapping[str, Any]
+
+
+def sections(rows: Sequence[Row]) -> list[str]:
+    """All sections for which there are rows."""
+    by_training = {
+        name: [row for row in rows if row["cell"]["training"] == name] for name in ("after", "before")
+    }
+    after, before = by_training["after"], by_training["before"]
+    found = [_about(rows)]
+    criteria = [*_criteria(_segmented(after), _segmented(before))]
+    if criteria:
+        found += ["## Criteria", table(["criterion", "found", "met"], criteria)]
+    if after and before:
+        found += ["## Training: the global model after, minus before", _training(after, before)]
+    for name, own in by_training.items():
+        if own:
+            found += [f"## Served, {name}: minus the global model", _served(own)]
+    if segmented := _segmented(after) or _segmented(before):
+        found += ["## The gate", *_gate(segmented), "## Every hospital: `auto`", _hospitals(segmented)]
+    return found
+
+
+def _about(rows: Sequence[Row]) -> str:
+    seeds = sorted({row["cell"]["seed"] for row in rows})
+    devices = sorted({row["cell"].get("device", "cpu") for row in rows})
+    return (
+        "What was fixed before these were run is in the third amendment of [the protocol]"
+        "(protocol-outside.md). Figures are points of Dice (hundredths; of balanced accuracy for "
+        "polyp_centres), means over hospitals of the means over seeds, except where it says otherwise. "
+        "*After* and *before* are the trainings. "
+        f"Seeds: {', '.join(map(str, seeds))}. {len(rows)} cells are finished. "
+        f"Trained on: {', '.join(devices)}."
+    )
+
+
+def _segmented(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["cell"]["set"] != POLYPS]
+
+
+# ---------------------------------------------------------------------- values
+
+
+def _values(rows: Iterable[Row], value: Callable[[At], float | None]) -> Values:
+    found: Values = {}
+    for row in rows:
+        for rung, at in row["result"]["at"].items():
+            each = value(at)
+            if each is not None:
+                found.setdefault((row["cell"]["set"], rung, row["cell"]["site"]), []).append(each)
+    return found
+
+
+def _level(at: At) -> float:
+    return float(at["arms"]["global"])
+
+
+def _change(arm: str) -> Callable[[At], float | None]:
+    return lambda at: at["arms"][arm][0] if arm in at["arms"] else None
+
+
+def _mean(values: Values, set_: str, rung: str) -> float:
+    """Mean over hospitals of the means over seeds."""
+    return fmean(fmean(found) for unit, found in values.items() if unit[:2] == (set_, rung))
+
+
+def _worst(values: Values, set_: str, rung: str) -> float:
+    return min(fmean(found) for unit, found in values.items() if unit[:2] == (set_, rung))
+
+
+def _places(values: Values) -> list[tuple[str, str]]:
+    """Sets and rungs, in the order of the rows."""
+    return list(dict.fromkeys((unit[0], unit[1]) for unit in values))
+
+
+def _arms(rows: Sequence[Row]) -> list[str]:
+    names = dict.fromkeys(arm for row in rows for at in row["result"]["at"].values() for arm in at["arms"])
+    return [name for name in names if name not in NOT_ARMS]
+
+
+def _paired(after: Sequence[Row], before: Sequence[Row]) -> Values:
+    """The global model after minus before, of the seeds that have both."""
+    earlier = {
+        (row["cell"]["set"], rung, row["cell"]["site"], row["cell"]["seed"]): _level(at)
+        for row in before
+        for rung, at in row["result"]["at"].items()
+    }
+    found: Values = {}
+    for row in after:
+        for rung, at in row["result"]["at"].items():
+            unit = (row["cell"]["set"], rung, row["cell"]["site"])
+            if (*unit, row["cell"]["seed"]) in earlier:
+                gain = _level(at) - earlier[*unit, row["cell"]["seed"]]
+                found.setdefault(unit, []).append(gain)
+    return found
+
+
+def _home(after: Sequence[Row], before: Sequence[Row]) -> dict[str, float]:
+    """By set: the members' Dice on their own test patients, after minus before."""
+    earlier = {(r["cell"]["set"], r["cell"]["site"], r["cell"]["seed"]): r["result"]["home"] for r in before}
+    gains: dict[str, dict[str, list[float]]] = {}
+    for row in after:
+        cell = row["cell"]
+        then = earlier.get((cell["set"], cell["site"], cell["seed"]), {})
+        for member, level in row["result"]["home"].items():
+            if member in then:
+                gains.setdefault(cell["set"], {}).setdefault(member, []).append(level - then[member])
+    return {set_: fmean(map(fmean, members.values())) for set_, members in gains.items()}
+
+
+# ---------------------------------------------------------------------- criteria
+
+
+def _criteria(after: Sequence[Row], before: Sequence[Row]) -> Iterable[tuple[str, str, str]]:
+    auto = _values(after, _change("auto"))
+    places = _places(auto)
+    real = list(dict.fromkeys(set_ for set_, _ in places if set_ != PHANTOM))
+    for set_, rung in places:
+        if rung in ("0", "1") and set_ != PHANTOM:
+            mean = _mean(auto, set_, rung)
+            yield _criterion(f"1. {set_} at severity {rung}: mean >= -0.1", _points(mean), met=mean >= -0.001)
+    for rung, least in (("2", 0.02), ("3", 0.05)):
+        if real and all((set_, rung) in places for set_ in real):
+            mean = fmean(_mean(auto, set_, rung) for set_ in real)
+            arms = [name for name in _arms(after) if name != "auto"]
+            best = max(fmean(_mean(_values(after, _change(arm)), s, rung) for s in real) for arm in arms)
+            yield _criterion(
+                f"2. real sets at severity {rung}: >= {100 * least:+g}, or a point below the best arm",
+                f"{_points(mean)}, best arm {_points(best)}",
+                met=mean >= least or mean >= best - POINT,
+            )
+    if (PHANTOM, "0") in places:
+        mean = _mean(auto, PHANTOM, "0")
+        yield _criterion("3. phantom: mean >= +1", _points(mean), met=mean >= POINT)
+    if auto:
+        unit = min(auto, key=lambda each: fmean(auto[each]))
+        worst = fmean(auto[unit])
+        yield _criterion(
+            "4. no hospital below -1, on any rung or kind",
+            f"{_points(worst)} ({unit[2]} of {unit[0]}, {_rung(unit[1])})",
+            met=worst >= -POINT,
+        )
+        harmful = [each for each in _planted(after) if each["change"] < -POINT]
+        share = _accepted(harmful) / len(harmful) if harmful else 0.0
+        yield _criterion(
+            "5. planted candidates that lose a point: at most 1 % accepted",
+            f"{_accepted(harmful)} of {len(harmful)}",
+            met=share <= 0.01,
+        )
+        gainers = [each for each in _cohorts(after) if each["change"] > POINT]
+        yield _criterion(
+            "6. candidates that gain a point: at least 70 % accepted",
+            f"{_accepted(gainers)} of {len(gainers)}",
+            met=not gainers or _accepted(gainers) >= 0.7 * len(gainers),
+        )
+    gains = _paired(after, before)
+    places = _places(gains)
+    if real and gains:
+        for words, rungs in (
+            ("severity 3", ("3",)),
+            (
+                "kinds that are not drawn",
+                tuple(r for r in dict.fromkeys(r for _, r in places) if r not in LADDER_RUNGS),
+            ),
+        ):
+            found = [_mean(gains, set_, rung) for set_, rung in places if set_ != PHANTOM and rung in rungs]
+            if found:
+                yield _criterion(
+                    f"7. training, {words}: mean of the real sets >= +5",
+                    _points(fmean(found)),
+                    met=fmean(found) >= 0.05,
+                )
+        for set_, rung in places:
+            if rung == "0":
+                mean = _mean(gains, set_, rung)
+                yield _criterion(
+                    f"8. training, {set_} at severity 0: >= -0.2", _points(mean), met=mean >= -0.002
+                )
+        for set_, mean in _home(after, before).items():
+            yield _criterion(f"8. training, {set_} at home: >= -0.3", _points(mean), met=mean >= -0.003)
+
+
+def _criterion(asked: str, found: str, *, met: bool) -> tuple[str, str, str]:
+    return asked, found, "yes" if met else "**no**"
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _training(after: Sequence[Row], before: Sequence[Row]) -> str:
+    gains, home = _paired(after, before), _home(after, before)
+    level = _values(before, _level)
+    body = [
+        [
+            set_,
+            _rung(rung),
+            f"{100 * _mean(level, set_, rung):.1f}",
+            _points(_mean(gains, set_, rung)),
+            _points(_worst(gains, set_, rung)),
+        ]
+        for set_, rung in _places(gains)
+    ]
+    body += [[set_, "at home", "", _points(mean), ""] for set_, mean in home.items()]
+    return table(["set", "rung", "before", "after minus before", "worst hospital"], body)
+
+
+def _served(rows: Sequence[Row]) -> str:
+    arms, level = _arms(rows), _values(rows, _level)
+    doses = _values(rows, lambda at: fmean(cohort["dose"] for cohort in at["cohorts"]))
+    shifts = _values(rows, lambda at: fmean(cohort["shift"] for cohort in at["cohorts"]))
+    changes = {arm: _values(rows, _change(arm)) for arm in arms}
+    body = []
+    for set_, rung in _places(level):
+        line: list[Any] = [set_, _rung(rung), f"{100 * _mean(level, set_, rung):.1f}"]
+        line += [f"{_mean(shifts, set_, rung):.1f}", f"{_mean(doses, set_, rung):.2f}"]
+        for found in changes.values():
+            there = (set_, rung) in _places(found)
+            line.append(
+                f"{_points(_mean(found, set_, rung))} ({_points(_worst(found, set_, rung))})" if there else ""
+            )
+        body.append(line)
+    note = (
+        "*R*: the hospital's shift over the natural one; *a*: the dose; in brackets the worst hospital.\n\n"
+    )
+    return note + table(["set", "rung", "global", "R", "a", *arms], body)
+
+
+def _gate(rows: Sequence[Row]) -> list[str]:
+    cohorts, planted = _cohorts(rows), _planted(rows)
+    body = []
+    kinds = {"what `auto` makes of a cohort": cohorts}
+    for each in planted:
+        kinds.setdefault(f"planted: {each['kind']}", []).append(each)
+    for kind, found in kinds.items():
+        gained = [each for each in found if each["change"] > POINT]
+        lost = [each for each in found if each["change"] < -POINT]
+        body.append(
+            [
+                kind,
+                f"{_accepted(found)} of {len(found)}",
+                f"{_accepted(gained)} of {len(gained)}",
+                f"{_accepted(lost)} of {len(lost)}",
+            ]
+        )
+    refused = [name for each in cohorts for name in each["failed"]]
+    reasons = [[name, refused.count(name)] for name in dict.fromkeys(refused)]
+    head = ["candidate", "accepted", "accepted of those that gain a point", "accepted of those that lose one"]
+    found = [table(head, body)]
+    return (
+        [*found, table(["check that refused a cohort's candidate", "times"], reasons)] if reasons else found
+    )
+
+
+def _hospitals(rows: Sequence[Row]) -> str:
+    auto, level = _values(rows, _change("auto")), _values(rows, _level)
+    rungs = list(dict.fromkeys(rung for _, rung in _places(auto)))
+    body = []
+    for set_, site in dict.fromkeys((unit[0], unit[2]) for unit in auto):
+        line: list[Any] = [set_, site]
+        for rung in rungs:
+            unit = (set_, rung, site)
+            line.append(f"{100 * fmean(level[unit]):.1f} {_spread(auto[unit])}" if unit in auto else "")
+        body.append(line)
+    return table(["set", "left out", *(f"{_rung(rung)}: global, auto" for rung in rungs)], body)
+
+
+def _cohorts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [cohort for row in rows for at in row["result"]["at"].values() for cohort in at["cohorts"]]
+
+
+def _planted(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [each for row in rows for at in row["result"]["at"].values() for each in at["planted"]]
+
+
+def _accepted(some: Sequence[Mapping[str, Any]]) -> int:
+    return sum(not each["failed"] for each in some)
+
+
+def _rung(rung: str) -> str:
+    return f"severity {rung}" if rung in LADDER_RUNGS else rung
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{_points(fmean(values))}{spread}"

@@ -1,0 +1,72 @@
+"""The page of `dose`: criteria against means that are computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.accuracy.dose.report import sections
+
+REAL = ("lungs_cxr", "retina_vessels")
+
+
+def at(level: float, auto: float, early: float, *, failed: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "arms": {
+            "global": level,
+            "patients": 8,
+            "auto": [auto, 0.0, 0.0],
+            "by shift": [early - 0.001, 0.0, 0.0],
+            "early": [early, 0.0, 0.0],
+        },
+        "cohorts": [{"slices": 4, "shift": 2.0, "dose": 0.5, "failed": list(failed), "change": early}] * 2,
+        "planted": [{"kind": "shuffled weights", "failed": ["agreement"], "change": -0.5}],
+    }
+
+
+def row(set_: str, site: str, seed: int, training: str, rungs: dict[str, Any], home: float) -> dict[str, Any]:
+    cell = {"set": set_, "site": site, "seed": seed, "training": training}
+    return {"cell": cell, "result": {"home": {"other": home}, "at": rungs}}
+
+
+def rows() -> list[dict[str, Any]]:
+    found = []
+    for seed in (3, 4):
+        for set_ in REAL:
+            for site, three in (("a", 0.10), ("b", 0.02)):
+                rungs = {
+                    "0": at(0.9, 0.0, -0.004),
+                    "3": at(0.6, three, 0.08),
+                    # One seed's loss is averaged with the other's gain.
+                    "speckle": at(0.5, -0.03 if seed == 3 else 0.02, 0.03, failed=("size gain",)),
+                }
+                found.append(row(set_, site, seed, "after", rungs, 0.9))
+                before = {"0": at(0.9, 0, 0), "3": at(0.5, 0, 0), "speckle": at(0.3, 0, 0)}
+                found.append(row(set_, site, seed, "before", before, 0.91))
+    return found
+
+
+def line(text: str, opening: str) -> list[str]:
+    [found] = [line for line in text.splitlines() if line.startswith(f"| {opening}")]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
+    page = "\n".join(sections(rows()))
+    assert line(page, "1. lungs_cxr at severity 0")[1:] == ["+0.0", "yes"]
+    # (10 + 2) / 2 in each set; the best arm without a gate has 8.
+    assert line(page, "2. real sets at severity 3")[1:] == ["+6.0, best arm +8.0", "yes"]
+    # (-3 + 2) / 2, not the worst seed.
+    assert line(page, "4. no hospital below -1")[1:] == ["-0.5 (a of lungs_cxr, speckle)", "yes"]
+    assert line(page, "5. planted")[1:] == ["0 of 24", "yes"]
+    # Of the gainers at severity 3 and behind speckle half are refused.
+    assert line(page, "6. candidates that gain")[1:] == ["16 of 32", "**no**"]
+    assert line(page, "7. training, severity 3")[1:] == ["+10.0", "yes"]
+    assert line(page, "7. training, kinds that are not drawn")[1:] == ["+20.0", "yes"]
+    assert line(page, "8. training, retina_vessels at severity 0")[1:] == ["+0.0", "yes"]
+    assert line(page, "8. training, retina_vessels at home")[1:] == ["-1.0", "**no**"]
+
+
+def test_a_criterion_without_rows_is_left_out() -> None:
+    page = "\n".join(sections([each for each in rows() if each["cell"]["training"] == "before"]))
+    assert "## Criteria" not in page
+    assert "## Served, before" in page
