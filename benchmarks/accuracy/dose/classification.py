@@ -1,6 +1,6 @@
 """The same question for a classification: balanced accuracy of the hospital's images, instead of Dice.
 
-The gate judges segmentations, so that every dose is served as it is, the dose by shift among them.
+Without masks the gate has its cap and its licence alone.
 
 Legend: N images, C channels, H rows, W columns.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.dose.hospital import Trained, rung_of
+from benchmarks.accuracy.dose.hospital import Trained, facts_of, rung_of
 from benchmarks.accuracy.unseen.hospital import MOST_SLICES, halves, short
 from benchmarks.harness.evaluation import predict
 from model_store.preprocessing import prepare
@@ -71,9 +71,8 @@ class Images:
     def balanced_accuracy(self, network: nn.Module) -> float:
         """The mean, over the classes that are there, of the share that is recognised."""
         right = predict(network, self.images).argmax(dim=1) == self.classes
-        return float(
-            torch.stack([right[self.classes == c].double().mean() for c in self.classes.unique()]).mean()
-        )
+        there = sorted(set(self.classes.tolist()))
+        return float(torch.stack([right[self.classes == each].double().mean() for each in there]).mean())
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Classifiers:
 
     def _at(self, trained: Trained, images: Images, seed: int) -> dict[str, Any]:
         first, second = (images.of(half) for half in halves(sorted(set(images.patients)), seed))
-        changes: dict[str, list[float]] = {name: [] for name in ("by shift", *LADDER)}
+        changes: dict[str, list[float]] = {name: [] for name in ("auto", "by shift", *LADDER)}
         levels, cohorts = [], []
         for learned, reported in ((first, second), (second, first)):
             cohort = learned.thinned(MOST_SLICES)
@@ -111,11 +110,11 @@ class Classifiers:
             levels.append(level)
             for name, doses in LADDER.items():
                 changes[name].append(reported.balanced_accuracy(trained.dosed(cohort.images, doses)) - level)
-            dose, network = trained.by_shift(cohort.images, cohort.patient_index)
-            changes["by shift"].append(reported.balanced_accuracy(network) - level)
-            cohorts.append(
-                {"slices": len(cohort.images), "shift": short(dose.shift), "dose": short(dose.share)}
-            )
+            made = trained.auto(cohort.images, cohort.patient_index)
+            change = reported.balanced_accuracy(made.adapted.merged) - level
+            changes["by shift"].append(change)
+            changes["auto"].append(change if made.passed else 0.0)
+            cohorts.append({"slices": len(cohort.images), **facts_of(made, change)})
         mean = {name: [short(sum(found) / len(found))] for name, found in changes.items()}
         level = short(sum(levels) / len(levels))
         return {"arms": {"global": level, "patients": len(set(images.patients)), **mean}, "cohorts": cohorts}

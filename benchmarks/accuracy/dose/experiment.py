@@ -51,7 +51,7 @@ _SETS = {
     POLYPS: SetOf(64, {"rounds": 15}),
 }
 PROFILES = {
-    "smoke": Profile({PHANTOM: SetOf(32, _TINY)}, (3,), 3, 3),
+    "smoke": Profile({PHANTOM: SetOf(32, _TINY)}, (3,), 3, 6),
     "cpu": Profile(_SETS),
     "gpu": Profile(_SETS, device="cuda"),
 }

@@ -60,7 +60,7 @@ class Trained:
     """What a federation published: its global model and how far its members are apart."""
 
     space: RoutingSpace
-    spread: Spread | None
+    spread: Spread
     device: torch.device
 
     @classmethod
@@ -69,8 +69,7 @@ class Trained:
         publication = execute(run, folder, workers=workers, resume=True).publication
         (draft,) = publication.models
         space = RoutingSpace.of(draft.network.name, draft.network.arguments, {}, draft.weights)
-        file = publication.files.get(FILE)
-        spread = None if file is None else Spread.of_file(file)
+        spread = Spread.model_validate_json(publication.files[FILE])
         return cls(space, spread, torch.device(run.settings.device))
 
     def network(self) -> nn.Module:
@@ -84,10 +83,6 @@ class Trained:
     def auto(self, images_NCHW: Tensor, patients_N: Sequence[int]) -> ByShift:
         """What `preset: auto` makes of a cohort, and what the gate says of it."""
         return by_shift(self.space, self.spread, None, images_NCHW, patients_N, self.device)
-
-    def by_shift(self, images_NCHW: Tensor, patients_N: Sequence[int]) -> tuple[DoseByShift, nn.Module]:
-        """The dose alone, without a view of segmentations."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ class Hospitals:
             after = dice_of(made.adapted.merged, turn.reported)
             arms["by shift"] |= after
             arms["auto"] |= after if made.passed else parent
-            cohorts.append({"slices": len(turn.learned.images), **_facts(made, change_of(parent, after))})
+            cohorts.append({"slices": len(turn.learned.images), **facts_of(made, change_of(parent, after))})
             if rung in ("0", "3") and not planted:
                 planted = [*self._planted(trained, made, turn, parent, seed)]
         return {"arms": arms_of(before, arms), "cohorts": cohorts, "planted": planted}
@@ -152,11 +147,11 @@ class Hospitals:
         for kind, (cohort, whose) in wrong.items():
             met = trained.auto(cohort, whose)
             change = change_of(parent, dice_of(met.adapted.merged, turn.reported))
-            yield {"kind": f"a cohort of {kind}", **_facts(met, change)}
+            yield {"kind": f"a cohort of {kind}", **facts_of(met, change)}
             candidate = trained.dosed(cohort, FULL)
             judged = replace(made, candidate=view(candidate, images.to(trained.device)))
             change = change_of(parent, dice_of(candidate, turn.reported))
-            yield {"kind": f"statistics of {kind}", **_facts(judged, change)}
+            yield {"kind": f"statistics of {kind}", **facts_of(judged, change)}
         for kind, candidate in self._damaged(trained, images, seed):
             failed = _strictly(trained, candidate, turn.learned)
             change = change_of(parent, dice_of(candidate, turn.reported))
@@ -180,7 +175,7 @@ class Hospitals:
         return Run(self.federation, "fedavg", FedAvgConfig(**self.method), settings)
 
 
-def _facts(made: ByShift, change: float) -> dict[str, Any]:
+def facts_of(made: ByShift, change: float) -> dict[str, Any]:
     """The shift, the dose, the checks that fail, and the true change."""
     return {
         "shift": short(made.dose.shift),

@@ -71,7 +71,8 @@ def _defocus(slices_HWC: Slices, _: np.random.Generator) -> Slices:
     radius = max(1, round(_RADIUS * max(slices_HWC.shape[:2])))
     across = np.arange(-radius, radius + 1)
     disk = (across[:, None] ** 2 + across[None, :] ** 2 <= radius**2).astype(np.float64)
-    return ndimage.convolve(slices_HWC, (disk / disk.sum())[..., None], mode="nearest")
+    blurred: Slices = ndimage.convolve(slices_HWC, (disk / disk.sum())[..., None], mode="nearest")
+    return blurred
 
 
 def _speckle(slices_HWC: Slices, generator: np.random.Generator) -> Slices:

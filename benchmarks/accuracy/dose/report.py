@@ -267,10 +267,10 @@ def _gate(rows: Sequence[Row]) -> list[str]:
     refused = [name for each in cohorts for name in each["failed"]]
     reasons = [[name, refused.count(name)] for name in dict.fromkeys(refused)]
     head = ["candidate", "accepted", "accepted of those that gain a point", "accepted of those that lose one"]
-    found = [table(head, body)]
-    return (
-        [*found, table(["check that refused a cohort's candidate", "times"], reasons)] if reasons else found
-    )
+    tables = [table(head, body)]
+    if reasons:
+        tables.append(table(["check that refused a cohort's candidate", "times"], reasons))
+    return tables
 
 
 def _hospitals(rows: Sequence[Row]) -> str:

@@ -49,7 +49,15 @@ ARRAYS = {"pneumoniamnist": (4708 + 524 + 624, 2), "wbc5_28_shift": (270 + 30 + 
 
 
 def test_template_names_cover_every_data_set() -> None:
-    assert set(tasks.names()) == {*REAL, *ARRAYS}
+    assert set(tasks.names()) == {*REAL, *ARRAYS, "polyp_centres"}
+
+
+def test_template_fits_the_frames_of_three_hospitals(real_data: Path) -> None:
+    federation = load_federation(real_data / "polyp_centres", tasks.template("polyp_centres"))
+    assert {site.name: site.size for site in federation.sites} == {"C_A": 500, "C_B": 500, "C_C": 500}
+    # Frames of one sequence are one patient.
+    negatives = {case.patient for site in federation.sites for case in site.cases if case.label == 0}
+    assert len(negatives) < 30
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -73,6 +81,8 @@ def test_template_fits_the_real_data_set(name: str, real_data: Path, tmp_path: P
     [
         ("brain_lgg_flair", "TCGA_CS_4941_19960909_7", "TCGA_CS_4941"),
         ("brain_lgg_flair", "TCGA_HT_A61A_20000127_43", "TCGA_HT_A61A"),
+        ("polyp_centres", "seq1_seq1-img10", "seq1"),
+        ("polyp_centres", "pos100_img100", "pos100"),
         ("retina_vessels", "Image_01L", "Image_01"),
         ("retina_vessels", "Image_01R", "Image_01"),
         ("retina_vessels", "neo11od1", "neo11"),

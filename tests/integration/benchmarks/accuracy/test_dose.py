@@ -18,6 +18,7 @@ from benchmarks.harness.experiment import Options
 from model_store.task import Task
 from training.data.federation import load_federation
 from training.methods.fedavg import FedAvgConfig
+from training.playbook import LADDER
 
 TINY = {"rounds": 1, "width": 4, "batch_size": 8}
 
@@ -43,10 +44,7 @@ def test_a_cell_has_every_arm_on_every_rung(row: dict[str, Any]) -> None:
     assert set(result["at"]) == {"0", "speckle"}
     assert row["cell"]["site"] not in result["home"]
     for at in result["at"].values():
-        assert set(at["arms"]) == {
-            *("global", "patients", "auto", "by shift"),
-            *("quarter", "half", "full", "early"),
-        }
+        assert set(at["arms"]) == {"global", "patients", "auto", "by shift", *LADDER}
         assert len(at["cohorts"]) == 2
         assert all(0 <= cohort["dose"] <= 1 for cohort in at["cohorts"])
     assert {each["kind"] for each in result["at"]["0"]["planted"]} >= {
@@ -75,12 +73,12 @@ def pictures(tmp_path: Path) -> Path:
     generator = np.random.default_rng(0)
     for number, site in enumerate(("A", "B", "C")):
         for label, name in enumerate(("dark", "bright")):
-            folder = tmp_path / site / name
+            folder = tmp_path / "data" / site / name
             folder.mkdir(parents=True)
-            for image in range(6):
+            for image in range(12):
                 pixels = generator.integers(0, 120, (32, 32)) + 100 * label + 10 * number
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"p{image // 2}_{image}.png")
-    return tmp_path
+    return tmp_path / "data"
 
 
 def test_a_classification_is_scored_by_balanced_accuracy(pictures: Path, tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_a_classification_is_scored_by_balanced_accuracy(pictures: Path, tmp_pat
     assert set(found["home"]) == {"A", "B"}
     for at in found["at"].values():
         assert 0 <= at["arms"]["global"] <= 1
-        assert set(at["arms"]) == {"global", "patients", "by shift", "quarter", "half", "full", "early"}
+        assert set(at["arms"]) == {*("global", "patients", "auto", "by shift"), *LADDER}
 
 
 def test_balanced_accuracy_counts_each_class_alike(pictures: Path) -> None:
@@ -118,8 +116,8 @@ def test_balanced_accuracy_counts_each_class_alike(pictures: Path) -> None:
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
             return torch.tensor([[1.0, 0.0]]).repeat(len(batch), 1)
 
-    few = Images(images.images[:7], images.classes[:7], images.patients[:7])
-    assert few.classes.tolist() == [0] * 6 + [1]
+    few = Images(images.images[:13], images.classes[:13], images.patients[:13])
+    assert few.classes.tolist() == [0] * 12 + [1]
     assert few.balanced_accuracy(Always()) == 0.5
     assert RUNGS[:4] == ("0", "1", "2", "3")
     assert replace(few).thinned(4).images.shape[0] == 4
