@@ -9,10 +9,14 @@ and after kinds of shift that neither training nor practice draws.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from PIL import Image
 
 from benchmarks.accuracy.dose.classification import Classifiers
 from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
@@ -111,9 +115,25 @@ class Dose(Experiment[Profile]):
     def _federation(self, set_: str) -> Federation[Any]:
         if set_ not in self._federations:
             size, phantoms = self.profile.sets[set_].size, (self.profile.scanners, self.profile.phantoms)
-            found = federation_of(set_, self.data, self._folder(set_), size, phantoms)
+            root = self._frames() if set_ == POLYPS else self.data
+            found = federation_of(set_, root, self._folder(set_), size, phantoms)
             self._federations[set_] = found
         return self._federations[set_]
+
+    def _frames(self) -> Path:
+        """A folder with the frames as PNG, made once: they come as JPEG, which Locum refuses."""
+        folder, source = self._folder(POLYPS), self.data / POLYPS
+        if not (folder / POLYPS).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=folder) as unfinished:
+                for frame in source.glob("*/*/*.jpg"):
+                    copy = Path(unfinished) / POLYPS / frame.relative_to(source).with_suffix(".png")
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    Image.open(frame).save(copy)
+                # Another run may have made it meanwhile.
+                with suppress(OSError):
+                    (Path(unfinished) / POLYPS).rename(folder / POLYPS)
+        return folder
 
     def _folder(self, set_: str) -> Path:
         return self.options.state_dir / f"{self.name}.{self.options.profile}" / set_
