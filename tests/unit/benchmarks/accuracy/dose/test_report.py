@@ -58,7 +58,7 @@ def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
     # (-3 + 2) / 2, not the worst seed.
     assert line(page, "4. no hospital below -1")[1:] == ["-0.5 (a of lungs_cxr, speckle)", "yes"]
     assert line(page, "5. planted")[1:] == ["0 of 24", "yes"]
-    # Of the gainers at severity 3 and behind speckle half are refused.
+    # Half of the candidates that gain, those behind speckle, are refused.
     assert line(page, "6. candidates that gain")[1:] == ["16 of 32", "**no**"]
     assert line(page, "7. training, severity 3")[1:] == ["+10.0", "yes"]
     assert line(page, "7. training, kinds that are not drawn")[1:] == ["+20.0", "yes"]
