@@ -21,13 +21,13 @@ SUFFIX: Final = ".onnx"
 # Of onnx's own domain.
 _EXPORTED = """
     Add And ArgMax BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv ConvTranspose Div Equal
-    Erf Expand Gather GatherElements Gemm Greater Identity InstanceNormalization LayerNormalization Less Log
-    MatMul MaxPool Mul Neg Pow ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Shape Sigmoid
-    Slice Softmax Split Sqrt Sub TopK Transpose Unsqueeze Where
+    Erf Exp Expand Gather GatherElements Gemm Greater Identity InstanceNormalization LayerNormalization Less
+    Log MatMul MaxPool Mul Neg Pow ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Shape
+    Sigmoid Slice Softmax Split Sqrt Sub TopK Transpose Unsqueeze Where
 """
 _IMPORTED = "AveragePool Elu Flatten GlobalAveragePool LeakyRelu PRelu Pad Resize Squeeze Tile"
 _FURTHER = """
-    Abs Ceil DepthToSpace Einsum Exp Floor Gelu GlobalMaxPool GreaterOrEqual GroupNormalization HardSigmoid
+    Abs Ceil DepthToSpace Einsum Floor Gelu GlobalMaxPool GreaterOrEqual GroupNormalization HardSigmoid
     HardSwish LessOrEqual LogSoftmax Max Mean Min Mish Not Or Range Reciprocal ReduceProd Round Selu Softplus
     Sum Tanh
 """

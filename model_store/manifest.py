@@ -30,7 +30,9 @@ SCHEMA_VERSION: Final = 1
 
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph.onnx"
-# The graph of a routing space: takes all slices of one scan, and adapts to it as it runs.
+# Graphs of a routing space: each takes all slices of one scan, and adapts to it as it runs. By the dose that
+# the scan's shift asks for, or, where the members' spread is not known, by preset `intent`.
+SHIFT_GRAPH = "shift.onnx"
 SCAN_GRAPH = "scan.onnx"
 
 # A dot joins a composite's name and its part's (`brain.global`). No leading dot, no path separator, no `@`.

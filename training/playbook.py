@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from typing_extensions import override
 from model_store.task import Task
 from personalization.gate import Targets
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.iop_fl.spread import FILE as SPREAD
+from personalization.iop_fl.spread import Spread
 from personalization.playbook import (
     FILE,
     Episode,
@@ -68,6 +71,7 @@ from training.progress import Progress
 from training.run import Run, execute
 
 SPACE = Group("space", "weights", "collect")
+SPREADS = Group("spreads", "statistics", "collect")
 TARGETS = Group("targets", "statistics", "collect")
 EPISODES = Group("episodes", "statistics", "collect")
 
@@ -121,6 +125,7 @@ def make_playbook(
     """
     members = check_practises(run)
     spaces: dict[str, tuple[ModelDraft, ...]] = {}
+    spreads: dict[str, bytes] = {}
     warnings: list[str] = []
     rounds, sent = 0, Counter[str]()
     for member in members:
@@ -134,11 +139,13 @@ def make_playbook(
             warnings.append(f"no playbook without {member}: {error}")
             continue
         spaces[member] = result.publication.models
+        if SPREAD in result.publication.files:
+            spreads[member] = result.publication.files[SPREAD]
         rounds += len(result.history)
         sent["rotations"] += sum(_sent(result.history).values())
     if len(spaces) < _FEWEST:
         raise FederationError(_NO_PLAYBOOK, warnings)
-    algorithm = Rotations(run.federation.task, spaces, practice)
+    algorithm = Rotations(run.federation.task, spaces, practice, spreads)
     specs = [spec for spec in run.specs() if spec.name in spaces]
     # With other members all measure again, since every practice depends on what the others measured.
     folder = RunFolder(place(run) / "practice" / _digest([spec.name for spec in specs]))
@@ -178,6 +185,9 @@ def with_playbook(publication: Publication, made: Made) -> Publication:
         "changes": {member: list(found) for member, found in best.members.items()},
         "promise": made.playbook.promise,
     }
+    by_shift = made.playbook.by_shift
+    if by_shift is not None:
+        facts["by_shift"] = by_shift.model_dump(mode="json")
     return replace(
         publication,
         files={**publication.files, FILE: made.playbook.to_bytes()},
@@ -241,10 +251,18 @@ def rotation_of(run: Run, member: str) -> Run:
 class Rotations(Algorithm):
     """Each member practises with the models that were trained without it."""
 
-    def __init__(self, task: Task, spaces: Mapping[str, tuple[ModelDraft, ...]], practice: Practice) -> None:
+    def __init__(
+        self,
+        task: Task,
+        spaces: Mapping[str, tuple[ModelDraft, ...]],
+        practice: Practice,
+        spreads: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """`spaces` and `spreads` are those of the rotation without each member."""
         self._classes = len(task.classes)
         self._spaces = spaces
         self._practice = practice
+        self._spreads = {member: list(content) for member, content in spreads.items()}
 
     @override
     def plan(self) -> tuple[Phase, ...]:
@@ -254,7 +272,7 @@ class Rotations(Algorithm):
             Phase(
                 "practise",
                 1,
-                (SPACE, TARGETS),
+                (SPACE, SPREADS, TARGETS),
                 (EPISODES,),
                 self.practise,
                 self.keep_episodes,
@@ -273,6 +291,7 @@ class Rotations(Algorithm):
         others = {name: own for name, own in server.facts["targets"].items() if name != site}
         return {
             SPACE.name: join({draft.site or GLOBAL: draft.weights for draft in self._spaces[site]}),
+            SPREADS.name: {"json": torch.tensor(self._spreads.get(site, []), dtype=torch.uint8)},
             TARGETS.name: _packed(_typical(others)),
         }
 
@@ -304,6 +323,7 @@ class Rotations(Algorithm):
             _unpacked(received[TARGETS.name]).share,
             int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
             context.device,
+            spread=_spread(received[SPREADS.name]),
         )
         content = json.dumps([asdict(episode) for episode in episodes]).encode()
         packed = {"json": torch.tensor(list(content), dtype=torch.uint8)}
@@ -336,6 +356,11 @@ def _scans(data: SiteData) -> tuple[Tensor, Tensor, list[str]]:
         torch.cat([torch.from_numpy(each.targets) for each in sets]),
         [patient for each in sets for patient in each.patients],
     )
+
+
+def _spread(state: State) -> Spread | None:
+    content = bytes(state["json"].tolist())
+    return Spread.model_validate_json(content) if content else None
 
 
 def _typical(targets: Mapping[str, Mapping[str, float]]) -> Targets:

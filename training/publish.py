@@ -18,6 +18,7 @@ from model_store.errors import LocumStoreError
 from model_store.manifest import (
     GRAPH,
     SCAN_GRAPH,
+    SHIFT_GRAPH,
     WEIGHTS,
     ClustersManifest,
     CrossAttentionManifest,
@@ -33,10 +34,12 @@ from model_store.task import Task
 from personalization.errors import PersonalizationError
 from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
+from personalization.iop_fl.spread import FILE, Spread
 from personalization.networks import build, build_backbone
 from personalization.networks.capabilities import moving_norms
 from personalization.state import from_safetensors, to_safetensors
 from personalization.test_time.presets.intent import scan_graph
+from personalization.test_time.presets.ladder import shift_graph
 from training.algorithm import Algorithm, ModelDraft, Phase, Publication
 from training.engine.egress import SiteSpec
 from training.errors import ConfigurationError, PublishError
@@ -145,9 +148,12 @@ def _publish_global_and_inside(
         draft = next(draft for draft in publication.models if draft.site is None)
         network = build(draft.network.name, **draft.network.arguments)
         network.load_state_dict(draft.weights)
-        # The recipe of this graph moves batch norm; without, a scan is adapted by a job.
-        if moving_norms(network):
-            files[SCAN_GRAPH] = scan_graph(network, origin.task.in_channels, origin.task.size)
+        channels, size = origin.task.in_channels, origin.task.size
+        # The recipes of these graphs move batch norm; without, a scan is adapted by a job.
+        if FILE in files:
+            files[SHIFT_GRAPH] = shift_graph(network, Spread.model_validate_json(files[FILE]), channels, size)
+        elif moving_norms(network):
+            files[SCAN_GRAPH] = scan_graph(network, channels, size)
     return (*parts, store.publish(manifest, files))
 
 

@@ -26,9 +26,11 @@ class RoutingOptions(BaseModel):
 
     preset: CohortPreset = Field(
         AUTO,
-        description="What is done with the scans: `auto`, the best recipe that the federation has practised, "
-        "else `ladder`; `masks`, with options of its own, fine-tunes on the cohort's masks, and is what "
-        f"`auto` stands for where they suffice; {describe(FOR_COHORTS)}.",
+        description="What is done with the scans: `auto`, the `ladder` with a dose that grows with the "
+        "scans' distance from what is usual between the federation's members (of an older artefact the best "
+        "recipe that its federation has practised, else `ladder`); `masks`, with options of its own, "
+        "fine-tunes on the cohort's masks, and is what `auto` stands for where they suffice; "
+        f"{describe(FOR_COHORTS)}.",
     )
     router: Router = Field(
         "direct",

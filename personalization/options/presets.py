@@ -138,8 +138,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 FOR_COHORTS = tuple(name for name, preset in PRESETS.items() if preset.unit != "scan")
 FOR_SCANS = tuple(name for name, preset in PRESETS.items() if preset.unit != "cohort")
 AUTO = "auto"
-# The default for one scan: no gradient, and the least spread of those that were compared.
-SCAN_DEFAULT = "intent"
+# What `auto` does with one scan where it is not known how far the members are apart: no gradient, and the
+# least spread of those that were compared.
+SCAN_FALLBACK = "intent"
 
 if TYPE_CHECKING:
     PresetName: TypeAlias = str
@@ -148,7 +149,7 @@ if TYPE_CHECKING:
 else:
     PresetName = Literal[tuple(PRESETS)]
     CohortPreset = Literal[AUTO, *FOR_COHORTS]
-    ScanPreset = Literal[FOR_SCANS]
+    ScanPreset = Literal[AUTO, *FOR_SCANS]
 
 
 def describe(names: Iterable[str]) -> str:

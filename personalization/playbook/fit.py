@@ -18,14 +18,23 @@ from scipy import special
 
 from personalization.gate.routing import Targets
 from personalization.playbook.features import FEATURES
-from personalization.playbook.playbook import GateModel, LinearModel, Playbook, RecipeRecord, moved
-from personalization.playbook.practice import POINT, Episode
+from personalization.playbook.playbook import (
+    GateModel,
+    LinearModel,
+    Playbook,
+    RecipeRecord,
+    ShiftRecord,
+    moved,
+)
+from personalization.playbook.practice import BY_SHIFT, PLANTED, POINT, Episode
 
 # Penalties that are tried, as a multiple of the number of episodes. The one with the least error at members
 # left out is taken.
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
 # One-sided, of the recipes' bounds.
 CONFIDENCE = 0.9
+# Members that can be compared.
+FEWEST = 2
 Floats = NDArray[np.float64]
 
 
@@ -41,7 +50,7 @@ def fit(
     Raises ValueError for episodes of fewer than two members.
     """
     members = [member for member, found in sorted(episodes.items()) if found]
-    if len(members) < 2:
+    if len(members) < FEWEST:
         raise ValueError(f"expected episodes of at least two members, found those of {members}")
     spreads = {name: _member_means(episodes, members, name).var(ddof=1) for name in options}
     typical = float(np.mean(list(spreads.values())))
@@ -57,6 +66,30 @@ def fit(
         severities=tuple(sorted({episode.severity for episode in own})),
         recipes=tuple(ranked),
         targets=targets,
+        by_shift=_by_shift(episodes, members),
+    )
+
+
+def _by_shift(episodes: Mapping[str, Sequence[Episode]], members: Sequence[str]) -> ShiftRecord | None:
+    """How the dose by shift did at the members that practised it; None if fewer than two did."""
+    found = {member: _of(episodes[member], BY_SHIFT) for member in members}
+    served = {
+        member: np.array([each.served for each in own if each.served is not None])
+        for member, own in found.items()
+        if own
+    }
+    if len(served) < FEWEST:
+        return None
+    together = np.concatenate([*served.values()])
+    return ShiftRecord(
+        episodes=len(together),
+        mean=float(np.mean([own.mean() for own in served.values()])),
+        worst=float(together.min()),
+        lost=float(np.mean(together < POINT)),
+        largest=max(each.shift for own in found.values() for each in own if each.shift is not None),
+        members={
+            member: (float(own.mean()), float(own.min()), float(own.max())) for member, own in served.items()
+        },
     )
 
 
@@ -96,7 +129,10 @@ def _record(
         worst=float(changes.min()),
         harmful=float(np.mean(changes < POINT)),
         members={member: _range(_of(episodes[member], name)) for member in members},
-        gate=fit_gate({member: _of(episodes[member], name) for member in members}),
+        gate=fit_gate(
+            {member: _of(episodes[member], name) for member in members},
+            {member: [e for e in episodes[member] if e.trial.startswith(PLANTED)] for member in members},
+        ),
     )
 
 
@@ -106,8 +142,15 @@ def _range(episodes: Sequence[Episode]) -> tuple[float, float, float]:
     return float(np.mean(changes)), min(changes), max(changes)
 
 
-def fit_gate(episodes: Mapping[str, Sequence[Episode]]) -> GateModel:
-    """A ridge regression of the change on the features, for one recipe, and those without each member."""
+def fit_gate(
+    episodes: Mapping[str, Sequence[Episode]],
+    planted: Mapping[str, Sequence[Episode]] = MappingProxyType({}),
+) -> GateModel:
+    """A ridge regression of the change on the features, for one recipe, and those without each member.
+
+    `planted` has the members' episodes with damage. They are fitted too, but set neither the range of what
+    was practised nor the residuals: a bound is that of the recipe.
+    """
     members = [*episodes]
     groups = np.array([member for member in members for _ in episodes[member]])
     raw = np.array([each.features.values() for member in members for each in episodes[member]])
@@ -117,9 +160,18 @@ def fit_gate(episodes: Mapping[str, Sequence[Episode]]) -> GateModel:
     centre, scale = raw.mean(axis=0), raw.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     features = (raw - centre) / scale
+    low, high = features.min(axis=0), features.max(axis=0)
     penalty = min(PENALTIES, key=lambda each: _error(features, relative, groups, members, each))
+    damage = [each for member in members for each in planted.get(member, ())]
+    fitted, known, owners = features, relative, groups
+    if damage:
+        seen = np.array([each.features.values() for each in damage])
+        # As a prediction takes them.
+        fitted = np.concatenate([features, np.clip((seen - centre) / scale, low, high)])
+        known = np.concatenate([relative, np.array([each.change for each in damage]) / moved(seen)])
+        owners = np.concatenate([groups, [member for member in members for _ in planted.get(member, ())]])
     without = {
-        member: _ridge(features[groups != member], relative[groups != member], penalty) for member in members
+        member: _ridge(fitted[owners != member], known[owners != member], penalty) for member in members
     }
     residuals = {
         member: tuple(
@@ -131,9 +183,9 @@ def fit_gate(episodes: Mapping[str, Sequence[Episode]]) -> GateModel:
         features=FEATURES,
         centre=tuple(centre.tolist()),
         scale=tuple(scale.tolist()),
-        lowest=tuple(features.min(axis=0).tolist()),
-        highest=tuple(features.max(axis=0).tolist()),
-        whole=_ridge(features, relative, penalty),
+        lowest=tuple(low.tolist()),
+        highest=tuple(high.tolist()),
+        whole=_ridge(fitted, known, penalty),
         without=without,
         residuals=residuals,
     )

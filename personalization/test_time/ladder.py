@@ -104,8 +104,8 @@ def _ratios(shift_L2: Tensor, usual_L2: Tensor) -> Tensor:
 def _dose(ratios_L: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """R, a and the doses by thirds [3], as tensors: a graph computes them too."""
     shift = ratios_L.log().mean().exp()
-    share = (1 - NATURAL / shift).clamp(min=0)
-    uniform = (1 - VERY_LARGE * NATURAL / shift).clamp(min=0)
+    share = ((shift - NATURAL) / shift).clamp(min=0)
+    uniform = ((shift - VERY_LARGE * NATURAL) / shift).clamp(min=0)
     return shift, share, torch.stack([share * ((1 - uniform) * shape + uniform) for shape in EARLY])
 
 
@@ -247,7 +247,7 @@ class ScanByShift(nn.Module):
         shift_L2 = torch.stack([norm.shift for norm in self._norms])
         _, _, doses_3 = _dose(_ratios(shift_L2, self._usual))
         # A sum, since a graph that is exported keeps no number of images.
-        images = torch.ones_like(images_BCHW[:, 0].flatten(1)[:, 0]).sum()
+        images = torch.ones_like(images_BCHW.mean(dim=(1, *spatial_axes(images_BCHW)))).sum()
         count = len(self._norms)
         for index, norm in enumerate(self._norms):
             norm.dose, norm.measures = doses_3[3 * index // count] * images / (images + PRIOR_IMAGES), False

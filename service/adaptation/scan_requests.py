@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from model_store.scan import deidentify
-from personalization.options.presets import SCAN_DEFAULT
+from personalization.options.presets import AUTO, SCAN_FALLBACK
 from service.catalog.adapted import require_parts, resolve_adaptable
 from service.catalog.network import adapted_to_scan
 from service.catalog.version import ResolvedVersion
@@ -93,7 +93,11 @@ class ScanRequest:
                 f"{SCAN_BY_JOB}."
             )
         model = context.store.by_digest(adaptation.scan.network(parent), ModelManifest)
-        why = f"`{SCAN_DEFAULT}`, for this scan alone"
+        graphs = adaptation.scan.graphs
+        preset = options.preset or AUTO
+        if preset == AUTO and graphs.get(AUTO) not in parent.manifest.files:
+            preset = SCAN_FALLBACK
+        why = f"`{preset}`, for this scan alone"
         predictor = SegmentationPredictor(
             request_id=request_id,
             options=options,
@@ -103,9 +107,8 @@ class ScanRequest:
             limits=scan_limits(context.settings, model.manifest.task),
             watch=watch,
         )
-        usual = options.preset in (None, SCAN_DEFAULT) and options.shape_weight is None
-        graph = adaptation.scan.graph if usual and adaptation.scan.graph in parent.manifest.files else None
-        return cls(context, upload, parent, predictor, graph)
+        graph = graphs.get(preset) if options.shape_weight is None else None
+        return cls(context, upload, parent, predictor, graph if graph in parent.manifest.files else None)
 
     async def accept(
         self, request: Request, answer: Callable[[PreparedScan, str], Answered]

@@ -63,13 +63,13 @@ class ScanAdaptation(Generic[Manifest]):
             before a job is made.
         run: `module:function` of the worker, called with the attempt, the store and the parent; it returns
             an `AttemptOutcome`.
-        graph: the file of the artefact that answers a scan at once, without a job, by the preset
-            `SCAN_DEFAULT`; an older artefact may have none.
+        graphs: the files of the artefact that answer a scan at once, without a job, by preset. An artefact
+            need not have them.
     """
 
     network: Callable[[Artefact[Manifest]], str]
     run: str
-    graph: str | None = None
+    graphs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model_store.manifest import SCAN_GRAPH, RoutingSpaceManifest
+from model_store.manifest import SCAN_GRAPH, SHIFT_GRAPH, RoutingSpaceManifest
 from personalization.options.adaptation import RoutingOptions
+from personalization.options.presets import AUTO, SCAN_FALLBACK
 from service.jobs.sections import Forest, HeatMap, Interval, Row, Section, Table, figure, heat_map, number
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, ScanAdaptation, Words
 from service.kinds.masks import BY_MASKS
@@ -19,11 +20,56 @@ _TEXT = (
 
 
 def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-    """What the federation's practice expects, the routing coefficients, and what each stage cost.
+    """The dose and its shift, what the federation's practice expects, the routing coefficients, and what each
+    stage cost.
 
     Coefficients are those of the candidate, else of the latest epoch that reported some.
     """
-    return (*_practice(result.get("playbook")), *_routing(result, epochs), *_cost(result.get("milliseconds")))
+    return (
+        *_dose(result.get("dose")),
+        *_practice(result.get("playbook")),
+        *_routing(result, epochs),
+        *_cost(result.get("milliseconds")),
+    )
+
+
+def _dose(found: Any) -> tuple[Section, ...]:
+    """How far the scans are, the dose that this asked for, and what it did at the members that practised it."""
+    try:
+        shift, doses = float(found["shift"]), tuple(map(float, found["doses"]))
+        members, practised = int(found["members"]), found.get("practised")
+        rows = tuple(
+            Row(name=name, cells=(figure(100 * dose),))
+            for name, dose in zip(("first", "middle", "last"), doses, strict=True)
+        )
+        changes = {} if practised is None else practised["changes"]
+        forest = tuple(
+            Interval(name=str(name), value=float(mean), low=float(low), high=float(high))
+            for name, (mean, low, high) in changes.items()
+        )
+        largest = None if practised is None else float(practised["largest"])
+    except (KeyError, TypeError, ValueError):
+        return ()
+    said = (
+        f"The squared distance of these scans from the global model's statistics is {shift:.2f} times what is "
+        f"usual between hospitals, by the {members} members' own scans. Up to 1 nothing is moved.",
+        "The share of the way to these scans' statistics that batch norm moves, by thirds of its layers, in "
+        "percent. Few slices get less of it.",
+        *(() if largest is None else (f"The largest distance that the members practised is {largest:.1f}.",)),
+    )
+    section = Section(
+        title="How far these scans are from the members'",
+        sentences=said,
+        body=Table(columns=("layers", "dose"), figures=1, rows=rows),
+    )
+    if not forest:
+        return (section,)
+    text = (
+        "Change of Dice by the dose that the distance asks for, as its gate serves it, when each member played "
+        "the hospital from outside: mean, lowest and highest of its episodes."
+    )
+    title = "What this did at the members"
+    return section, Section(title=title, sentences=(text,), body=Forest(rows=forest))
 
 
 def _practice(found: Any) -> tuple[Section, ...]:
@@ -123,7 +169,7 @@ KIND = ArtefactKind(
         scan=ScanAdaptation(
             network=lambda artefact: artefact.manifest.global_model,
             run="service.worker.routing_scan:run_routing_scan",
-            graph=SCAN_GRAPH,
+            graphs={AUTO: SHIFT_GRAPH, SCAN_FALLBACK: SCAN_GRAPH},
         ),
         words=Words(
             truth="no score on it was taken against a ground truth: this hospital sent none.",

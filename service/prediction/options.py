@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from model_store.scan import list_formats
-from personalization.options.presets import FOR_SCANS, ScanPreset, describe
+from personalization.options.presets import AUTO, FOR_SCANS, SCAN_FALLBACK, ScanPreset, describe
 from service.catalog.network import Personalization
 from service.errors import RequestInvalid
 from service.inference.pool import PickUnit
@@ -90,8 +90,9 @@ class SegmentOptions(ScanOptions):
     )
     preset: ScanPreset | None = Field(
         None,
-        description="With `scan` of a routing-space: what is done with the scan, `intent` by default; "
-        f"{describe(FOR_SCANS)}.",
+        description=f"With `scan` of a routing-space: what is done with the scan. `{AUTO}`, the default: the "
+        "`ladder`, with a dose that grows with the scan's distance from what is usual between the "
+        f"federation's members; where that is not known, `{SCAN_FALLBACK}`. By name: {describe(FOR_SCANS)}.",
     )
     shape_weight: FiniteFloat | None = Field(
         None,

@@ -32,7 +32,7 @@ from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, NoVolumeToRepo
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
 from service.prediction.dicom_seg import SegmentationType, check_codes
-from service.prediction.overlay import Panel, choose_slices, overlay
+from service.prediction.overlay import USUAL, Panel, choose_slices, overlay
 from service.prediction.receipt import Receipt
 
 POOL_SELECTION_TEXT: Final = (
@@ -280,6 +280,7 @@ def picture(
     title: str,
     warning_names: Sequence[str] = (),
     shown: Sequence[int] | None = None,
+    compression: int = USUAL,
 ) -> bytes:
     """Draw the overlay as a PNG: an image, or a montage of slices spread over the mask or `shown`."""
     # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
@@ -291,7 +292,7 @@ def picture(
     ]
     beware = [f"warnings: {', '.join(warning_names)}"] if warning_names else []
     footer = "  ·  ".join([*sizes, *beware, NOTICE])
-    return overlay(_panels(segmentation, task, shown), legend, title, footer)
+    return overlay(_panels(segmentation, task, shown), legend, title, footer, compression)
 
 
 def common_slices(segmentations: Sequence[Segmentation]) -> list[int]:

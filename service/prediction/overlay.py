@@ -29,6 +29,8 @@ _SINGLE_SIDE = 640
 _PANEL_SIDE = 300
 _GAP = 6
 _MARGIN = 12
+# Compression of PNG. QUICK draws in less than half of the time, with a seventh more bytes.
+USUAL, QUICK = 6, 1
 _FILL = 0.35
 _PAPER = (20, 20, 22)
 _INK = (235, 235, 235)
@@ -74,6 +76,7 @@ def overlay(
     legend: Sequence[tuple[int, str]],
     title: str,
     footer: str,
+    compression: int = USUAL,
 ) -> bytes:
     """Draw the picture as a PNG.
 
@@ -82,6 +85,7 @@ def overlay(
         legend: (class index, text) per line.
         title: first line.
         footer: last line.
+        compression: of the PNG, 0 to 9.
     """
     side = _SINGLE_SIDE if len(panels) == 1 else _PANEL_SIDE
     drawn = [_draw(panel, side) for panel in panels]
@@ -114,7 +118,7 @@ def overlay(
         y += 24
     pen.text((_MARGIN, y + 4), footer, _FAINT, small)
     stream = io.BytesIO()
-    canvas.save(stream, "PNG")
+    canvas.save(stream, "PNG", compress_level=compression)
     return stream.getvalue()
 
 

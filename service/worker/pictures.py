@@ -23,7 +23,7 @@ from service.errors import GpuMemoryFull
 from service.inference.pipeline import Segmentation, Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
-from service.prediction.overlay import Panel, choose_slices, overlay
+from service.prediction.overlay import QUICK, Panel, choose_slices, overlay
 from service.settings import Settings, graph_limits, scan_limits
 from service.worker.attempt import Attempt
 from service.worker.device import release
@@ -65,7 +65,9 @@ def draw_pictures(
             found["drawn"] = replace(found["after"], classes=classes)
         shown = common_slices([*found.values()])
         for when, segmentation in found.items():
-            content = picture(segmentation, task, f"scan {number}  ·  {_SAID[when]}", shown=shown)
+            title = f"scan {number}  ·  {_SAID[when]}"
+            # No digest names it, so that its bytes are free.
+            content = picture(segmentation, task, title, shown=shown, compression=QUICK)
             attempt.folder.write_picture(str(number), when, content)
 
 
@@ -89,7 +91,7 @@ class Preview:
         shown = self._images[:, first : first + channels]
         panels = [Panel(_grey(image), found) for image, found in zip(shown, classes, strict=True)]
         legend = [(c.index, " + ".join(c.labels)) for c in self._task.classes[1:]]
-        content = overlay(panels, legend, f"after epoch {epoch}", NOTICE)
+        content = overlay(panels, legend, f"after epoch {epoch}", NOTICE, QUICK)
         self._attempt.folder.write(self._attempt.folder.PREVIEW, content)
 
 
@@ -120,7 +122,7 @@ def draw_answers(
             attempt.check_cancelled()
             likeliest = np.argsort(-answers[index], kind="stable")[:_MOST_CLASSES]
             words = ", ".join(f"{task.class_names[k]} {answers[index][k]:.0%}" for k in likeliest)
-            content = overlay(panels, [], f"scan {number}  ·  {words}", NOTICE)
+            content = overlay(panels, [], f"scan {number}  ·  {words}", NOTICE, QUICK)
             attempt.folder.write_picture(str(number), when, content)
 
 

@@ -16,6 +16,8 @@ from model_store.task import Task
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.network import batches
 from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import FILE as SPREAD
+from personalization.iop_fl.spread import Spread
 from personalization.playbook import FILE, Playbook
 from personalization.state import State, from_safetensors
 from personalization.test_time.recipe import BATCH
@@ -23,13 +25,17 @@ from personalization.test_time.recipe import BATCH
 
 @dataclass(frozen=True)
 class LoadedSpace:
-    """A routing space artefact, `offered`, with its playbook, and its global model with its manifest."""
+    """A routing space artefact, `offered`, and its global model with its manifest.
+
+    `playbook` is what the members practised, `spread` how far they are apart; None of an artefact without.
+    """
 
     offered: Artefact[RoutingSpaceManifest]
     global_model: Artefact[ModelManifest]
     manifest: ModelManifest
     space: RoutingSpace
     playbook: Playbook | None
+    spread: Spread | None
 
     @property
     def task(self) -> Task:
@@ -48,9 +54,10 @@ def load_space(store: Store, offered: Artefact[RoutingSpaceManifest]) -> LoadedS
     manifest = global_model.manifest
     inside = {site: _state(store.by_digest(part)) for site, part in offered.manifest.inside.items()}
     space = RoutingSpace.of(manifest.network.name, manifest.network.arguments, inside, _state(global_model))
-    content = offered.read(FILE) if FILE in offered.manifest.files else None
-    playbook = None if content is None else Playbook.model_validate_json(content)
-    return LoadedSpace(offered, global_model, manifest, space, playbook)
+    files = offered.manifest.files
+    playbook = Playbook.model_validate_json(offered.read(FILE)) if FILE in files else None
+    spread = Spread.model_validate_json(offered.read(SPREAD)) if SPREAD in files else None
+    return LoadedSpace(offered, global_model, manifest, space, playbook, spread)
 
 
 def _state(artefact: Artefact) -> State:

@@ -11,11 +11,14 @@ from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.manifest import RoutingSpaceManifest
 from model_store.store import Store
+from personalization.cancellation import CancelCheck
 from personalization.export import to_onnx
-from personalization.options.presets import SCAN_DEFAULT
+from personalization.iop_fl.batch_norm import profile
+from personalization.options.presets import AUTO, SCAN_FALLBACK
 from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import dose_by_shift
 from personalization.test_time.recipe import recipe_of
 from service.catalog.network import adapted_to_scan
 from service.database.hospitals import site_of_hospital
@@ -85,16 +88,31 @@ def _adapted_graph(
     attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
 ) -> tuple[Adaptation, bytes]:
     """Adapt without a checkpoint: it takes seconds, and no data derived from the scan may stay on disk."""
-    # Missing options have the defaults of a hospital's adaptation.
-    given = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
-    config = AdaptationConfig(**{"preset": SCAN_DEFAULT, **given})
+    device, slices = device_of(attempt.settings), evenly(slices)
+    config = _configured(options, loaded, slices.to(device), attempt.check_cancelled)
 
     def after_epoch(_: torch.nn.Module, checkpoint: AdaptationCheckpoint) -> None:
         attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)
 
-    device = device_of(attempt.settings)
     attempt.set_stage("adapting", epoch=0, epochs=config.passes)
     adapted = recipe_of(config.preset).adapt(
-        loaded.space, evenly(slices), config, device, attempt.check_cancelled, after_epoch=after_epoch
+        loaded.space, slices, config, device, attempt.check_cancelled, after_epoch=after_epoch
     )
     return adapted.adaptation, to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)
+
+
+def _configured(
+    options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor, check_cancelled: CancelCheck
+) -> AdaptationConfig:
+    """The recipe that was asked for. For `auto` the ladder, with the dose that the scan's shift asks for."""
+    # Missing options have the defaults of a hospital's adaptation.
+    given = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
+    if given.get("preset", AUTO) != AUTO:
+        return AdaptationConfig(**given)
+    if loaded.spread is None:
+        return AdaptationConfig(**{**given, "preset": SCAN_FALLBACK})
+    network = loaded.space.plain().to(slices.device)
+    # A scan is one patient.
+    found = profile(network, slices, [0] * len(slices), check_cancelled=check_cancelled)
+    doses = dose_by_shift(found, loaded.spread).doses
+    return AdaptationConfig(**{**given, "preset": "ladder", "doses": doses})

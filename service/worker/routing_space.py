@@ -1,9 +1,11 @@
 """Adapt a routing space to a hospital's unlabeled scans, and publish a judged candidate.
 
 Its own stages:
-    choosing    with `auto`: try the recipes that the federation has practised
+    measuring   with `auto`: how far the scans are from the members', and the dose that this asks for
+    choosing    with `auto` of an older artefact: try the recipes that its federation has practised
     adapting    write a checkpoint per epoch; a later attempt continues from it, bit for bit
-    judging     by the playbook, else repeat what is learned from another seed and from halves
+    judging     a dose by the gate for closed forms; else by the playbook that chose it; else repeat what is
+                learned from another seed and from halves
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from personalization.gate import GateVerdict
 from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import Spread
 from personalization.options.presets import AUTO
-from personalization.playbook import Choice, Playbook, RecipeRecord, choose
+from personalization.playbook import ByShift, Choice, Playbook, RecipeRecord, by_shift, choose
 from personalization.state import to_safetensors
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
@@ -51,12 +54,16 @@ DYNAMIC = "dynamic.onnx"
 
 @dataclass(frozen=True)
 class Candidate:
-    """What was adapted, by which configuration; `choice` is the playbook's, if it chose."""
+    """What was adapted, by which configuration.
+
+    `dose` is that which the shift asked for, `choice` the playbook's.
+    """
 
     task: Task
     adapted: Adapted
     config: AdaptationConfig
-    choice: Choice | None
+    dose: ByShift | None = None
+    choice: Choice | None = None
 
     @cached_property
     def graph(self) -> bytes:
@@ -81,22 +88,36 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
 
     @override
     def make(self, cohort: CohortImages) -> Candidate:
-        """Adapt by the recipe that was asked for, or that the playbook chooses."""
-        attempt, loaded, choice = self.attempt, self.loaded, None
-        if loaded.playbook is not None and attempt.job.options.get("preset", AUTO) == AUTO:
-            attempt.set_stage("choosing")
-            choice = choose(
-                loaded.playbook, loaded.space, cohort.images, self.device, attempt.check_cancelled
+        """Adapt by the recipe that was asked for; with `auto` by the dose that the shift asks for, or, of an
+        artefact without the members' spread, by the recipe that the playbook chooses."""
+        attempt, loaded = self.attempt, self.loaded
+        task, space, images = loaded.task, loaded.space, cohort.images
+        auto = attempt.job.options.get("preset", AUTO) == AUTO
+        if auto and loaded.spread is not None:
+            attempt.set_stage("measuring")
+            patients = cohort.patient_of_image.tolist()
+            dose = by_shift(
+                space,
+                loaded.spread,
+                loaded.playbook,
+                images,
+                patients,
+                self.device,
+                attempt.check_cancelled,
             )
-            config, adapted = choice.chosen.config, choice.chosen.adapted
-        else:
-            config = self._configured()
-            adapted = self._adapt(cohort, config)
-        return Candidate(loaded.task, adapted, config, choice)
+            return Candidate(task, dose.adapted, dose.config, dose=dose)
+        if auto and loaded.playbook is not None:
+            attempt.set_stage("choosing")
+            choice = choose(loaded.playbook, space, images, self.device, attempt.check_cancelled)
+            return Candidate(task, choice.chosen.adapted, choice.chosen.config, choice=choice)
+        config = self._configured()
+        return Candidate(task, self._adapt(cohort, config), config)
 
     @override
     def judge(self, cohort: CohortImages, made: Candidate) -> GateVerdict:
-        """Observe it by the playbook, else beside replicas of what was learned."""
+        """Observe a dose as it was made, a choice by its playbook, else replicas of what was learned."""
+        if made.dose is not None:
+            return made.dose.verdict
         return verdict_on(
             self.attempt,
             self.loaded,
@@ -110,6 +131,8 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
 
     @override
     def summary(self, cohort: CohortImages, made: Candidate, verdict: GateVerdict) -> list[str]:
+        if made.dose is not None:
+            return said_of_dose(made.dose)
         if made.choice is None:
             return super().summary(cohort, made, verdict)
         expected = made.choice.chosen.decision.expected
@@ -123,7 +146,11 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
     @override
     def result(self, cohort: CohortImages, made: Candidate) -> dict[str, Any]:
         adaptation = made.adapted.adaptation
-        expected = {} if made.choice is None else {"playbook": _expected(made.choice, self.loaded.playbook)}
+        expected: dict[str, Any] = {}
+        if made.choice is not None:
+            expected = {"playbook": _expected(made.choice, self.loaded.playbook)}
+        elif made.dose is not None and self.loaded.spread is not None:
+            expected = {"dose": _dose(made.dose, self.loaded.spread)}
         return expected | {
             "options": made.config.facts(),
             "scans": len(self.files),
@@ -248,6 +275,46 @@ def _coefficients(
         "models": list(space.names),
         "values": as_json([[round(value, 6) for value in row] for row in mean_LE.tolist()]),
     }
+
+
+def said_of_dose(made: ByShift) -> list[str]:
+    """Say how far the scans are from the members', what was done, and what that did at the members."""
+    dose, record = made.dose, made.record
+    if not dose.share:
+        return [
+            f"These scans look like the member hospitals': their distance is {dose.shift:.1f}, where 1 is "
+            "usual between hospitals. So the global model stays as it is: that is the answer, no rejection."
+        ]
+    early, middle, late = (f"{100 * each:.0f} %" for each in dose.doses)
+    said = [
+        f"The distance of these scans from the member hospitals' is {dose.shift:.1f}, where 1 is usual "
+        f"between hospitals. The model's scale of brightness and contrast moves {early} of the way to these "
+        f"scans in its first layers, {middle} in the middle and {late} in the last. No mask was used."
+    ]
+    if record is None:
+        return [*said, "No gain is predicted: the federation has not practised this."]
+    return [
+        *said,
+        f"When member hospitals tried this on each other, Dice changed by {100 * record.mean:+.1f} points "
+        f"in the mean and by {100 * record.worst:+.1f} in the worst of {record.episodes} trials; "
+        f"{100 * record.lost:.0f} % of them lost more than a point.",
+    ]
+
+
+def _dose(made: ByShift, spread: Spread) -> dict[str, Any]:
+    """The shift, the dose and what they rest on, for the card."""
+    dose, record = made.dose, made.record
+    found = {
+        "shift": round(dose.shift, 4),
+        "share": round(dose.share, 4),
+        "doses": [round(each, 4) for each in dose.doses],
+        "members": spread.members,
+        "layers": {name: round(each, 3) for name, each in zip(spread.layers, dose.layers, strict=True)},
+    }
+    if record is None:
+        return found
+    members = {name: [round(value, 4) for value in values] for name, values in record.members.items()}
+    return {**found, "practised": {"largest": round(record.largest, 3), "changes": members}}
 
 
 def expectation(change: float, bound: float, members: int) -> str:

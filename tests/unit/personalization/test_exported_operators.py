@@ -13,10 +13,13 @@ from torch import nn
 
 from model_store.graphs import EXPORTED, FURTHER, IMPORTED, check_graph
 from personalization.export import OPSET, to_onnx
+from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import route
+from personalization.iop_fl.spread import Spread, sent_by
 from personalization.networks import build, names
 from personalization.test_time.presets.intent import scan_graph
+from personalization.test_time.presets.ladder import shift_graph
 from tests.helpers.personalization.routing_cases import images, moved, space_of
 from tests.unit.personalization.fedins.test_pool import BACKBONES, SIDE, adaptive
 
@@ -54,7 +57,11 @@ def _exported() -> Iterator[bytes]:
     space, drawn = space_of(2, torch.float32), images(2, dtype=torch.float32)
     for router in ("direct", "pooled"):
         yield to_dynamic_onnx(space, moved(route(space, router)), drawn)
-    yield scan_graph(build("unet", **_SMALL), 1, (SIDE, SIDE))
+    network = build("unet", **_SMALL).eval()
+    yield scan_graph(network, 1, (SIDE, SIDE))
+    found = profile(network, torch.rand(4, 1, SIDE, SIDE), [0, 1, 2, 3])
+    sent = sent_by(found, None)
+    yield shift_graph(network, Spread.of(found.layers, sent, 2), 1, (SIDE, SIDE))
 
 
 def _of_monai() -> Iterator[tuple[nn.Module, int]]:
