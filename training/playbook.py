@@ -393,6 +393,7 @@ def _facts(practice: Practice) -> dict[str, Any]:
         "trials": {trial.name: trial.config.facts() for trial in practice.trials},
         "severities": list(practice.severities),
         "most": practice.most,
+        "damage": practice.damage,
     }
 
 

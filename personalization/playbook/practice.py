@@ -35,8 +35,6 @@ from personalization.test_time.recipe import recipe_of
 
 # Names of the episodes of the dose by shift, and of planted damage.
 BY_SHIFT, PLANTED = "by shift", "planted, "
-# Damage is planted behind every third scanner.
-_PLANTED_EVERY = 3
 # How far a hundred times the usual rate moves batch norm's scale and shift in four steps.
 _WRECKED = 0.4
 # One point of Dice, and five: a patient that loses more is counted.
@@ -63,11 +61,13 @@ class Practice:
         trials: the recipes.
         severities: of the drawn scanners, one after the other; 0 are the scans as they are.
         most: images that are adapted to at most, evenly spaced.
+        damage: behind every so many scanners damage is planted; 0: nowhere.
     """
 
     trials: tuple[Trial, ...]
     severities: tuple[float, ...] = (0.0, 1.0, 2.0)
     most: int = 64
+    damage: int = 3
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def practise(
                 candidates,
                 [(BY_SHIFT, dose.adapted.merged, dose.candidate, dose)] if dose is not None else [],
                 _planted(space, cohort, dose, generator, check_cancelled)
-                if number % _PLANTED_EVERY == 0 and turn == 0
+                if practice.damage and number % practice.damage == 0 and turn == 0
                 else [],
             ):
                 after = reported.dice(network)

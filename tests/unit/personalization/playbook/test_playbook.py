@@ -11,7 +11,8 @@ import torch
 
 from personalization.gate import Targets
 from personalization.gate.statistics import statistics_distance
-from personalization.iop_fl.batch_norm import bake_statistics
+from personalization.iop_fl.batch_norm import bake_statistics, profile
+from personalization.iop_fl.spread import Spread, sent_by
 from personalization.metrics import foreground_dice
 from personalization.playbook import (
     FEATURES,
@@ -31,6 +32,7 @@ from personalization.playbook import (
     view,
 )
 from personalization.playbook.playbook import pooled_quantile
+from personalization.playbook.practice import BY_SHIFT, PLANTED
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import blended
 from tests.helpers.personalization.discs import discs, space
@@ -106,7 +108,9 @@ def test_features_compare_a_candidate_with_its_parent() -> None:
 def test_an_episode_is_what_a_plain_loop_over_both_halves_finds() -> None:
     images, truth = discs(12, 4, contrast=1.2)
     patients = [f"p{index // 2}" for index in range(12)]
-    [episode] = practise(space(), images, truth, patients, Practice(TRIALS[:1], (0.0,)), 0.05, seed=1)
+    [episode] = practise(
+        space(), images, truth, patients, Practice(TRIALS[:1], (0.0,), damage=0), 0.05, seed=1
+    )
     here = [index for index in range(12) if (index // 2) % 2 == 0]
     there = [index for index in range(12) if (index // 2) % 2 == 1]
     changes: dict[str, float] = {}
@@ -129,7 +133,7 @@ def test_an_episode_is_what_a_plain_loop_over_both_halves_finds() -> None:
 def test_scans_go_through_one_scanner_per_severity_and_the_seed_repeats_them() -> None:
     images, truth = discs(8, 4)
     patients = [f"p{index}" for index in range(8)]
-    practice = Practice(TRIALS, (0.0, 2.0, 2.0))
+    practice = Practice(TRIALS, (0.0, 2.0, 2.0), damage=0)
     first, again = (
         list(practise(space(), images, truth, patients, practice, 0.05, seed=3)) for _ in range(2)
     )
@@ -139,6 +143,36 @@ def test_scans_go_through_one_scanner_per_severity_and_the_seed_repeats_them() -
     ]
     assert first[2] != replace(first[4], trial="half")  # another draw of the same severity
     assert list(practise(space(), images, truth, patients, practice, 0.05, seed=4)) != first
+
+
+def test_damage_and_the_dose_by_shift_are_practised_and_judged() -> None:
+    images, truth = discs(12, 4)
+    patients = [f"p{index // 2}" for index in range(12)]
+    here = space()
+    found = [profile(here.plain(), discs(12, seed)[0], patients) for seed in (5, 6)]
+    sent = [sent_by(each, (0.05, 0.2, 1.0)) for each in found]
+    spread = Spread.of(
+        found[0].layers, {name: (sent[0][name] + sent[1][name]) / 2 for name in sent[0]}, len(sent)
+    )
+    practice = Practice(TRIALS[:1], (0.0, 3.0))
+    seen = list(practise(here, images, truth, patients, practice, 0.05, seed=1, spread=spread))
+    kinds = ["statistics of noise", "statistics of inverted scans", "one layer shuffled", "rate x100"]
+    planted = [f"{PLANTED}{kind}" for kind in kinds]
+    first = [each.trial for each in seen if not each.severity]
+    assert first == ["half", BY_SHIFT, *planted]
+    assert [each.trial for each in seen if each.severity] == ["half", BY_SHIFT]
+    by_name = {each.trial: each for each in seen if not each.severity}
+    assert by_name["half"].served is None
+    assert all(by_name[name].served is not None for name in (BY_SHIFT, *planted))
+    # Damage that loses the target is refused in the place of a dose, so that nothing changes.
+    wrecked = by_name[f"{PLANTED}statistics of noise"]
+    assert wrecked.change < -0.05
+    assert wrecked.served == 0.0
+    # Damage moves what is predicted, not the range of what was practised.
+    plain = {"a": [by_name["half"], seen[6]], "b": [seen[6], by_name["half"]]}
+    alone, taught = fit_gate(plain), fit_gate(plain, {"a": [by_name[name] for name in planted]})
+    assert (alone.lowest, alone.highest, alone.centre) == (taught.lowest, taught.highest, taught.centre)
+    assert alone.whole != taught.whole
 
 
 def test_a_member_with_one_patient_has_no_episode() -> None:
