@@ -34,7 +34,7 @@ def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> 
 
 
 def _dose(found: Any) -> tuple[Section, ...]:
-    """How far the scans are, the dose that this asked for, and what it did at the members that practised it."""
+    """How far the scans are, the dose that this asked for, and what that did at the members."""
     try:
         shift, doses = float(found["shift"]), tuple(map(float, found["doses"]))
         members, practised = int(found["members"]), found.get("practised")
@@ -51,8 +51,8 @@ def _dose(found: Any) -> tuple[Section, ...]:
     except (KeyError, TypeError, ValueError):
         return ()
     said = (
-        f"The squared distance of these scans from the global model's statistics is {shift:.2f} times what is "
-        f"usual between hospitals, by the {members} members' own scans. Up to 1 nothing is moved.",
+        f"The squared distance of these scans from the global model's statistics is {shift:.2f} times what "
+        f"is usual between hospitals, by the {members} members' own scans. Up to 1 nothing is moved.",
         "The share of the way to these scans' statistics that batch norm moves, by thirds of its layers, in "
         "percent. Few slices get less of it.",
         *(() if largest is None else (f"The largest distance that the members practised is {largest:.1f}.",)),
@@ -65,8 +65,8 @@ def _dose(found: Any) -> tuple[Section, ...]:
     if not forest:
         return (section,)
     text = (
-        "Change of Dice by the dose that the distance asks for, as its gate serves it, when each member played "
-        "the hospital from outside: mean, lowest and highest of its episodes."
+        "Change of Dice by the dose that the distance asks for, as its gate serves it, when each member "
+        "played the hospital from outside: mean, lowest and highest of its episodes."
     )
     title = "What this did at the members"
     return section, Section(title=title, sentences=(text,), body=Forest(rows=forest))

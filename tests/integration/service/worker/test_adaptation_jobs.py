@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import onnxruntime
 import pytest
@@ -14,16 +16,21 @@ import torch
 from PIL import Image
 
 from model_store.artefact import Artefact
-from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
-from model_store.preprocessing import prepare, prepare_mask
-from personalization.gate import Targets
+from model_store.manifest import GRAPH, SHIFT_GRAPH, WEIGHTS, ModelManifest
+from model_store.preprocessing import prepare, prepare_mask, restore
+from personalization.gate import BY_SHIFT, Targets
+from personalization.iop_fl.batch_norm import profile
+from personalization.iop_fl.spread import FILE as SPREAD
+from personalization.iop_fl.spread import Spread, sent_by
 from personalization.networks import build
 from personalization.options.presets import FOR_COHORTS
-from personalization.playbook import FILE, Practice, Trial, fit, practise
+from personalization.playbook import FILE, Practice, Trial, by_shift, fit, practise
 from personalization.state import from_safetensors
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.presets.ladder import shift_graph
 from service.errors import LeaseLost
 from service.jobs import leases, records
+from service.kinds.routing_space import KIND
 from service.worker.attempt import Attempt
 from service.worker.candidate import publish
 from service.worker.routing_space import DYNAMIC
@@ -131,6 +138,74 @@ def test_job_without_options_takes_the_recipe_that_the_federation_practised(plac
     assert job.result is not None
     assert {"adapt", "judge", "draw"} <= set(job.result["milliseconds"])
     assert "milliseconds" not in details
+
+
+@pytest.fixture
+def apart(place: Workplace) -> Spread:
+    """The routing space once more, which says how far its two members are apart."""
+    loaded, sent = place.loaded(), []
+    network = loaded.space.plain()
+    for scanner in ("aster", "birch"):
+        scans = [prepare(volume(scanner, patient)[0], ORGAN).slices for patient in (700, 701, 702)]
+        patients = [index for index, slices in enumerate(scans) for _ in slices]
+        sent.append(profile(network, torch.tensor(np.concatenate(scans)), patients))
+    found = [sent_by(each, (0.05, 0.2, 1.0)) for each in sent]
+    mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
+    spread = Spread.of(sent[0].layers, mean, 2)
+    graph = shift_graph(network, spread, ORGAN.in_channels, ORGAN.size)
+    place.store.publish(loaded.offered.manifest, {SPREAD: spread.to_bytes(), SHIFT_GRAPH: graph})
+    return spread
+
+
+def test_job_without_options_takes_the_dose_that_the_shift_asks_for(place: Workplace, apart: Spread) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "auto"})
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert (job.state, job.reason) == ("succeeded", None)
+    artefact, manifest = candidate_of(place)
+    details = manifest.lineage.details
+    dose, options = details["dose"], details["options"]
+    assert isinstance(dose, dict)
+    assert isinstance(options, dict)
+    assert options["preset"] == "ladder"
+    assert options["doses"] == pytest.approx(dose["doses"], abs=1e-4)
+    assert dose["share"] == pytest.approx(max(0, 1 - 1 / dose["shift"]), abs=1e-3)
+    assert job.gate is not None
+    assert [check["name"] for check in job.gate["checks"]] == [check.name for check in BY_SHIFT]
+    assert "where 1 is usual between hospitals" in job.gate["summary"][0]
+    sections = KIND.adaptation.sections(job.result, ())  # type: ignore[union-attr]
+    assert sections[0].title == "How far these scans are from the members'"
+    # The version is that which the recipe makes of the same scans.
+    slices = [torch.tensor(prepare(volume("dune", 500 + n)[0], ORGAN).slices) for n in range(SCANS)]
+    served = by_shift(
+        place.loaded().space,
+        apart,
+        None,
+        torch.cat(slices),
+        [n for n, each in enumerate(slices) for _ in each],
+    )
+    weights = from_safetensors(artefact.read(WEIGHTS))
+    for name, tensor in served.adapted.merged.state_dict().items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-6)
+    assert not place.events(job_id, "warning")
+
+
+def test_a_scan_has_the_dose_of_its_own_slices_by_a_job_as_by_the_graph(
+    place: Workplace, apart: Spread
+) -> None:
+    (data,) = outside_scans(1).values()
+    job_id = place.scan_job(data)
+    run_job(job_id, place.settings)
+    answer = place.folder(job_id).read_result()
+    assert answer is not None
+    mask = np.asarray(nib.Nifti1Image.from_bytes(gzip.decompress(answer.body)).dataobj)
+    offered = place.loaded().offered
+    session = onnxruntime.InferenceSession(offered.read(SHIFT_GRAPH), providers=["CPUExecutionProvider"])
+    prepared = prepare(volume("dune", 500)[0], ORGAN)
+    (found,) = session.run(None, {"image": prepared.slices})
+    at_once = restore(found, prepared.geometry)
+    assert at_once.any()
+    assert np.mean((at_once > 0) != (mask > 0)) < 1e-3
 
 
 @pytest.mark.parametrize("preset", FOR_COHORTS)
