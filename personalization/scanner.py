@@ -78,7 +78,7 @@ class Scanners:
         seen = self._blurred(seen)
         noise = torch.randn(seen.shape, generator=generator)
         seen = seen + _per_image(self.noise, seen) * noise
-        return _with_moments_of(seen, images_BC)
+        return with_moments_of(seen, images_BC)
 
     def _field(self, sides: Sequence[int]) -> Tensor:
         """The shading [B, 1, ...]: the exponential of a sum of cosines, without a constant term."""
@@ -113,7 +113,7 @@ def _per_image(values_B: Tensor, like_BC: Tensor) -> Tensor:
     return values_B.view(-1, *(1,) * (like_BC.ndim - 1))
 
 
-def _with_moments_of(images_BC: Tensor, reference_BC: Tensor) -> Tensor:
+def with_moments_of(images_BC: Tensor, reference_BC: Tensor) -> Tensor:
     """The images with each channel's mean and deviation as in the reference."""
     axes = spatial_axes(images_BC)
     centred = images_BC - images_BC.mean(dim=axes, keepdim=True)

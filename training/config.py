@@ -51,6 +51,14 @@ class MethodConfig(StrictConfig):
 
     # What `recipe: paper` takes where nothing is given, of a method that has this field.
     PAPER: ClassVar[Mapping[str, Any]] = {}
+    # Fields that runs once did not have, with the values that have their results: these are left out of the
+    # identity, so that ids of such runs stay the same.
+    EARLIER: ClassVar[Mapping[str, Any]] = {}
+
+    def identity(self) -> dict[str, Any]:
+        """What the configuration decides of a run, as JSON; `EARLIER` values are left out."""
+        content = self.model_dump(mode="json")
+        return {name: v for name, v in content.items() if name not in self.EARLIER or v != self.EARLIER[name]}
 
     @model_validator(mode="before")
     @classmethod

@@ -55,7 +55,7 @@ class Run:
 
         Consent is not included: it determines which models are exported, and may be given later. Empty
         feature bounds, no privacy and a default defence are left out, so that ids of runs from before these
-        fields existed stay the same.
+        fields existed stay the same; `MethodConfig.identity` leaves out fields of the method likewise.
         """
         optional = ("feature_bounds", "privacy", "privacy_demands")
         left_out = {"consent", "secure_aggregation"}
@@ -66,7 +66,7 @@ class Run:
             "method": self.method,
             "data": self.federation.digest,
             "splits": _digest(splits),
-            "config": self.config.model_dump(mode="json"),
+            "config": self.config.identity(),
             "run": self.settings.model_dump(mode="json", exclude=left_out),
         }
 

@@ -101,6 +101,7 @@ class DenseConfig(OneShotConfig):
         "pool": 200,
         "init": "random",
         "temperature": 1.0,
+        "domain_randomisation": "none",
     }
 
 

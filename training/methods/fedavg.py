@@ -86,6 +86,7 @@ from training.methods.common.local_training import (
 )
 from training.methods.common.loss_choice import LossConfig
 from training.methods.common.network_choice import NetworkConfig
+from training.methods.common.randomisation_choice import RandomisationConfig
 from training.methods.common.state_tree import join, part
 from training.methods.common.tested import score_once, scored_metrics, scoring_phase
 from training.methods.registry import register
@@ -109,7 +110,7 @@ SPREAD = Group("spread", "statistics", "mean", essential=False, check=_check_spr
 MEMBERS = Group("spread_members", "statistics", "sum", essential=False, check=_check_one, beside_noise=False)
 
 
-class FedAvgConfig(LossConfig, NetworkConfig):
+class FedAvgConfig(LossConfig, RandomisationConfig, NetworkConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
     recipe: Literal["locum", "paper"] = Field(
@@ -145,6 +146,7 @@ class FedAvgConfig(LossConfig, NetworkConfig):
         "least_steps": 0,
         "final_rate": 1.0,
         "intensity": 0.0,
+        "domain_randomisation": "none",
         "statistics": "averaged",
     }
 
@@ -342,6 +344,7 @@ class FedAvg(Algorithm):
             config.least_steps,
             intensity=config.intensity,
             loss=self.loss,
+            randomise=config.randomises(round_),
         )
 
     # ------------------------------------------------------------------ at the server
@@ -384,7 +387,8 @@ class FedAvg(Algorithm):
     def _noted(self, server: Memory, result: RoundResult, rounds_done: int) -> Memory:
         """The memory with the scores of its w_g, which has so many rounds of training behind it."""
         states = {"global": part(server.tensors, "global"), "best": part(server.tensors, "best")}
-        facts = note_scores(server.facts, result, self.metric, rounds_done, self.config.selection)
+        selection = self.config.selection if self.config.selectable(rounds_done) else "last"
+        facts = note_scores(server.facts, result, self.metric, rounds_done, selection)
         if facts["best"] != server.facts.get("best"):
             states["best"] = states["global"]
         return Memory(join(states), facts)

@@ -181,13 +181,15 @@ class IopFl(FedAvg):
         network = network_of(self.network, self._with_statistics(personal, data, context), context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         metrics = {**result.metrics, **score.metrics("personal_val_dice")}
-        return replace(result, memory=self._remember(memory, personal, score), metrics=metrics)
+        return replace(
+            result, memory=self._remember(memory, personal, score, context.round + 1), metrics=metrics
+        )
 
-    def _remember(self, memory: Memory, personal: State, score: ValidationScore) -> Memory:
-        """The site's memory after a round: P_k, and the P_k worth publishing."""
+    def _remember(self, memory: Memory, personal: State, score: ValidationScore, rounds_done: int) -> Memory:
+        """The site's memory after so many rounds: P_k, and the P_k worth publishing."""
         best = memory.facts.get("best")
         improved = best is None or score.beats(ValidationScore(**best))
-        if self.config.selection == "best" and improved:
+        if self.config.selection == "best" and self.config.selectable(rounds_done) and improved:
             best, kept = {"total": score.total, "patients": score.patients}, personal
         else:
             kept = part(memory.tensors, "best")
@@ -254,6 +256,7 @@ class IopFl(FedAvg):
             falls=True,
             intensity=config.intensity,
             loss=self.loss,
+            randomise=config.domain_randomisation != "none",
         )
         train_locally(network, data.train, schedule, context.generator("personalise"))
         return state_of(network)

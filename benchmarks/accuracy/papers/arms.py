@@ -57,7 +57,7 @@ class Arm:
     def cell(self, common: Mapping[str, Any]) -> Cell:
         """What decides the arm's result, for a cell."""
         tuned = {"tuned": self.tuned} if self.tuned else {}
-        return {"arm": self.name, "method": self.config(common).model_dump(mode="json"), **tuned}
+        return {"arm": self.name, "method": self.config(common).identity(), **tuned}
 
 
 @dataclass(frozen=True)

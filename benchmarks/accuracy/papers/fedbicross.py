@@ -259,7 +259,7 @@ class PaperFedBiCross(PaperOnImages[Profile]):
         """The configuration; none of the arm without training."""
         if arm.name == MOST_FREQUENT:
             return {}
-        return {"method": self._config(arm, set_).model_dump(mode="json")}
+        return {"method": self._config(arm, set_).identity()}
 
     def _config(self, arm: Arm, set_: str) -> OneShotConfig:
         fields = {**self.profile.method, **self.profile.by_set.get(set_, {})}

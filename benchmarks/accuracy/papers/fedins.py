@@ -203,11 +203,12 @@ class PaperFedIns(PaperOnImages[Profile]):
         division = {"profile": self.options.profile, "clients": settings.clients, "alpha": settings.alpha}
         if arm.name == MOST_FREQUENT:
             return {**division, **self.own_cell}
+        method = self._config(arm, set_).identity()
         return {
             **division,
             **{"vit": dict(settings.vit), "pretraining_steps": settings.pretraining_steps},
             **self.own_cell,
-            "method": self._config(arm, set_).model_dump(mode="json", exclude={"backbone"}),
+            "method": {name: v for name, v in method.items() if name != "backbone"},
         }
 
     def _config(self, arm: Arm, set_: str) -> Any:

@@ -218,7 +218,7 @@ class PaperIopFl(PaperOnData[Profile]):
                     }
                     for arm in INSIDE
                 ]
-                method = IopFlConfig(**setting.method).model_dump(mode="json")
+                method = IopFlConfig(**setting.method).identity()
                 adapting = {"epochs": settings.epochs, "images": settings.images}
                 cells += [
                     {"part": "outside", "arm": arm, "site": site, **common, "method": method, **adapting}

@@ -200,5 +200,5 @@ def cell_of(name: str, profile: Profile, set_: str, site: str, seed: int, part: 
         "profile": name,
         "size": profile.sets[set_].size,
         "severities": [0] if set_ == PHANTOM or part in ("official", "mistaken") else [*SEVERITIES],
-        "method": IopFlConfig(**profile.method(set_, seed)).model_dump(mode="json"),
+        "method": IopFlConfig(**profile.method(set_, seed)).identity(),
     }

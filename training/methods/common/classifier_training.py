@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from personalization.domain_randomisation import randomise_half
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import SiteSize
 from training.data.classification import labelled_batches
 from training.data.examples import Examples
-from training.methods.common.local_training import least_batch, predict
+from training.methods.common.local_training import held_statistics, least_batch, predict
+from training.methods.common.randomisation_choice import DomainRandomisation, randomises
 
 # (logits [B, K], images [B, C, H, W], labels [B], indices of the images [B]) -> scalar
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,6 +34,7 @@ class SgdSchedule:
     milestones: tuple[float, ...] = (0.5, 0.75)
     augment: bool = False
     precision: Precision = "float32"
+    domain_randomisation: DomainRandomisation = "none"
 
 
 def plain_loss(logits_BK: Tensor, images: Tensor, labels_B: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG001
@@ -67,12 +70,14 @@ def train_classifier(
         for group in optimiser.param_groups:
             group["lr"] = schedule.learning_rate * 0.1**passed
         total, count = 0.0, 0
+        randomise = randomises(schedule.domain_randomisation, epoch, schedule.epochs)
         for batch, labels, indices in labelled_batches(
             images, schedule.batch_size, generator, schedule.augment, least
         ):
+            batch, randomised = randomise_half(batch, generator) if randomise else (batch, False)
             optimiser.zero_grad(set_to_none=True)
             batch, labels = batch.to(device), labels.to(device)
-            with mixed_precision(schedule.precision, device):
+            with mixed_precision(schedule.precision, device), held_statistics(network, randomised):
                 logits = network(batch)
             value = loss(to_float32(logits), batch, labels, indices.to(device))
             torch.autograd.backward(value)

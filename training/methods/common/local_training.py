@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from model_store.manifest import NetworkSpec
 from model_store.task import TaskKind
+from personalization.domain_randomisation import randomise_half
 from personalization.losses import DEFAULTS, LOSSES, Loss
 from personalization.metrics import METRICS, foreground_dice, further_metrics
 from personalization.networks import build, initialise, outline
@@ -50,8 +52,9 @@ class Schedule:
 
     With passes there are at least `least_steps` batches. `falls` lets the rate fall by a cosine to nothing
     over these batches; otherwise it stays. `intensity` is the severity of the drawn scanners
-    (`personalization.scanner`) that slices go through; 0 for none. `momentum` is of SGD. `weight_decay` is
-    added to the gradient, times the weights. `loss` is of the logits and targets of a batch.
+    (`personalization.scanner`) that half of a batch's slices go through; 0 for none. With `randomise` there
+    is domain randomisation of half of the batches instead. `momentum` is of SGD. `weight_decay` is added to
+    the gradient, times the weights. `loss` is of the logits and targets of a batch.
     """
 
     epochs: int = 1
@@ -68,6 +71,15 @@ class Schedule:
     momentum: float = MOMENTUM
     weight_decay: float = 0.0
     loss: Loss = task_loss
+    randomise: bool = False
+
+
+class Batch(NamedTuple):
+    """Images [B, C, ...], targets [B, ...], and whether domain randomisation changed all of the images."""
+
+    images: Tensor
+    targets: Tensor
+    randomised: bool = False
 
 
 def weight_of(data: AnySiteData, aggregation: Aggregation) -> float:
@@ -143,16 +155,15 @@ def train_locally(
 def take_step(
     network: nn.Module,
     optimiser: torch.optim.Optimizer,
-    batch: tuple[Tensor, Tensor],
+    batch: Batch,
     schedule: Schedule,
     penalty: Penalty | None = None,
 ) -> float:
-    """One step of the optimiser on a batch of images and targets; returns the loss before it, with the
-    penalty."""
-    images, targets = batch
+    """One step of the optimiser on a batch; returns the loss before it, with the penalty."""
+    images, targets, randomised = batch
     device = next(network.parameters()).device
     optimiser.zero_grad(set_to_none=True)
-    with mixed_precision(schedule.precision, device):
+    with mixed_precision(schedule.precision, device), held_statistics(network, randomised):
         logits = network(images.to(device))
     loss = schedule.loss(to_float32(logits), targets.to(device))
     if penalty is not None:
@@ -160,6 +171,23 @@ def take_step(
     torch.autograd.backward(loss)
     optimiser.step()
     return loss.item()
+
+
+@contextmanager
+def held_statistics(network: nn.Module, randomised: bool) -> Iterator[None]:
+    """Leave the running batch-norm statistics as they are while `randomised` images pass.
+
+    They are those of images as they are, which a network meets when it serves.
+    """
+    norms = moving_norms(network).values() if randomised else ()
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 def new_optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
@@ -196,8 +224,8 @@ def least_batch(network: nn.Module, data: Examples, batch_size: int) -> int:
 
 def scheduled_batches(
     data: Examples, schedule: Schedule, generator: torch.Generator, least: int = 1
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of the schedule, in their order: images and targets. None has fewer than `least` images.
+) -> Iterator[Batch]:
+    """The batches of the schedule, in their order. None has fewer than `least` images.
 
     Raises ValueError when there is nothing to train on.
     """
@@ -220,23 +248,22 @@ def scheduled_batches(
             done += 1
 
 
-def _epoch(
-    data: Examples, schedule: Schedule, generator: torch.Generator, least: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of images and targets: class indices [B, H, W], or [B]."""
-    if data.has_masks:
-        drawn = batches(data, schedule.batch_size, generator, schedule.augment, least=least)
-        if not schedule.intensity:
-            return drawn
-        return (
-            (augment_intensities(images, schedule.intensity, generator), targets) for images, targets in drawn
-        )
-    return (
-        (images, labels)
-        for images, labels, _ in labelled_batches(
-            data, schedule.batch_size, generator, schedule.augment, least
-        )
+def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator, least: int) -> Iterator[Batch]:
+    """One pass over the data; targets are class indices [B, H, W], or [B]."""
+    size, turned = schedule.batch_size, schedule.augment
+    drawn: Iterator[tuple[Tensor, Tensor]] = (
+        batches(data, size, generator, turned, least=least)
+        if data.has_masks
+        else (batch[:2] for batch in labelled_batches(data, size, generator, turned, least))
     )
+    for images, targets in drawn:
+        if schedule.randomise:
+            changed, randomised = randomise_half(images, generator)
+            yield Batch(changed, targets, randomised)
+        elif schedule.intensity and data.has_masks:
+            yield Batch(augment_intensities(images, schedule.intensity, generator), targets)
+        else:
+            yield Batch(images, targets)
 
 
 def check_score(score: Tensor, most: int | None, largest: float = 1.0) -> None:

@@ -37,6 +37,7 @@ from training.methods.common.classifier_training import ClassCounts, SgdSchedule
 from training.methods.common.data_statistics import STATISTICS, describe, merge_described
 from training.methods.common.local_training import new_network, shapes_of, state_of
 from training.methods.common.network_choice import NetworkConfig
+from training.methods.common.randomisation_choice import RandomisationConfig
 from training.methods.common.state_tree import join, part
 
 SEED = Group("seed", "statistics", "collect")
@@ -46,7 +47,7 @@ COUNTS = Group("counts", "statistics", "collect", essential=False, check=ClassCo
 Start = Literal["average", "largest_client", "random"]
 
 
-class OneShotConfig(NetworkConfig):
+class OneShotConfig(RandomisationConfig, NetworkConfig):
     """How a hospital trains before its one upload."""
 
     rounds: int = Field(1, ge=1, le=1, description="a hospital uploads once: there is one round")
@@ -82,6 +83,7 @@ class OneShotConfig(NetworkConfig):
             milestones=self.milestones,
             augment=self.augment,
             precision=self.precision,
+            domain_randomisation=self.domain_randomisation,
         )
 
 

@@ -41,6 +41,8 @@ from training.methods.common.state_tree import join, part
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 
 _CHOSEN = "chosen"
+# Any later model replaces one with this mark: see `RandomisationConfig.selectable`.
+_TOO_EARLY = "too_early"
 
 
 class PersonalModels(FedAvg):
@@ -55,12 +57,14 @@ class PersonalModels(FedAvg):
         """An exported model is a whole network."""
         return {PERSONAL.name: shapes_of(self.network)}
 
-    def choose(self, memory: Memory, model: State, score: ValidationScore) -> Memory:
-        """The site's memory with its model, if that is the one to publish so far."""
+    def choose(self, memory: Memory, model: State, score: ValidationScore, rounds_done: int) -> Memory:
+        """The site's memory with its model after so many rounds, if that is the one to publish so far."""
         chosen = memory.facts.get(_CHOSEN)
-        if chosen and self.config.selection == "best" and not score.beats(ValidationScore.noted(chosen)):
+        keeps_best = self.config.selection == "best" and not (chosen and chosen.get(_TOO_EARLY))
+        if chosen and keeps_best and not score.beats(ValidationScore.noted(chosen)):
             return memory
-        facts = {**memory.facts, _CHOSEN: score.facts()}
+        early = {} if self.config.selectable(rounds_done) else {_TOO_EARLY: True}
+        facts = {**memory.facts, _CHOSEN: {**score.facts(), **early}}
         return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, facts)
 
     def export_step(
@@ -112,7 +116,8 @@ class FullPersonalFedAvg(PersonalModels):
         found = self.train_both(context, network, memory, data)
         own = network_of(self.network, found.personal, context.device)
         own_score = evaluate(own, data.val, self.classes, self.config.batch_size)
-        chosen = self.choose(Memory() if found.afresh else memory, found.personal, own_score)
+        before = Memory() if found.afresh else memory
+        chosen = self.choose(before, found.personal, own_score, context.round + 1)
         kept = Memory(
             {**join({_CHOSEN: part(chosen.tensors, _CHOSEN)}), **found.kept.tensors},
             {_CHOSEN: chosen.facts[_CHOSEN], **found.kept.facts},

@@ -111,14 +111,14 @@ class PersonalFedAvg(PersonalModels):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Validate and train the site's whole network."""
-        return self._whole(super().train_step, context, received, memory, data)
+        return self._whole(super().train_step, context, received, memory, data, context.round)
 
     @override
     def validate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Validate the site's whole network."""
-        return self._whole(super().validate_step, context, received, memory, data)
+        return self._whole(super().validate_step, context, received, memory, data, self.config.rounds)
 
     def _whole(
         self,
@@ -127,6 +127,7 @@ class PersonalFedAvg(PersonalModels):
         received: Mapping[str, State],
         memory: Memory,
         data: AnySiteData,
+        rounds_done: int,
     ) -> ClientResult:
         """FedAvg's step on the whole network, which is the one to publish if it is the best so far."""
         own = own_part(memory)
@@ -135,7 +136,7 @@ class PersonalFedAvg(PersonalModels):
         uploads = dict(result.uploads)
         score = ValidationScore.received(uploads.pop(SCORES.name))
         if own:
-            memory = self.choose(memory, received[WEIGHTS.name], score)
+            memory = self.choose(memory, received[WEIGHTS.name], score, rounds_done)
         return keep_own(replace(result, uploads=uploads, memory=memory), memory, self.is_own)
 
     def _first(self, context: StepContext) -> State:

@@ -81,7 +81,11 @@ class FedBiCrossConfig(OneShotConfig):
     own_weight: float = Field(0.3, ge=0)
     personal_temperature: float = Field(1.0, gt=0)
 
-    PAPER: ClassVar[Mapping[str, Any]] = {**PAPER_SIZES, **LITERAL_READING}
+    PAPER: ClassVar[Mapping[str, Any]] = {
+        **PAPER_SIZES,
+        **LITERAL_READING,
+        "domain_randomisation": "none",
+    }
 
     @model_validator(mode="after")
     def _strata(self) -> FedBiCrossConfig:

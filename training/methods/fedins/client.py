@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from personalization.augmentation import Augmentation, transform, transform_images
+from personalization.domain_randomisation import randomise_half
 from personalization.fedins import InstanceAdaptive, PoolOutput, fedins_loss, random_entries, usage_of
 from personalization.losses import Loss
 from personalization.precision import Precision, mixed_precision, to_float32
@@ -39,6 +40,7 @@ class PoolTraining:
     penalty_M: Tensor | None = None
     precision: Precision = "float32"
     loss: Loss = task_loss
+    randomise: bool = False
 
 
 def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tensor:
@@ -108,8 +110,10 @@ def train_pool(
     total, count = 0.0, 0
     for _ in range(training.epochs):
         for images, targets, chosen in _epoch(data, training.batch_size, generator, training.augment):
+            images, randomised = randomise_half(images, generator) if training.randomise else (images, False)
             images, targets = images.to(device), targets.to(device)
-            queries = network.query(images) if training.augment else queries_NQ[chosen].to(device)
+            changed = training.augment or randomised
+            queries = network.query(images) if changed else queries_NQ[chosen].to(device)
             optimiser.zero_grad(set_to_none=True)
             with mixed_precision(training.precision, device):
                 found = routed(network, images, queries, training.routing, generator, training.penalty_M)

@@ -16,12 +16,13 @@ from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
 from training.errors import ConfigurationError
 from training.methods.common.loss_choice import LossConfig
+from training.methods.common.randomisation_choice import RandomisationConfig
 from training.methods.fedins.client import Optimiser, PoolPicking
 
 _MISSING = "FedIns adapts a backbone that is already trained"
 
 
-class FedInsConfig(LossConfig):
+class FedInsConfig(LossConfig, RandomisationConfig):
     """What FedIns takes. The paper has 300 rounds of 10 local epochs by SGD at 0.01, batches of 32."""
 
     backbone: str | None = Field(

@@ -289,6 +289,7 @@ class FedIns(Algorithm):
             penalty,
             config.precision,
             self.loss,
+            config.randomises(context.round),
         )
 
     def _on(self, device: torch.device) -> InstanceAdaptive:
@@ -316,7 +317,8 @@ class FedIns(Algorithm):
         return self._noted(server, result, self.config.rounds)
 
     def _noted(self, server: Memory, result: RoundResult, rounds_done: int) -> Memory:
-        facts = note_scores(server.facts, result, self.metric, rounds_done, self.config.selection)
+        selection = self.config.selection if self.config.selectable(rounds_done) else "last"
+        facts = note_scores(server.facts, result, self.metric, rounds_done, selection)
         picks = result.reduced.get(USAGE.name, {}).get("picks")
         facts["usage"] = [*facts["usage"], _seen(rounds_done, picks)]
         states = {name: part(server.tensors, name) for name in ("global", "fixed", "best")}

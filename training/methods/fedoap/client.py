@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_store.manifest import NetworkSpec
 from personalization.adamw import Optimiser, cosine, train_adamw
+from personalization.domain_randomisation import randomise_half
 from personalization.fedoap.losses import second_stage_loss
 from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet
@@ -39,12 +40,16 @@ def logits(config: FedOapConfig, network: FedOapUNet, images: Tensor) -> Tensor:
     return to_float32(found)
 
 
-def _batches(config: FedOapConfig, data: SiteData, context: StepContext) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(
+    config: FedOapConfig, data: SiteData, context: StepContext, randomise: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch after the other."""
     if not len(data.train):
         raise SiteFailed("expected at least one training slice, found none")
     draw = context.generator("train")
-    return (batch for _ in count() for batch in batches(data.train, config.batch_size, draw, config.augment))
+    for _ in count():
+        for images, targets in batches(data.train, config.batch_size, draw, config.augment):
+            yield randomise_half(images, draw)[0] if randomise else images, targets
 
 
 def take_steps(
@@ -55,12 +60,13 @@ def take_steps(
     memory: Memory,
     loss: Loss,
     rates: Sequence[float],
+    randomise: bool,
 ) -> tuple[float, Optimiser]:
     """Train in place, a batch per rate, one epoch after the other; moments go on from the memory's.
 
     Gives the mean loss and the optimiser after it. Raises SiteFailed when there is nothing to train on.
     """
-    endless = _batches(config, data, context)
+    endless = _batches(config, data, context, randomise)
     before = Optimiser(config.weight_decay, part(memory.tensors, "optimiser"), memory.facts.get("taken", 0))
     return train_adamw(network, endless, loss, rates, before)
 
@@ -86,7 +92,8 @@ def fine_tune(
         range(steps * context.round, steps * (context.round + 1)),
     )
     loss = _loss(config, network, context.generator("perturbation"))
-    mean, optimiser = take_steps(config, network, data, context, memory, loss, rates)
+    randomise = config.domain_randomisation != "none"
+    mean, optimiser = take_steps(config, network, data, context, memory, loss, rates, randomise)
     score = evaluate(network, data.val, CLASSES, config.batch_size)
     shared, personal = split(state_of(network), own_keys=config.own_keys)
     latest = {"total": score.total, "patients": score.patients, "round": context.round + 1}

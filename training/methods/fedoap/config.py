@@ -8,10 +8,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from personalization.precision import Precision
 from training.bounds import FeatureBounds
-from training.config import MethodConfig
+from training.methods.common.randomisation_choice import RandomisationConfig
 
 
-class FedOapConfig(MethodConfig):
+class FedOapConfig(RandomisationConfig):
     """Defaults suit a laptop. The paper's: 5 rounds, width 64, learning rate 1e-4."""
 
     width: int = Field(16, ge=1, description="channels of the U-Net at full resolution")

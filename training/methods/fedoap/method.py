@@ -149,7 +149,14 @@ class FedOap(Algorithm):
             return binary_loss(self.logits(network, images), targets)
 
         mean, optimiser = local.take_steps(
-            config, network, data, context, memory, loss, self.rates(context.round)
+            config,
+            network,
+            data,
+            context,
+            memory,
+            loss,
+            self.rates(context.round),
+            config.randomises(context.round),
         )
         shared, personal = self._split(state_of(network))
         uploads = {WEIGHTS.name: shared}

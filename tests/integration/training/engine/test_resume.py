@@ -30,7 +30,8 @@ def zygote(tmp_path_factory):
         tmp_path_factory.mktemp("phantom"), sites=("aster", "birch"), patients_per_site=3, size=16
     )
     # The moving average, so that every site has a model to publish.
-    zygote = Zygote(data, "iop-fl", rounds=4, batch_size=8, personal="moving-average")
+    fields = {"personal": "moving-average", "domain_randomisation": "late"}
+    zygote = Zygote(data, "iop-fl", rounds=4, batch_size=8, **fields)
     yield zygote
     zygote.close()
 

@@ -91,7 +91,7 @@ def remember(algorithm, dices):
     for round_, dice in enumerate(dices):
         state = {"w": torch.full((2,), round_ + 1.0)}
         score = ValidationScore() if dice is None else ValidationScore(2 * dice, 2)
-        memory = algorithm._remember(memory, state, score)
+        memory = algorithm._remember(memory, state, score, round_ + 1)
     return memory
 
 

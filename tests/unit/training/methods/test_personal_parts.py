@@ -157,7 +157,7 @@ def after_rounds(algorithm: PersonalFedAvg, dices: list[float | None]) -> Memory
     memory = EMPTY
     for round_, dice in enumerate(dices):
         score = ValidationScore() if dice is None else ValidationScore(2 * dice, 2)
-        memory = algorithm.choose(memory, {"w": torch.full((2,), round_ + 1.0)}, score)
+        memory = algorithm.choose(memory, {"w": torch.full((2,), round_ + 1.0)}, score, round_)
     return memory
 
 
