@@ -77,16 +77,21 @@ Actor = Annotated[
 Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; the log keeps it.")]
 
 
-@app.callback(epilog=_EXAMPLES)
-def locum(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
-) -> None:
-    """Serve segmentation models that are fitted to each hospital, and use them. For research use only."""
-    if version:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         from locum.client import version_of_client
 
         typer.echo(f"locum {version_of_client()}")
         raise typer.Exit(DONE)
+
+
+@app.callback(epilog=_EXAMPLES)
+def locum(
+    _: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Serve segmentation models that are fitted to each hospital, and use them. For research use only."""
 
 
 def _start(module: str, arguments: list[str]) -> None:

@@ -59,7 +59,7 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served(
     routing_store: Path,  # noqa: F811
     joining_store: Path,  # noqa: F811

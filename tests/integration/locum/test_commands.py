@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,7 @@ def test_help_has_groups_examples_and_exit_codes_and_imports_little(command: Run
     shown = command("--help")
     for words in ("On this machine", "Decide what serves a hospital", "locum adapt", "Exit codes"):
         assert words in shown.stdout
+    assert command("--version").stdout == f"locum {version('locum')}\n"
     probe = (
         "import sys\nsys.argv = ['locum', '--help']\nfrom locum.commands import main\n"
         "try: main()\nexcept SystemExit: print('MODULES', *sys.modules)"

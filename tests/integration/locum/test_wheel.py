@@ -1,0 +1,121 @@
+"""The two distributions, built and installed without the repository."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CLIENT = tomllib.loads((ROOT / "locum/pyproject.toml").read_text())
+ROOMS = ("model_store", "personalization", "training", "service", "locum", "demo")
+# What packages have beside modules, and need.
+DATA = (
+    ".html",
+    ".css",
+    ".yaml",
+    ".mako",
+    ".typed",
+    ".js",
+    ".json",
+    ".wasm",
+    ".svg",
+    ".png",
+    ".woff2",
+    ".map",
+)
+
+
+def wheel_of(source: Path, out: Path) -> Path:
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+            *("--no-index", "--disable-pip-version-check", "--wheel-dir", str(out), str(source)),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (made,) = out.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for name in ROOMS:
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / "source" / name)
+    return wheel_of(folder / "source", folder / "wheel")
+
+
+def test_wheel_has_every_file_of_every_room(whole: Path) -> None:
+    with zipfile.ZipFile(whole) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", *DATA)
+    }
+    assert there - found == set()
+    assert {"demo/__main__.py", "service/static/index.html", "service/worker/__main__.py"} <= found
+
+
+def test_installed_wheel_starts_every_room_without_the_repository(whole: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    # Its dependencies are those of this environment, whose own installation of Locum is left out: it is found
+    # by a .pth file, which only the folder of an environment has.
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
+    with zipfile.ZipFile(whole) as archive:
+        archive.extractall(packages)
+    python = environment / "bin/python"
+    program = "import locum, service; print(locum.__file__); from locum.commands import main; main()"
+    for arguments, words in (
+        (["--help"], "On this machine"),
+        (["demo", "--help"], "--once"),
+        (["serve", "--help"], "--state-dir"),
+        (["train", "--help"], "--method"),
+        (["store", "--help"], "withdraw"),
+    ):
+        run = subprocess.run(
+            [python, "-P", "-c", program, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        assert words in run.stdout
+        if arguments == ["--help"]:
+            assert run.stdout.startswith(str(packages))
+
+
+def test_client_alone_has_the_whole_package_and_few_needs(tmp_path: Path) -> None:
+    source = shutil.copytree(
+        ROOT / "locum", tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    with zipfile.ZipFile(wheel_of(source, tmp_path / "wheel")) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    modules = (*(ROOT / "locum").rglob("*.py"), ROOT / "locum/py.typed")
+    assert found == {path.relative_to(ROOT).as_posix() for path in modules}
+    mine, all_of_them = CLIENT["project"], WHOLE["project"]
+    assert mine["version"] == all_of_them["version"]
+    assert mine["scripts"] == all_of_them["scripts"]
+    # The same ranges, and nothing that the whole does not need.
+    assert set(mine["dependencies"]) <= set(all_of_them["dependencies"])
+    names = {re.split(r"\W", each)[0] for each in mine["dependencies"]}
+    assert names == {"httpx", "numpy", "nibabel", "typer", "rich"}
