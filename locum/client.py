@@ -22,7 +22,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 RETRIES = 6
-"""Of a request, by default: some thirty seconds in all."""
+"""Retries of a request by default: some thirty seconds in all."""
 
 # A volume may wait for a slot and then run for minutes; the service itself ends what takes too long.
 _TIMEOUT = httpx.Timeout(30.0, read=900.0, write=300.0)

@@ -32,7 +32,7 @@ _TRANSIENT = {
     "store-unavailable",
     "too-many-requests",
 }
-# Of a proxy before the service, which has no problem document.
+# A proxy before the service answers so, without a problem document.
 _BY_PROXY = {502, 503, 504}
 # Nothing of the request has left.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

@@ -59,11 +59,11 @@ Scans = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for the results.")]
 Personalization = Annotated[
-    str | None, typer.Option(help="Whose model: auto (default), global, member, hospital or scan.")
+    str | None, typer.Option(help="The model: auto (default), global, member, hospital or scan.")
 ]
 Site = Annotated[str | None, typer.Option(help="With --personalization member: the site.")]
 Guard = Annotated[
-    str | None, typer.Option(help="Of a scan unlike the training scans: auto (default), warn or refuse.")
+    str | None, typer.Option(help="For a scan unlike the training scans: auto (default), warn or refuse.")
 ]
 Parallel = Annotated[int, typer.Option("--jobs", "-j", min=1, max=32, help="Scans sent at a time.")]
 Options = Annotated[
@@ -205,7 +205,7 @@ def classify(
 def register(
     hospital: Annotated[str, typer.Argument(help="Its id: letters, digits, - and _.")],
     name: Annotated[str | None, typer.Option(help="Its name; the id by default.")] = None,
-    site: Annotated[str | None, typer.Option(help="Of a member of the federation: its site.")] = None,
+    site: Annotated[str | None, typer.Option(help="The site, for a member of the federation.")] = None,
 ) -> None:
     """Register a hospital.
 
@@ -223,7 +223,9 @@ def adapt(
     hospital: Named,
     model: Model = None,
     option: Options = None,
-    note: Annotated[str | None, typer.Option(help="Of the cohort; it must not name a patient.")] = None,
+    note: Annotated[
+        str | None, typer.Option(help="A note on the cohort; it must not name a patient.")
+    ] = None,
     cohort: Annotated[str | None, typer.Option(help="Add to this cohort, as after an interruption.")] = None,
     follow: Follow = False,
     jobs: Parallel = 4,
@@ -250,7 +252,9 @@ def join(
     ] = None,
     model: Model = None,
     option: Options = None,
-    note: Annotated[str | None, typer.Option(help="Of the cohort; it must not name a patient.")] = None,
+    note: Annotated[
+        str | None, typer.Option(help="A note on the cohort; it must not name a patient.")
+    ] = None,
     cohort: Annotated[str | None, typer.Option(help="Add to this cohort, as after an interruption.")] = None,
     follow: Follow = False,
     jobs: Parallel = 4,
@@ -331,7 +335,7 @@ def rollback(
 def history(
     model: Annotated[str, typer.Option("--model", "-m", help="The model's name.")], hospital: Named
 ) -> None:
-    """Show which version served when, by whose decision.
+    """Show which version served when, and who decided.
 
     \b
       locum history --model phantom --hospital dune

@@ -157,9 +157,7 @@ def _to_the_end(client: Client, job: str) -> int:
 
 def _show(job: Job) -> int:
     """Show a job and what follows from it; return the exit code."""
-    _console.print(
-        f"job {job.id} ({job.kind} of {job.model or 'a scan'} for {job.hospital or 'nobody'}): {job.state}"
-    )
+    _console.print(f"job {job.id} ({job.kind}, {job.model or '-'}, {job.hospital or '-'}): {job.state}")
     if job.reason:
         _console.print(f"  {job.reason}")
     if job.no_worker:

@@ -31,7 +31,17 @@ OPENINGS = re.compile(
     r"|^[rbf]*\"{3}(?:The |A |Its )?[\w`-]+(?:'s|s')"
     r"(?=[;.,:]|$| (?:of|in|with|where|until|but|and|from|by|at|on|for|that|which|as|when|if|is|are)\b)"
 )
-FOLDERS = ("model_store", "personalization", "training", "service", "benchmarks", "demo", "tests", "docs")
+FOLDERS = (
+    "model_store",
+    "personalization",
+    "training",
+    "service",
+    "locum",
+    "benchmarks",
+    "demo",
+    "tests",
+    "docs",
+)
 # This file's own list.
 EXEMPT = ("tests/helpers/style.py",)
 

@@ -77,8 +77,8 @@ def test_installed_wheel_starts_every_room_without_the_repository(whole: Path, t
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
-    # Its dependencies are those of this environment, whose own installation of Locum is left out: it is found
-    # by a .pth file, which only the folder of an environment has.
+    # Its dependencies are those of this environment, without the installation of Locum here: that is found by
+    # a .pth file, and these count only in the folder of an environment.
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
     with zipfile.ZipFile(whole) as archive:
         archive.extractall(packages)
