@@ -48,6 +48,7 @@ from service.routes import (
     hospitals,
     jobs,
     key_usage,
+    mask_checks,
     models,
     monailabel,
     pacs,
@@ -131,6 +132,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         cohorts,
         adaptations,
         jobs,
+        mask_checks,
         pacs,
         session,
     ):

@@ -96,8 +96,9 @@
         ├── IdempotencyConflict  422  the idempotency key belongs to another request
         ├── NotAdaptable         422  the artefact is of a kind that no job adapts
         │   └── NotAdaptableToScan   nor to one scan
+        ├── CandidateNotCheckable 409 the job has no candidate that masks can check
         ├── MemberCannotJoin     422  the hospital is a member of the federation
-        ├── MasksMissing         422  too few masks to join with
+        ├── MasksMissing         422  too few masks to learn from, or to check a candidate with
         ├── MasksInvalid         422  masks with values outside the task
         ├── ScanQuotaExceeded    507  the waiting scans have too many bytes
         ├── DiskFull             507  the scan cannot be written
@@ -580,16 +581,20 @@ class NotAdaptableToScan(NotAdaptable):
     title = "This kind of artefact cannot be adapted to one scan"
 
 
+class CandidateNotCheckable(JobError):
+    status, slug, title = 409, "candidate-not-checkable", "There is no candidate that masks can check"
+
+
 class MemberCannotJoin(JobError):
     status, slug, title = 422, "member-cannot-join", "The hospital is a member already"
 
 
 class MasksMissing(JobError):
-    status, slug, title = 422, "masks-missing", "The hospital cannot join with these masks"
+    status, slug, title = 422, "masks-missing", "These masks do not suffice"
 
 
 class MasksInvalid(JobError):
-    status, slug, title = 422, "mask-mismatch", "The hospital cannot join with these masks"
+    status, slug, title = 422, "mask-mismatch", "These masks do not fit the model"
 
 
 class ScanQuotaExceeded(JobError):

@@ -74,9 +74,12 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
     if gate.get("passed") is True:
         return False
     if not override:
+        by_masks = gate.get("masks") or {}
         failed = [str(check.get("name")) for check in gate.get("checks", ()) if check.get("passed") is False]
         found = (
-            f"it failed: {', '.join(failed) or 'no check in particular'}"
+            "masks of its scans refused it"
+            if by_masks.get("decision") == "refuses"
+            else f"it failed: {', '.join(failed) or 'no check in particular'}"
             if gate
             else "no verdict is recorded"
         )

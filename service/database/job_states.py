@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-JobKind = Literal["adaptation", "scan", "pacs-segment", "pacs-cohort"]
+JobKind = Literal["adaptation", "scan", "pacs-segment", "pacs-cohort", "mask-check", "mask-verdict"]
 WITH_RESULT: frozenset[str] = frozenset({"scan", "pacs-segment"})
 """Kinds that end with a file, `/jobs/{id}/result`."""
 
-ON_PACS: frozenset[str] = frozenset({"pacs-segment", "pacs-cohort"})
-"""Kinds that adapt nothing."""
+ADAPTING: frozenset[str] = frozenset({"adaptation", "scan"})
+"""Kinds that adapt a model."""
 
 JobState = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
 JobEnd = Literal["succeeded", "fell_back", "failed", "cancelled"]

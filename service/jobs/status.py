@@ -37,6 +37,7 @@ _STAGES: Final = {
     "joining": "learning from the masks",
     "comparing": "comparing the clusters' models",
     "judging": "judging the candidate",
+    "checking": "comparing the candidate with the global model, scan by scan",
     "drawing": "drawing the pictures",
     "publishing": "publishing the candidate",
     "storing": "storing the answer in the PACS",

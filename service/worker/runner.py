@@ -36,6 +36,7 @@ from service.worker.attempt import Attempt, AttemptOutcome, Postponed
 from service.worker.cohort_images import cohort_files
 from service.worker.cohort_job import run_adaptation, run_scan
 from service.worker.device import check_gpu, device_of, prepare_torch, release, words_of_memory
+from service.worker.mask_check import run_mask_check, run_mask_verdict
 from service.worker.pacs import run_pacs_cohort, run_pacs_segment
 
 _log = logging.getLogger("locum.worker")
@@ -45,6 +46,8 @@ HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {
     "scan": run_scan,
     "pacs-segment": run_pacs_segment,
     "pacs-cohort": run_pacs_cohort,
+    "mask-check": run_mask_check,
+    "mask-verdict": run_mask_verdict,
 }
 
 # Errors with messages for the client of the job.

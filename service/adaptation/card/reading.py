@@ -20,7 +20,7 @@ from model_store.store import Store
 from service.adaptation.card.model import Card, Decision, Picture
 from service.adaptation.card.sections import epochs_section, gate_section
 from service.database import Assignment, Database, Job
-from service.database.job_states import ON_PACS
+from service.database.job_states import ADAPTING
 from service.files import Files
 from service.jobs import records
 from service.jobs.files import JobFolder
@@ -39,7 +39,7 @@ _UNKNOWN = Words(
     parts={},
 )
 
-_PACS = replace(_UNKNOWN, truth="no person has looked at what this job made.", before="")
+_OTHERS = replace(_UNKNOWN, truth="no person has looked at what this job made.", before="")
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ def _read(store: Store, database: Database, job_id: str) -> _Read:
         found = fields(session, job, epochs)
     parent = _found(store, job.model, job.parent)
     adaptation = None if parent is None else adaptation_of(parent, job.options)
-    words = _PACS if job.kind in ON_PACS else _UNKNOWN if adaptation is None else adaptation.words
+    words = _OTHERS if job.kind not in ADAPTING else _UNKNOWN if adaptation is None else adaptation.words
     candidate = _found(store, job.candidate_name, job.candidate_digest)
     details = {} if candidate is None else candidate.manifest.lineage.details
     result = {**details, **(job.result or {})}
     sections: list[Section] = []
-    if job.kind not in ON_PACS:
+    if job.kind in ADAPTING:
         sections += [
             gate_section(job, job.gate or (gates[-1] if gates else None), words),
             *epochs_section(epochs, _count(result.get("best_epoch")), words),

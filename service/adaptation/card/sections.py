@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from service.database import Job
 from service.database.job_states import TERMINAL
+from service.jobs import gates
 from service.jobs.sections import CheckRow, Checks, Curve, Curves, Outcome, Section, figure, number
 from service.kinds import Words
 
@@ -34,10 +35,19 @@ def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> S
     return Section(
         title="The candidate passed its gate" if passed else "The gate rejects the candidate",
         tone="good" if passed else "bad",
-        sentences=(f"It may be assigned. {words.gate}" if passed else _OVERRIDE, *said),
+        sentences=(f"It may be assigned. {words.gate}" if passed else _OVERRIDE, *said, *_by_masks(verdict)),
         reasons=tuple(_failure(check) for check in rows if check.get("passed") is False),
         body=Checks(rows=tuple(map(_check, rows))),
     )
+
+
+def _by_masks(verdict: Mapping[str, Any]) -> tuple[str, ...]:
+    """What masks that a person drew said of the candidate later."""
+    found = verdict.get("masks")
+    try:
+        return () if not isinstance(found, Mapping) else (gates.words(found),)
+    except (KeyError, TypeError, ValueError):
+        return ()
 
 
 def _unjudged(job: Job) -> str:

@@ -4,6 +4,7 @@ import { call } from "../../api/client";
 import { has } from "../../app/session";
 import { duration, moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
+import { MaskCheck } from "./checks";
 import { FINISHED, follow, type Job } from "./following";
 import { Sections } from "./sections";
 
@@ -59,6 +60,9 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
       ))}
       <Rejection error={error} />
       <Sections sections={job.sections} />
+      {job.candidate && !running && job.kind === "adaptation" && has("operator") && (
+        <MaskCheck key={id} job={job} onVerdict={() => void call("get", "/jobs/{job}", { path: { job: id } }).then((answer) => show(answer.data), setError)} />
+      )}
     </section>
   );
 }

@@ -1,0 +1,209 @@
+"""Requests for the check of a candidate with a few masks: choose scans, measure, take the verdict back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from model_store.errors import TaskError
+from model_store.preprocessing import check_values
+from service.audit import trail
+from service.cohorts import cohorts, masks
+from service.context import ServiceContext
+from service.database import Job
+from service.database.job_states import TERMINAL, JobKind
+from service.errors import CandidateNotCheckable, JobStillRunning, MasksInvalid, MasksMissing
+from service.jobs import records, submission
+from service.jobs.gates import gate_with_masks
+from service.kinds import adaptation_of, kind_of
+
+CHECK: JobKind = "mask-check"
+VERDICT: JobKind = "mask-verdict"
+_MOST_LISTED = 100
+
+
+class MaskCheckBody(BaseModel):
+    """How many masks are to be drawn."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    masks: int = Field(
+        8,
+        ge=2,
+        le=60,
+        description="Masks that a person will draw; a patient who is drawn twice needs one. Six to seventeen "
+        "bound the change to about two points.",
+    )
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="The seed of the draws.")
+
+
+@dataclass(frozen=True)
+class MaskCheck:
+    """Requests on the candidate of a job. Each makes one job per idempotency key: (id, whether it is new)."""
+
+    context: ServiceContext
+    job: str
+    key: str | None
+    request_id: str
+
+    def choose(self, body: MaskCheckBody) -> tuple[str, bool]:
+        """Start the job that chooses the scans.
+
+        Raises:
+            JobUnknown, JobStillRunning, CandidateNotCheckable, CohortDeleted, IdempotencyConflict, QueueFull.
+        """
+
+        def create(session: Session) -> Job:
+            judged = self._judged(session)
+            return self._job(session, judged, CHECK, {**self._about(judged), **asked}, asked)
+
+        asked = body.model_dump()
+        return self._submit(create, asked)
+
+    def measure(self, check: str) -> tuple[str, bool]:
+        """Start the job that bounds the change by the masks of the chosen scans.
+
+        Raises:
+            JobUnknown, JobStillRunning, CandidateNotCheckable, CohortDeleted, IdempotencyConflict, QueueFull.
+            MasksMissing: some of the chosen scans have no mask, or are gone.
+            MasksInvalid: a mask has values outside the task.
+        """
+
+        def create(session: Session) -> Job:
+            judged = self._judged(session)
+            found = self._check(session, check)
+            self._check_masks(session, judged, found)
+            return self._job(session, judged, VERDICT, {**self._about(judged), **asked}, asked)
+
+        asked = {"check": check}
+        return self._submit(create, asked)
+
+    def listed(self) -> list[Job]:
+        """The checks of the candidate and their verdicts, newest first. Raises JobUnknown."""
+        with self.context.database.read() as session:
+            judged = records.get(session, self.job)
+            query = select(Job).where(Job.hospital == judged.hospital, Job.kind.in_((CHECK, VERDICT)))
+            rows = session.scalars(query.order_by(Job.created_at.desc(), Job.id))
+            return [row for row in rows if row.options.get("job") == self.job][:_MOST_LISTED]
+
+    def take_back(self) -> None:
+        """Let the gate say again what its checks say. Idempotent.
+
+        Raises:
+            JobUnknown, CandidateNotCheckable.
+        """
+        with self.context.database.write() as session:
+            judged = records.get(session, self.job, lock=True)
+            if judged.candidate_digest is None or judged.gate is None:
+                raise CandidateNotCheckable(f"job {self.job} made no candidate, so masks decided nothing")
+            if "masks" not in judged.gate:
+                return
+            judged.gate = gate_with_masks(judged.gate, None)
+            records.append_event(session, judged, "gate", judged.gate)
+            trail.append(
+                session,
+                "gate.restored",
+                hospital=judged.hospital,
+                version=judged.candidate_digest,
+                details={"job": judged.id, "passed": judged.gate["passed"]},
+            )
+
+    def _judged(self, session: Session) -> Job:
+        """The job that made the candidate, which can be checked."""
+        judged = records.get(session, self.job)
+        if judged.state not in TERMINAL:
+            raise JobStillRunning(f"job {self.job} is {judged.state}: its candidate is checked after its end")
+        if judged.candidate_digest is None or judged.hospital is None or judged.cohort is None:
+            raise CandidateNotCheckable(
+                f"job {self.job} is of kind '{judged.kind}' and {judged.state}, without a candidate: "
+                "expected an adaptation that made one"
+            )
+        parent = self.context.store.by_digest(judged.parent)
+        if parent.manifest.task.kind != "segmentation" or kind_of(parent).parts(parent).global_model is None:
+            raise CandidateNotCheckable(
+                f"'{parent}' has no global model that segments, with which masks could compare the candidate"
+            )
+        cohorts.usable(session, judged.hospital, judged.cohort, lock=True)
+        return judged
+
+    def _about(self, judged: Job) -> dict[str, Any]:
+        adaptation = adaptation_of(self.context.store.by_digest(judged.parent), judged.options)
+        learned = adaptation is not None and adaptation.needs_masks
+        return {"job": self.job, "candidate": judged.candidate_digest, "learned_from_masks": learned}
+
+    def _check(self, session: Session, check: str) -> Job:
+        found = records.get(session, check)
+        if found.kind != CHECK or found.options.get("job") != self.job:
+            raise CandidateNotCheckable(
+                f"job {check} is of kind '{found.kind}', expected a check of the candidate of job "
+                f"{self.job}: GET /jobs/{self.job}/checks lists them"
+            )
+        if found.state not in TERMINAL:
+            raise JobStillRunning(f"job {check} is {found.state}: the scans are not chosen yet")
+        if found.state != "succeeded":
+            raise CandidateNotCheckable(f"job {check} is {found.state} and chose no scans: {found.reason}")
+        return found
+
+    def _check_masks(self, session: Session, judged: Job, check: Job) -> None:
+        assert judged.cohort is not None
+        names = {f"sha256:{scan.sha256}": scan.name for scan in cohorts.scans(session, judged.cohort)}
+        drawn = masks.of_cohort(session, judged.cohort)
+        chosen = [str(each["scan"]) for each in (check.result or {})["draws"]]
+        gone = [digest for digest in chosen if digest not in names]
+        missing = [names[digest] for digest in chosen if digest in names and names[digest] not in drawn]
+        if gone or missing:
+            first = (
+                f"scan '{missing[0]}' has no mask" if missing else f"{gone[0]} is not in the cohort any more"
+            )
+            raise MasksMissing(
+                f"masks of all {len(chosen)} chosen scans are needed, since they were drawn at random; "
+                f"{len(gone) + len(missing)} are missing, first: {first}. Store an empty mask where there is "
+                f"no target{', and start another check' if gone else ''}"
+            )
+        task = self.context.store.by_digest(judged.parent).manifest.task
+        for digest in chosen:
+            try:
+                check_values(drawn[names[digest]].label_values, task)
+            except TaskError as error:
+                raise MasksInvalid(f"scan '{names[digest]}': {error}") from error
+
+    def _job(
+        self,
+        session: Session,
+        judged: Job,
+        kind: JobKind,
+        options: Mapping[str, Any],
+        asked: Mapping[str, Any],
+    ) -> Job:
+        return records.create(
+            session,
+            self.context.settings,
+            kind=kind,
+            hospital=judged.hospital,
+            model=judged.model,
+            parent=judged.parent,
+            cohort=judged.cohort,
+            options=options,
+            idempotency_key=self.key,
+            fingerprint=self._fingerprint(asked),
+            request_id=self.request_id,
+        )
+
+    def _fingerprint(self, asked: Mapping[str, Any]) -> str:
+        return submission.fingerprint({"job": self.job, **asked})
+
+    def _submit(self, create: Callable[[Session], Job], asked: Mapping[str, Any]) -> tuple[str, bool]:
+        database = self.context.database
+        with database.read() as session:
+            hospital = records.get(session, self.job).hospital
+        job, created = submission.create_once(
+            database, hospital or "", self.key, self._fingerprint(asked), create
+        )
+        if created:
+            submission.send(database, self.context.queue, job.id)
+        return job.id, created
