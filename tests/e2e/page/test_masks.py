@@ -39,7 +39,7 @@ def test_drawn_masks_make_a_candidate_that_further_masks_check(page: Any, servic
     listed = check.get_by_role("list", name="Scans to draw").get_by_role("link")
     listed.first.wait_for(timeout=PATIENCE_MS)
     names = [text.split("\n")[0].strip() for text in listed.all_inner_texts()]
-    # Of the patients without masks: the candidate has learned from the others.
+    # Scans of patients without masks: the candidate has learned from the others.
     assert set(names) <= {*sorted(SCANS)[4:]}
     measure = check.get_by_role("button", name="Measure by these masks")
     assert measure.is_disabled()
