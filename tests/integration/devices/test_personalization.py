@@ -12,10 +12,10 @@ from personalization.cancellation import never_cancelled
 from personalization.export import to_onnx
 from personalization.fedbicross.picking import costs, observe, stability
 from personalization.fedoap.joining import JoiningCheckpoint, JoiningConfig, join, predict
-from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.gate import consensus, shift_of_statistics
 from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import coefficients, routed_layers
+from personalization.labelled_slices import LabelledSlices
 from personalization.networks import build, initialise
 from personalization.options.picking import CRITERIA
 from personalization.options.presets import PRESETS
@@ -123,10 +123,10 @@ def test_playbook_practises(cuda: Cuda) -> None:
 def test_joining_repeats_and_resumes(cuda: Cuda) -> None:
     draw = torch.Generator().manual_seed(1)
 
-    def examples(patients: tuple[str, ...]) -> JoiningExamples:
+    def examples(patients: tuple[str, ...]) -> LabelledSlices:
         pictures = torch.randn(len(patients), 1, 32, 32, generator=draw)
         masks = (torch.rand(len(patients), 32, 32, generator=draw) > 0.8).to(torch.uint8)
-        return JoiningExamples(pictures, masks, patients)
+        return LabelledSlices(pictures, masks, patients)
 
     train, validation = examples(("p1", "p1", "p2", "p3")), examples(("p4", "p5"))
     config, saved = JoiningConfig(epochs=2, batch_size=2), list[bytes]()

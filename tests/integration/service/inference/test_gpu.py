@@ -1,23 +1,126 @@
-"""A graph on the GPU answers as on the CPU. Run with `pytest -m gpu` on a machine with one."""
+"""Graphs and scans on the GPU, answered as on the CPU. Run with `pytest -m gpu` on a machine with one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from personalization.export import to_onnx
 from personalization.networks import build
+from service.errors import GpuMemoryFull
 from service.inference import sessions
-from service.inference.sessions import GraphSession
+from service.inference.limits import GraphLimits
+from service.inference.sessions import CUDA, GraphSession, probe_provider
 
 pytestmark = pytest.mark.gpu("onnxruntime")
 
 
-def test_gpu_probabilities_are_close_to_the_cpu() -> None:
-    graph = to_onnx(build("unet", in_channels=1, classes=3, width=8), 1, (64, 64))
-    slices = np.random.default_rng(0).normal(size=(4, 1, 64, 64)).astype(np.float32)
-    on_gpu = GraphSession("g", graph, device="cuda:0")
-    assert on_gpu.provider == sessions.CUDA
-    expected = GraphSession("c", graph, device="cpu").run(slices).probabilities
+def slices_of(count: int, side: int = 64) -> NDArray[np.float32]:
+    return np.random.default_rng(0).normal(size=(count, 1, side, side)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def unet() -> bytes:
+    return to_onnx(build("unet", in_channels=1, classes=3, width=8), 1, (64, 64))
+
+
+def test_gpu_probabilities_are_close_to_the_cpu_and_repeatable(unet: bytes) -> None:
+    slices, on_gpu = slices_of(4), GraphSession("g", unet, device="cuda:0")
+    assert on_gpu.provider == CUDA
+    assert on_gpu.gpu is not None
+    assert "driver" in on_gpu.gpu
+    expected = GraphSession("c", unet, device="cpu").run(slices).probabilities
     np.testing.assert_allclose(on_gpu.run(slices).probabilities, expected, atol=1e-4)
-    np.testing.assert_array_equal(on_gpu.run(slices).probabilities, on_gpu.run(slices).probabilities)
+    again = GraphSession("g", unet, device="cuda")
+    for session in (on_gpu, again):
+        np.testing.assert_array_equal(session.run(slices).probabilities, on_gpu.run(slices).probabilities)
+
+
+def test_volume_as_a_whole_is_answered_and_its_memory_given_back(unet: bytes) -> None:
+    slices = slices_of(40)
+    found = GraphSession("g", unet, device="cuda").run_alone(slices).probabilities
+    expected = GraphSession("c", unet, device="cpu").run_alone(slices).probabilities
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_run_above_the_bound_is_halved_and_a_slice_above_it_refused(unet: bytes) -> None:
+    slices = slices_of(8, side=256)
+    expected = GraphSession("c", unet, device="cpu").run(slices).probabilities
+    refused = halved = False
+    for bound in (2**21, 2**23, 2**24, 2**25, 2**26, 2**27, 2**28):
+        limits = GraphLimits(gpu_memory_bytes=bound)
+        try:
+            session = GraphSession("g", unet, device="cuda", limits=limits)
+            counts = counted(session)
+            found = session.run(slices).probabilities
+        except GpuMemoryFull:
+            refused = True
+            continue
+        halved = halved or max(counts) < 8 or len(counts) > 1
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert refused
+    assert halved
+
+
+def counted(session: GraphSession) -> list[int]:
+    """The numbers of slices of its runs, as they come."""
+    counts: list[int] = []
+    inner = session._session
+
+    class Counted:
+        def run(self, outputs: Any, inputs: Any, options: Any) -> Any:
+            counts.append(len(inputs["image"]))
+            return inner.run(outputs, inputs, options)
+
+    session._session = Counted()
+    return counts
+
+
+def test_probe_runs_on_the_gpu() -> None:
+    assert probe_provider("cuda") == CUDA
+    assert probe_provider("auto") == CUDA
+
+
+def test_scan_is_answered_on_the_gpu_and_its_receipt_says_so(
+    start: Callable[..., Any],
+    publish_bright: Callable[..., Any],
+    make_png: Callable[..., bytes],
+    picture: NDArray[np.uint8],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    store = tmp_path_factory.mktemp("store")
+    publish_bright(store)
+    masks, reports = [], []
+    for device in ("cuda", "cpu"):
+        api = start(store, device=device)
+        part = api.client.get("/health/ready").json()["parts"]["device"]
+        assert part["ok"]
+        assert part["required"] == (device == "cuda")
+        scan = make_png(picture)
+        masks.append(api.segment(scan, output="png").content)
+        reports.append(api.segment(scan, output="json").json()["receipt"])
+    assert masks[0] == masks[1]
+    assert [report["provider"] for report in reports] == [CUDA, sessions.CPU]
+    assert reports[1]["gpu"] is None
+    assert "driver" in reports[0]["gpu"]
+
+
+def test_pool_picks_on_the_gpu_as_on_the_cpu(tmp_path: Path) -> None:
+    from model_store.manifest import GRAPH
+    from model_store.store import Store
+    from tests.helpers.service.pool_federation import publish_pool
+    from tests.helpers.training.backbones import unet as unet_of
+    from training.phantom import TASK
+
+    task = TASK.model_copy(update={"size": (32, 32)})
+    publish_pool(tmp_path, task, unet_of(task))
+    graph = Store(tmp_path).open("pool").read(GRAPH)
+    slices = slices_of(4, side=32)
+    found, expected = (GraphSession(d, graph, device=d).run(slices) for d in ("cuda", "cpu"))
+    np.testing.assert_array_equal(found.entries, expected.entries)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-4)
