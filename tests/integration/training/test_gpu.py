@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gpu
 
 def weights(federation: Path, folder: Path, device: str, workers: int = 1) -> torch.Tensor:
     """All weights after one round without augmentation, as one vector."""
-    # Adam's first steps have the size of the learning rate for any gradient: rounding decides the sign of those
-    # near zero, and a round later the weights differ by 1e-4.
+    # Adam's first steps have the size of the learning rate for any gradient: rounding decides the sign of
+    # those near zero, and a round later the weights differ by 1e-4.
     config = FedAvgConfig(rounds=1, width=4, augment=False, selection="last", optimiser="sgd")
     settings = RunConfig.model_validate({"device": device})
     result = execute(Run(load_federation(federation), "fedavg", config, settings), folder, workers=workers)
