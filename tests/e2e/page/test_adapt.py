@@ -183,7 +183,10 @@ def test_page_and_card_show_what_the_service_says_of_a_job(page: Any, service: S
     assert shown.get_by_role("row", name="new recipe").get_by_text("taken").is_visible()
     assert shown.get_by_role("row", name="aster").get_by_text("−0.010 to +0.050").is_visible()
     assert shown.get_by_role("row", name="l0").get_by_role("cell").all_inner_texts() == ["75 %", "25 %"]
-    assert shown.locator(".curve circle.unsafe").count() == 1
+    # From the left to the right, and a falling loss downwards.
+    points = shown.locator(".curve polyline").get_attribute("points")
+    assert [[float(at) for at in point.split(",")] for point in points.split()] == [[0, 6], [200, 42]]
+    assert shown.locator(".curve circle.unsafe").get_attribute("cx") == "200"
 
 
 def test_page_shows_shares_of_attention(page: Any, service: Service) -> None:

@@ -108,9 +108,9 @@ function Checks({ body }: { body: Body<"checks"> }) {
   );
 }
 
-/** Where a value lies between the lowest and the highest, from 0 to `length`; in the middle where they are equal. */
-const between = (low: number, high: number, length: number) => (value: number) =>
-  high > low ? (length * (value - low)) / (high - low) : length / 2;
+/** Where a value lies from `first`, at 0, to `last`, at `length`; in the middle where they are equal. */
+const between = (first: number, last: number, length: number) => (value: number) =>
+  first === last ? length / 2 : (length * (value - first)) / (last - first);
 
 function Curves({ body }: { body: Body<"curves"> }) {
   const x = between(body.epochs[0]!, body.epochs.at(-1)!, 200);
@@ -122,9 +122,10 @@ function Curves({ body }: { body: Body<"curves"> }) {
         const points = body.epochs.flatMap((epoch, i) => (values[i] == null ? [] : [{ epoch, at: [x(epoch), 6 + y(values[i]!)] }]));
         const words = `${title}, from ${figure(known[0]!)} to ${figure(known.at(-1)!)}`;
         return (
-          <figure key={title} class="curve" title={caption}>
+          <figure key={title} class="curve">
             <figcaption>
               {title} <span class="soft">{figure(known.at(-1)!)}</span>
+              <div class="hint">{caption}</div>
             </figcaption>
             <svg viewBox="-4 0 208 48" role="img" aria-label={words}>
               <polyline points={points.map((each) => each.at.join()).join(" ")} />
