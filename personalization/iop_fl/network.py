@@ -1,4 +1,4 @@
-"""Build a routed network from a federation's models, and read or replace its coefficients.
+"""Build a routed network from a federation's models, and read its coefficients.
 
 Legend: N images, B batch, L routed layers, E experts (K inside models and the global one).
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
 from personalization.iop_fl.layers import RoutedConvolution, use_batch_statistics
-from personalization.iop_fl.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter
+from personalization.iop_fl.routers import DirectCoefficients, Init, PooledRouter
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks.capabilities import (
     MOST_DIMENSIONS,
@@ -105,7 +105,7 @@ def coefficients(
     """
     layers = _layers_of(network)
     with torch.no_grad(), _evaluating(network):
-        if all(isinstance(layer.router, DirectCoefficients | FixedCoefficients) for layer in layers):
+        if all(isinstance(layer.router, DirectCoefficients) for layer in layers):
             shared = torch.stack([layer.router(images_NCHW) for layer in layers])
             return shared.expand(len(images_NCHW), -1, -1)
         rows = []
@@ -125,23 +125,6 @@ def coefficients(
                     handle.remove()
             rows.append(torch.stack(seen, dim=1))
         return torch.cat(rows)
-
-
-def with_coefficients(network: nn.Module, coefficients_LE: Tensor) -> nn.Module:
-    """Copy a routed network with these coefficients for every image; the experts are shared.
-
-    Raises RoutingError if the coefficients have the wrong shape.
-    """
-    result = share_copy(network)
-    layers = _layers_of(result)
-    expected = (len(layers), len(layers[0].experts))
-    if tuple(coefficients_LE.shape) != expected:
-        raise RoutingError(
-            f"coefficients: expected {list(expected)} (layers, experts), found {list(coefficients_LE.shape)}"
-        )
-    for layer, row in zip(layers, coefficients_LE, strict=True):
-        layer.router = FixedCoefficients(row.to(layer.experts))
-    return result
 
 
 def share_copy(network: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Routers, which give the coefficients of a routed layer: direct, fixed or pooled.
+"""Routers, which give the coefficients of a routed layer: direct or pooled.
 
 Legend: B batch, C channels of the layer's input, E experts (K inside models and the global one).
 """
@@ -36,20 +36,6 @@ class DirectCoefficients(nn.Module):
     def forward(self, features_BC: Tensor) -> Tensor:  # noqa: ARG002
         """Return the coefficients [E], which sum to 1 and do not depend on the features."""
         return torch.softmax(self.logits, dim=0)
-
-
-class FixedCoefficients(nn.Module):
-    """Fixed coefficients [E], which are not learned."""
-
-    coefficients: Tensor
-
-    def __init__(self, coefficients_E: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("coefficients", coefficients_E.detach().clone())
-
-    def forward(self, features_BC: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the fixed coefficients [E], independent of the features."""
-        return self.coefficients
 
 
 class PooledRouter(nn.Module):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from personalization.iop_fl.network import routed_layers, share_copy
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build, initialise
 from personalization.state import State
@@ -48,6 +49,25 @@ def moved(network: nn.Module, by: float = 0.5) -> nn.Module:
             if parameter.requires_grad:
                 parameter += by * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return network
+
+
+class Fixed(nn.Module):
+    """A router that gives the same coefficients [E], or [B, E], whatever it sees."""
+
+    def __init__(self, coefficients: Tensor) -> None:
+        super().__init__()
+        self.coefficients = coefficients
+
+    def forward(self, _features: Tensor) -> Tensor:
+        return self.coefficients
+
+
+def fixed(network: nn.Module, coefficients_LE: Tensor) -> nn.Module:
+    """A copy of a routed network with these coefficients for every image."""
+    copied = share_copy(network)
+    for layer, row in zip(routed_layers(copied).values(), coefficients_LE, strict=True):
+        layer.router = Fixed(row)
+    return copied
 
 
 class SlowConvolution(nn.Module):

@@ -21,7 +21,6 @@ from personalization.iop_fl.batch_norm import blend_statistics, image_moments
 from personalization.iop_fl.layers import RoutedConvolution
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route, routed_layers
-from personalization.iop_fl.routers import FixedCoefficients
 from personalization.iop_fl.space import RoutingSpace
 from personalization.losses import SMOOTHING, soft_dice_loss
 from personalization.networks import registry
@@ -34,6 +33,7 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import ScanLadder, ensemble, probabilities
 from personalization.test_time.perturb import RotFlip, add_noise
 from personalization.test_time.recipe import recipe_of
+from tests.helpers.personalization.routing_cases import Fixed
 from tests.helpers.personalization.toy_networks import CONVOLUTIONS, TRANSPOSED, ToyNet, toy
 
 dimensions = pytest.mark.parametrize("dims", [1, 2, 3])
@@ -67,13 +67,13 @@ def test_routed_convolution_is_the_convolution_with_the_mixed_weight(dims: int, 
     experts = torch.randn(3, *plain.weight.shape)
     biases = torch.randn(3, 4)
     share = torch.tensor([0.2, 0.5, 0.3])
-    routed = RoutedConvolution(plain, experts, biases, FixedCoefficients(share))
+    routed = RoutedConvolution(plain, experts, biases, Fixed(share))
     plain.weight.data = sum(share[k] * experts[k] for k in range(3))
     plain.bias.data = sum(share[k] * biases[k] for k in range(3))
     images = drawn(dims, channels=2)
     torch.testing.assert_close(routed(images), plain(images))
     # Coefficients of their own for each image
-    routed.router = FixedCoefficients(torch.eye(3)[:2])
+    routed.router = Fixed(torch.eye(3)[:2])
     for index in range(2):
         plain.weight.data, plain.bias.data = experts[index], biases[index]
         torch.testing.assert_close(routed(images)[index], plain(images[index : index + 1])[0])

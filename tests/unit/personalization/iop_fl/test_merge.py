@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from personalization.errors import RoutingError
 from personalization.iop_fl.batch_norm import bake_statistics, recalibrate_statistics
 from personalization.iop_fl.merge import mean_coefficients, merge
-from personalization.iop_fl.network import coefficients, route, routed_layers, with_coefficients
+from personalization.iop_fl.network import coefficients, route, routed_layers
 from personalization.networks.unet import UNet
 from personalization.options.adaptation import Router
 from personalization.state import clone
-from tests.helpers.personalization.routing_cases import images, moved, space_of
+from tests.helpers.personalization.routing_cases import fixed, images, moved, space_of
 
 
 def _inputs_of_norms(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
@@ -92,10 +92,10 @@ def test_merge_equals_fixed_coefficients_although_it_drops_their_scale() -> None
     space, batch = space_of(2), images(3)
     network = moved(route(space, "pooled"))
     merged = merge(space, network, batch, batch_size=3, prior_images=0)
-    fixed = with_coefficients(network, coefficients(network, batch, batch_size=3).mean(0))
+    mean = fixed(network, coefficients(network, batch, batch_size=3).mean(0))
     # Equal up to batch norm's epsilon, which is not scaled
-    torch.testing.assert_close(merged(batch), fixed(batch), rtol=0, atol=5e-3)
-    exact = with_coefficients(network, mean_coefficients(network, batch, batch_size=3))
+    torch.testing.assert_close(merged(batch), mean(batch), rtol=0, atol=5e-3)
+    exact = fixed(network, mean_coefficients(network, batch, batch_size=3))
     torch.testing.assert_close(merged(batch), exact(batch), rtol=1e-9, atol=1e-9)
 
 

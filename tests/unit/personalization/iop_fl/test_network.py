@@ -14,10 +14,9 @@ from personalization.iop_fl.network import (
     route,
     routed_layers,
     share_copy,
-    with_coefficients,
 )
 from personalization.state import clone
-from tests.helpers.personalization.routing_cases import SITES, images, moved, slow, space_of
+from tests.helpers.personalization.routing_cases import SITES, fixed, images, moved, slow, space_of
 
 
 def _gradients(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
@@ -123,7 +122,7 @@ def test_training_changes_learned_parameters_and_not_the_experts(router: str) ->
 def test_networks_and_copies_share_the_experts_memory() -> None:
     space = space_of(3)
     first, second = route(space), route(space, "pooled")
-    for network in (first, second, share_copy(first), with_coefficients(second, torch.ones(23, 4))):
+    for network in (first, second, share_copy(first)):
         for name, layer in routed_layers(network).items():
             assert layer.experts.data_ptr() == space.stacks[f"{name}.weight"].data_ptr()
     parameter = next(share_copy(first).parameters())
@@ -170,24 +169,16 @@ def test_coefficients_are_per_image_and_ignore_dropout() -> None:
     torch.testing.assert_close(uneven[:3], coefficients(network, batch[:3]), rtol=1e-12, atol=0)
 
 
-def test_with_coefficients_replaces_the_routers() -> None:
+def test_direct_coefficients_are_the_softmax_of_the_logits() -> None:
     space, batch = space_of(1), images(2)
     given = torch.linspace(0.1, 2, 46, dtype=torch.float64).reshape(23, 2)
-    network = moved(route(space, "pooled"))
-    fixed = with_coefficients(network, given)
-    torch.testing.assert_close(coefficients(fixed, batch), given.expand(2, 23, 2))
     direct = moved(route(space))
-    direct.load_state_dict(
-        {name: t for name, t in network.state_dict().items() if "router" not in name}, strict=False
-    )
     for row, layer in zip(given, routed_layers(direct).values(), strict=True):
         with torch.no_grad():
             layer.router.logits.copy_(row.log())
-    # Softmax makes them sum to 1; before batch norm that scale matters only through its epsilon
-    scaled = with_coefficients(network, given / given.sum(1, keepdim=True))
-    torch.testing.assert_close(scaled(batch), direct(batch), rtol=1e-9, atol=1e-9)
-    with pytest.raises(RoutingError, match=r"expected \[23, 2\] .* found \[22, 2\]"):
-        with_coefficients(network, given[:-1])
+    shares = given / given.sum(1, keepdim=True)
+    torch.testing.assert_close(coefficients(direct, batch), shares.expand(2, 23, 2))
+    torch.testing.assert_close(fixed(direct, shares)(batch), direct(batch), rtol=1e-9, atol=1e-9)
 
 
 def test_generator_alone_determines_weights_and_dropout() -> None:
