@@ -22,9 +22,9 @@ from training.engine.history import FinalScore, Observer, RoundEntry, SiteEntry,
 from training.progress import format
 from training.progress.state import RunState, bytes_of, heading
 
-# With more sites than this, a line gives the range of values instead of each site's.
 # The score that the sparklines show: the first of these that a run has.
 _TREND = ("personal_val_", "joined_val_", "val_")
+# With more sites than this, a line gives the range of values instead of each site's.
 _NAMED_SITES = 5
 
 _MARKS = {

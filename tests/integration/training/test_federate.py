@@ -445,7 +445,7 @@ def test_site_that_withholds_statistics_still_trains(data, tmp_path):
     train = next(entry for entry in rounds if entry["phase"] == "train")
     assert train["sites"]["aster"]["withheld"] == ["scores", "metrics"]
     assert set(train["sites"]["aster"]["sent"]) == {"weights"}
-    assert train["sites"]["birch"]["metrics"].keys() == {"val_dice", "loss"}
+    assert {"val_dice", "loss"} <= train["sites"]["birch"]["metrics"].keys()
 
 
 def test_federate_publishes_a_network_with_further_operators_where_they_are_allowed(
