@@ -14,8 +14,8 @@ from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, ScanAdap
 from service.kinds.masks import BY_MASKS
 
 _TEXT = (
-    "Percent of each layer's weights, normalised per layer, from the image to the mask. Each model began with "
-    "an equal part, {} %."
+    "Percent of each layer's weights, normalised per layer, from the image to the mask. Each model began "
+    "with an equal part, {} %."
 )
 
 
