@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from model_store.errors import TaskError
+from model_store.misfits import misfits
 from model_store.patient_pattern import PatientPattern, patient_in
 
 TaskKind = Literal["segmentation", "classification"]
@@ -246,10 +247,7 @@ class Task(BaseModel):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(map(str, e['loc'])) or 'task'}: {e['msg']}" for e in error.errors()
-            )
-            raise TaskError(f"{path}: {problems}") from error
+            raise TaskError(f"{path}: {'; '.join(misfits(cls, error))}") from error
 
     def dump(self, path: Path) -> None:
         """Write the task as YAML that `load` reads back to an equal task."""

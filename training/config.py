@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from model_store.misfits import misfits
 from model_store.store import Store
 from model_store.task import Task
 from training.algorithm import GroupKind
@@ -142,11 +143,8 @@ def parse(config: type[Config], content: Mapping[str, Any], where: str) -> Confi
     try:
         return config.model_validate(dict(content))
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']} (found {found['input']!r})"
-            for found in error.errors()
-        ]
         known = ", ".join(config.model_fields)
+        problems = misfits(config, error, values=True)
         raise ConfigurationError(f"{where} (its fields: {known})", problems) from error
 
 

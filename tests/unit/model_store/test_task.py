@@ -82,7 +82,7 @@ def test_yaml_round_trip_keeps_every_field(tmp_path: Path) -> None:
         ("plane", "diagonal", "axial"),
         ("normalisation", {"window": [5, 5]}, "low < high"),
         ("normalisation", {"percentiles": [-5, 150]}, "from 0 to 100, found [-5.0, 150.0]"),
-        ("colour_space", "lab", "Extra inputs"),
+        ("colour_space", "lab", "colour_space: there is no such field"),
     ],
 )
 def test_load_with_invalid_field_names_file_and_field(

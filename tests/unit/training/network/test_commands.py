@@ -100,7 +100,10 @@ def test_missing_kit_or_task_is_named(tmp_path):
     [
         ("allows: [faces]\nconsents: true\n", "allows"),
         ("consents: true\n", "allows: Field required"),
-        ("allows: [weights]\nconsents: true\nallow: []\n", "allow: Extra inputs"),
+        (
+            "allows: [weights]\nconsents: true\nallow: []\n",
+            "allow: there is no such field; did you mean 'allows'?",
+        ),
         ("allows: [weights]\nconsents: true\npatient: P[0-9]\n", "needs a group named 'patient'"),
         ("- a\n", "is not a policy"),
         ("{", "cannot be read"),
