@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -45,6 +48,7 @@ def serve(
         "host": host,
         "state_dir": state_dir,
         "embedded_worker": worker,
+        **_for_a_terminal(),
     }
     try:
         settings = read_settings(FILES, **{name: value for name, value in given.items() if value is not None})
@@ -57,6 +61,7 @@ def serve(
     signal.signal(signal.SIGTERM, _end)
     server = _server(settings)
     try:
+        _check_port(settings)
         settings.make_state_dir()
         if settings.device.startswith("cuda"):
             probe_provider(settings.device)
@@ -90,6 +95,15 @@ class _Server(uvicorn.Server):
         self.config.app.state.closing.set()  # type: ignore[union-attr]
         super().handle_exit(sig, frame)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port; at a terminal, say where."""
+        await super().startup(sockets=sockets)
+        if self.started and _at_a_terminal():
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            host = f"[{host}]" if ":" in host else host
+            scheme = "https" if self.config.is_ssl else "http"
+            typer.echo(f"Locum is at {scheme}://{host}:{port}{self.config.root_path}, until Ctrl-C.")
+
 
 def _server(settings: Settings) -> uvicorn.Server:
     config = uvicorn.Config(
@@ -109,6 +123,34 @@ def _server(settings: Settings) -> uvicorn.Server:
         timeout_graceful_shutdown=30,
     )
     return _Server(config)
+
+
+def _at_a_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+def _for_a_terminal() -> dict[str, Any]:
+    """Settings of the log for a person who looks on: warnings as text, if the environment does not say."""
+    wanted = {"log_format": "plain", "log_level": "WARNING"} if _at_a_terminal() else {}
+    return {name: value for name, value in wanted.items() if f"LOCUM_{name.upper()}" not in os.environ}
+
+
+def _check_port(settings: Settings) -> None:
+    """Raise SettingsInvalid if the port cannot be opened: before anything is migrated or started."""
+    try:
+        places = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in places:
+            with socket.socket(family, kind, protocol) as listener:
+                # As servers do: connections that ended a moment ago do not occupy the port.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+    except OSError as error:
+        raise SettingsInvalid(
+            f"port {settings.port} of {settings.host} (LOCUM_PORT, LOCUM_HOST): expected a free one, found: "
+            f"{error.strerror}; stop what listens there, or choose another with --port"
+        ) from error
 
 
 def _end(_: int, __: FrameType | None) -> None:

@@ -178,7 +178,9 @@ async def _open(
         if settings.signing_key is None:
             _log.warning("LOCUM_SIGNING_KEY is not set: no job can publish a version that would be opened")
     else:
-        _log.warning(
+        # Without authentication the service is one person's: it answers loopback only.
+        _log.log(
+            logging.INFO if settings.auth == "none" else logging.WARNING,
             "LOCUM_TRUSTED_KEYS is not set: everyone who can write to the store %s is trusted with what "
             "hospitals are served",
             settings.store,
@@ -254,6 +256,7 @@ async def _open(
         observe=lambda part, ok: measured.ready.labels(part).set(ok),
         # Scans are answered without a worker, and, unless a GPU is demanded, on the CPU.
         optional=frozenset({"worker"} if settings.device.startswith("cuda") else {"worker", "device"}),
+        late=frozenset({"worker"} if settings.embedded_worker else ()),
     )
     stack.callback(readiness.close)
     await readiness.look()

@@ -17,6 +17,7 @@ _log = logging.getLogger("locum.service")
 
 INTERVAL_SECONDS = 2.0
 STALE_SECONDS = 15.0
+_START_SECONDS = 60.0
 
 ReadinessCheck = Callable[[], str]
 """Says in words what it found; raises when the part does not work."""
@@ -39,11 +40,15 @@ class Readiness:
         checks: Mapping[str, ReadinessCheck],
         observe: Callable[[str, bool], None],
         optional: frozenset[str] = frozenset(),
+        late: frozenset[str] = frozenset(),
     ) -> None:
         """`checks` by name of the part; `observe(part, ok)` receives every result.
 
-        The service is ready without an `optional` part: it does less.
+        The service is ready without an `optional` part: it does less. A `late` part is started after the
+        service, so its absence is no warning in the first minute.
         """
+        self._late = late
+        self._since = time.monotonic()
         self._checks = dict(checks)
         self._optional = optional
         self._observe = observe
@@ -91,6 +96,8 @@ class Readiness:
             return PartState(True, check(), required)
         except Exception as error:  # whatever it is, the part does not work
             before = self._states.get(name)
-            if before is None or before.ok:
+            starting = name in self._late and time.monotonic() - self._since < _START_SECONDS
+            if (before is None or before.ok or name in self._late) and not starting:
                 _log.warning("%s is not ready: %s", name, error, extra={"part": name})
+                self._late -= {name}
             return PartState(False, f"{type(error).__name__}: {error}", required)

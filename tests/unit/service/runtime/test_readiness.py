@@ -67,3 +67,20 @@ def test_readiness_is_false_while_a_check_hangs(monkeypatch: pytest.MonkeyPatch)
 
     asyncio.run(scenario())
     readiness.close()
+
+
+def test_part_that_starts_late_is_a_warning_once_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def worker() -> str:
+        raise ConnectionError("none yet")
+
+    readiness = Readiness({"worker": worker}, lambda *_: None, late=frozenset({"worker"}))
+    asyncio.run(readiness.look())
+    assert not readiness.ready
+    assert caplog.messages == []
+    monkeypatch.setattr("service.runtime.readiness._START_SECONDS", 0.0)
+    for _ in range(2):
+        asyncio.run(readiness.look())
+    assert caplog.messages == ["worker is not ready: none yet"]
+    readiness.close()
