@@ -13,7 +13,7 @@ _ALIKE = 0.7
 
 
 def misfits(model: type[BaseModel], error: ValidationError, *, values: bool = False) -> list[str]:
-    """Say of each wrong field what is wrong with it; of an unknown one, which field may be meant.
+    """Say of each wrong field what is wrong with it; of an unknown one, the most similar field.
 
     Args:
         model: that was validated.
@@ -26,8 +26,8 @@ def misfits(model: type[BaseModel], error: ValidationError, *, values: bool = Fa
         if each["type"] == "extra_forbidden":
             name = str(each["loc"][-1])
             alike = get_close_matches(name, _fields_beside(model, each["loc"]), n=1, cutoff=_ALIKE)
-            meant = f"; did you mean '{alike[0]}'?" if alike else ""
-            found.append(f"{place}: there is no such field{meant}")
+            hint = f"; did you mean '{alike[0]}'?" if alike else ""
+            found.append(f"{place}: there is no such field{hint}")
         else:
             shown = f" (found {each['input']!r})" if values else ""
             found.append(f"{place}: {each['msg']}{shown}")

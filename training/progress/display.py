@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from types import TracebackType
@@ -26,6 +27,8 @@ from training.progress.state import RunState, bytes_of, heading
 _TREND = ("personal_val_", "joined_val_", "val_")
 # With more sites than this, a line gives the range of values instead of each site's.
 _NAMED_SITES = 5
+# Between the lines of a long round, where output is no terminal.
+_REMIND_SECONDS = 60.0
 
 _MARKS = {
     "waiting": Text("·", style="dim"),
@@ -116,7 +119,44 @@ class _Display:
 
 
 class PlainProgress(_Display):
-    """Prints one line per round, for logs and pipes."""
+    """Prints one line per round, for logs and pipes, and one per minute within a long round."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._remind, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Print no more lines."""
+        self._over.set()
+        self._watch.join()
+
+    def _remind(self) -> None:
+        while not self._over.wait(_REMIND_SECONDS):
+            if self._state is not None and self._state.since_round >= _REMIND_SECONDS:
+                self.still_running()
+
+    def still_running(self) -> None:
+        """Print a line about the present round: its time so far, its sites, and the time left."""
+        state = self.state
+        if not state.running:
+            return
+        parts = [f"{state.phase} {state.round + 1}/{state.rounds}"]
+        parts.append(f"running for {format.duration(state.since_round)}")
+        for what in ("done", "working", "dropped"):
+            names = [name for name, site in state.sites.items() if site.state == what]
+            if names:
+                shown = ", ".join(names) if len(names) <= _NAMED_SITES else f"{len(names)} sites"
+                parts.append(f"{what}: {shown}")
+        if time := _time(state, "left"):
+            parts.append(time)
+        self._line("  ".join(parts))
 
     @override
     def run_started(

@@ -128,6 +128,16 @@ class RunState:
         return self._clock() - self._started
 
     @property
+    def running(self) -> bool:
+        """Whether a round has started and not ended."""
+        return self.rounds > 0 and not self._finished
+
+    @property
+    def since_round(self) -> float:
+        """Seconds since the present round started."""
+        return self._clock() - self._round_started
+
+    @property
     def left(self) -> float | None:
         """Estimated seconds left; None where no phase ahead has a round that was measured or forecast.
 
@@ -140,7 +150,7 @@ class RunState:
         left = sum(ahead[name] * seconds for name, seconds in known.items())
         if not self._finished:
             # A round that takes longer than expected leaves the other rounds their time.
-            left -= min(self._clock() - self._round_started, known.get(self.phase, 0.0))
+            left -= min(self.since_round, known.get(self.phase, 0.0))
         return left
 
     @property

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.training.sites import declared
+from tests.helpers.waiting import wait_for
 from training.engine.history import RoundEntry, SiteEntry
 from training.progress import PlainProgress, RichProgress, RunState, open_progress
 from training.progress.format import duration, number, size, sparkline
@@ -240,3 +241,35 @@ def test_rich_progress_without_a_run_is_empty() -> None:
 )
 def test_size_duration_number_and_sparkline_format_values(found: str, expected: str) -> None:
     assert found == expected
+
+
+def test_plain_progress_says_within_a_round_who_works_and_for_how_long() -> None:
+    made, stream = console(terminal=False)
+    progress = PlainProgress(made)
+    progress.run_started("run", PLAN, SITES)
+    progress.still_running()
+    play(progress, "train", 0, 4, 100.0, aster=entry(), birch=entry())
+    progress.still_running()
+    before = stream.getvalue().splitlines()
+    assert len(before) == 2, "between rounds there is nothing to say"
+    clock = Clock()
+    progress.state._clock = clock
+    progress.round_started("train", 1, 4, SITES)
+    clock.now += 70
+    progress.site_finished("train", 1, "aster", entry())
+    progress.still_running()
+    assert stream.getvalue().splitlines()[2:] == [
+        "train 2/4  running for 1:10  done: aster  working: birch  3:50 left, not counting validate"
+    ]
+
+
+def test_plain_progress_reminds_by_itself_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.progress.display._REMIND_SECONDS", 0.01)
+    made, stream = console(terminal=False)
+    with PlainProgress(made) as progress:
+        progress.run_started("run", PLAN, SITES)
+        progress.round_started("train", 0, 4, SITES)
+        wait_for(lambda: "train 1/4  running for" in stream.getvalue())
+    told = stream.getvalue()
+    assert not progress._watch.is_alive()
+    assert stream.getvalue() == told
