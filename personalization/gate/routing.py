@@ -38,6 +38,8 @@ BEYOND = 2.0
 # Shift over the largest that was practised, and share of the practised episodes that may lose a point.
 MOST_SHIFT = 2.0
 MOST_LOST = 0.1
+# How many times nearer scans may be in negative.
+NEGATIVE = 2.0
 # Share of all pixels, added to sizes before they are divided, so that 0 / 0 counts as no change.
 EPS = 1e-4
 
@@ -96,16 +98,18 @@ class Shifted:
     """What is known of a dose by shift at this hospital, beside its masks.
 
     Attributes:
-        beyond: its shift over the largest that the members practised; None: they did not practise it.
+        beyond: its shift over the largest that the members, or else phantoms, practised.
         lost: share of the members' episodes in which that dose, served by this gate, lost more than a point;
             None: they did not practise it, or the dose is 0 here.
         size_gain: how much nearer than the parent's the target is to the federation's size (`Features`);
             None: that is unknown.
+        negative: how many times farther the scans are than in negative; None: not measured.
     """
 
-    beyond: float | None
+    beyond: float
     lost: float | None
     size_gain: float | None
+    negative: float | None = None
 
 
 class Observed:
@@ -415,10 +419,24 @@ def smaller_doses(observed: Observed) -> float | None:
     "These scans are farther from the members' than all that they practised on.",
 )
 def shift_beyond_practice(observed: Observed) -> float | None:
-    """Cohorts of noise have ten times the shift of the strongest scanner. It is no guard of the modality:
-    inverted lungs have less shift than lungs behind the strongest scanner.
+    """Cohorts of noise have ten times the shift of real ones. It is no guard of the modality: inverted scans
+    have less shift than scans behind the strongest scanner.
     """
     return None if observed.shifted is None else observed.shifted.beyond
+
+
+@check(
+    "negative",
+    "at most",
+    NEGATIVE,
+    "how many times farther these scans are from the members' than they are in negative",
+    "These scans look inverted: bright where the members' are dark.",
+)
+def negative(observed: Observed) -> float | None:
+    """On phantoms at most 1.4 behind any drawn scanner, and 3.9 to 80 of inverted scans, unless a scanner of
+    severity 3 is in between.
+    """
+    return None if observed.shifted is None else observed.shifted.negative
 
 
 @check(
@@ -437,6 +455,7 @@ def practice_lost(observed: Observed) -> float | None:
 BY_SHIFT: tuple[Check[Observed], ...] = (
     size_gain,
     shift_beyond_practice,
+    negative,
     practice_lost,
     size_factor,
     lost_target_rate,
@@ -445,7 +464,11 @@ BY_SHIFT: tuple[Check[Observed], ...] = (
 )
 
 # For a classification: what needs no masks.
-BY_SHIFT_WITHOUT_MASKS: tuple[Check[Observed], ...] = (shift_beyond_practice, practice_lost)
+BY_SHIFT_WITHOUT_MASKS: tuple[Check[Observed], ...] = (
+    shift_beyond_practice,
+    negative,
+    practice_lost,
+)
 
 # With a playbook: what practice predicts, and the checks that detect a collapse that no practice had.
 PRACTISED: tuple[Check[Observed], ...] = (

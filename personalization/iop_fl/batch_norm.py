@@ -7,7 +7,8 @@ Legend: N images, P patients, C channels, L batch norms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -68,9 +69,13 @@ class Measuring:
     running statistics stay.
     """
 
-    def __init__(self, network: nn.Module, patients: Sequence[Hashable]) -> None:
-        """`patients` has that of every image. Raises NetworkError for a network without a norm to move."""
-        self._norms = required_norms(network, "a shift is measured at batch norms")
+    def __init__(self, network: nn.Module, patients: Sequence[Hashable], first: int | None = None) -> None:
+        """`patients` has that of every image; `first` is the number of batch norms to measure, None: all.
+
+        Raises NetworkError for a network without a norm to move.
+        """
+        norms = required_norms(network, "a shift is measured at batch norms")
+        self._norms = dict(list(norms.items())[:first])
         numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
         self._patient_N = torch.tensor([numbers[patient] for patient in patients])
         self._counts_P = torch.bincount(self._patient_N, minlength=len(numbers)).double()
@@ -95,6 +100,19 @@ class Measuring:
         """The images at these indices, which the network must see next."""
         self._rows = self._patient_N[indices]
         return images_NCHW[indices]
+
+    @contextmanager
+    def stopping(self, first: int | None) -> Iterator[None]:
+        """End a pass behind the last of the `first` batch norms; None: do not."""
+        last = next(reversed(self._norms.values()))
+        handle = None if first is None else last.register_forward_hook(_stop)
+        try:
+            yield
+        except _StopAtLayer:
+            pass
+        finally:
+            if handle is not None:
+                handle.remove()
 
     def _note(self, path: str, features_NC: Tensor) -> None:
         mean, variance = image_moments(features_NC)
@@ -138,22 +156,25 @@ def profile(
     patients: Sequence[Hashable],
     batch_size: int = 16,
     check_cancelled: CancelCheck = never_cancelled,
+    first: int | None = None,
 ) -> Profile:
     """Measure the shift of images [N, C, ...] at a network's batch norms, in one forward pass as it is.
 
-    `patients` has that of every image. Raises NetworkError for a network without batch norm to move, and
-    RoutingError for no images, or another number of patients.
+    `patients` has that of every image. With `first` the pass ends behind so many batch norms. Raises
+    NetworkError for a network without batch norm to move, and RoutingError for no images, or another number
+    of patients.
     """
     if len(patients) != len(images_NCHW):
         raise RoutingError(f"patients: expected one per image ({len(images_NCHW)}), found {len(patients)}")
     device = next(network.parameters()).device
     network.eval()
-    with Measuring(network, patients) as measuring:
-        first = 0
+    with Measuring(network, patients, first) as measuring:
+        done = 0
         for batch in batches(images_NCHW, batch_size):
             check_cancelled()
-            network(measuring.images(slice(first, first + len(batch)), images_NCHW).to(device))
-            first += len(batch)
+            with measuring.stopping(first):
+                network(measuring.images(slice(done, done + len(batch)), images_NCHW).to(device))
+            done += len(batch)
     return measuring.profile()
 
 
@@ -317,6 +338,10 @@ class _StopAtLayer(Exception):
     def __init__(self, features: Tensor) -> None:
         super().__init__()
         self.features = features
+
+
+def _stop(_layer: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+    raise _StopAtLayer(inputs[0])
 
 
 def _input_of(layer: nn.Module, network: nn.Module, images: Tensor) -> Tensor:

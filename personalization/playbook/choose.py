@@ -1,4 +1,4 @@
-"""Choose for a hospital: try the practised recipes on its scans, and judge the one with the highest bound."""
+"""Choose for a hospital: try the practised recipes on its scans, and take the first that may be accepted."""
 
 from __future__ import annotations
 

@@ -29,8 +29,13 @@ from personalization.iop_fl.spread import Spread
 from personalization.playbook.features import View, size_gain, view
 from personalization.playbook.playbook import Playbook, ShiftRecord
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.ladder import Dose, dose_by_shift
+from personalization.test_time.ladder import Dose, dose_by_shift, mirrored
 from personalization.test_time.recipe import Adapted, recipe_of
+
+# The largest shift where nothing was practised: that behind the strongest drawn scanners, on phantoms.
+UNPRACTISED = 60.0
+# Inverted scans of phantoms have a shift of 7 and more.
+FAR = 4.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class ByShift:
         classes: how many there are, background included.
         targets: of the members, as far as they are known.
         record: what the members practised; None: they did not practise it.
+        negative: how many times farther the scans are than in negative (`mirrored`); None: they are too near
+            to be inverted.
     """
 
     dose: Dose
@@ -57,15 +64,17 @@ class ByShift:
     classes: int
     targets: Targets
     record: ShiftRecord | None
+    negative: float | None = None
 
     @cached_property
     def verdict(self) -> GateVerdict:
         """By the gate for a bounded recipe in closed form. Costs no forward pass."""
         record, moves = self.record, self.dose.share > 0
         shifted = Shifted(
-            self.dose.shift / record.largest if record is not None else None,
+            self.dose.shift / (UNPRACTISED if record is None else record.largest),
             record.lost if record is not None and moves else None,
             size_gain(self.parent, self.candidate, self.targets.share),
+            self.negative,
         )
         masks = self.candidate.maps.ndim > 1
         count = len(self.candidate.maps)
@@ -108,8 +117,9 @@ def by_shift(
     """The dose by shift for images [N, C, H, W]; `patients` has that of every image. Deterministic.
 
     Costs three forward passes: of the global model, which measures the shift too; of the candidate's
-    statistics; of the candidate. With a dose of 0 it is one. Raises NetworkError for a network without batch
-    norm to move, RoutingError for a spread of another network.
+    statistics; of the candidate. With a dose of 0 it is one; where the scans are far away, a twelfth more, to
+    see whether they are inverted. Raises NetworkError for a network without batch norm to move, RoutingError
+    for a spread of another network.
     """
     device = device or images_NCHW.device
     images, space = images_NCHW.to(device), space.alone()
@@ -117,7 +127,10 @@ def by_shift(
     assert parent.profile is not None
     dose = dose_by_shift(parent.profile, spread)
     config = AdaptationConfig(preset="ladder", doses=dose.doses)
-    candidate = parent
+    candidate, negative = parent, None
+    if dose.shift > FAR:
+        network = space.plain().to(device)
+        negative = mirrored(network, images, parent.profile, spread, check_cancelled)
     adapted = recipe_of(config.preset).adapt(space, images, config, device, check_cancelled)
     if dose.share:
         candidate = view(adapted.merged, images, check_cancelled)
@@ -131,6 +144,7 @@ def by_shift(
         classes=int(space.arguments["classes"]),
         targets=targets_known(spread, playbook),
         record=None if playbook is None else playbook.by_shift,
+        negative=negative,
     )
 
 

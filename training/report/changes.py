@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -22,7 +23,10 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
         if found["val_dice"] is not None and found["val_dice_global"] is not None
     ]
     practised = publication.details.get("playbook")
-    outside = [Change(site, *found) for site, found in practised["changes"].items()] if practised else []
+    by_shift = practised.get("by_shift") if practised else None
+    # What a service does by default, if the members practised that.
+    changes = (by_shift["members"] if by_shift else practised["changes"]) if practised else {}
+    outside = [Change(site, *found) for site, found in changes.items()]
     if not inside and not outside:
         return None
     # The SVG is drawn here; names in it are escaped by the drawing library.
@@ -30,7 +34,17 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
         "inside": Markup(forest_chart(inside)) if inside else None,
         "shares": {site: found["share"] for site, found in sorted(personal.items())},
         "outside": Markup(forest_chart(outside)) if outside else None,
-        "recipe": practised["best"] if practised else None,
-        "promise": practised["promise"] if practised else None,
+        "recipe": ("dose by shift" if by_shift else practised["best"]) if practised else None,
+        "promise": (_licence(by_shift) if by_shift else practised["promise"]) if practised else None,
         "cost": (practised["rounds"], practised["sent"]) if practised else None,
     }
+
+
+def _licence(by_shift: Mapping[str, Any]) -> str:
+    """What the practice of the dose by shift says, for a person."""
+    return (
+        f"As its gate serves it, Dice changed by {100 * by_shift['mean']:+.1f} points in the mean and by "
+        f"{100 * by_shift['worst']:+.1f} in the worst of {by_shift['episodes']} episodes; "
+        f"{100 * by_shift['lost']:.0f} % of them lost more than a point. The largest shift that was "
+        f"practised is {by_shift['largest']:.1f}, where 1 is usual between hospitals."
+    )

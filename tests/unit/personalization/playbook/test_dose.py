@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -58,7 +59,8 @@ def test_it_is_the_ladder_with_the_dose_of_the_shift_in_three_passes(
     here, images = space(), shown(2.0, 9) * 3
     spread, passes = spread_of(here), Passes(monkeypatch)
     served = by_shift(here, spread, None, images, PATIENTS)
-    assert passes.images == 3 * len(images)
+    # And a third of a pass of every fourth image, to see whether they are inverted.
+    assert passes.images == 3 * len(images) + len(images) // 4
     assert served.dose.shift > 1
     assert served.config.doses == served.dose.doses
     expected = blended(here.plain(), images, served.dose.doses).state_dict()
@@ -98,6 +100,25 @@ def test_the_gate_vetoes_a_target_that_moves_away_and_a_shift_beyond_practice() 
     assert replace(good, dose=still, record=lossy).passed
 
 
+def test_scans_that_are_far_nearer_in_negative_are_refused() -> None:
+    here, images = space(), shown(2.0, 9) * 3
+    spread, network = spread_of(here), here.plain().eval()
+    served = by_shift(here, spread, None, images, PATIENTS)
+    # Against whole passes of the same images as they are and in negative, layer by layer.
+    found = profile(network, images, PATIENTS)
+    few = images[::4]
+    negative = profile(network, 2 * few.mean(dim=(2, 3), keepdim=True) - few, range(len(few)))
+    assert found.sampling is not None
+    usual = spread.tau() + found.sampling
+    ratios = [
+        float((found.shift[layer] / usual[layer]).mean() / (negative.shift[layer] / usual[layer]).mean())
+        for layer in range(len(found.layers) // 3)
+    ]
+    assert served.negative == pytest.approx(math.exp(sum(map(math.log, ratios)) / len(ratios)), rel=1e-2)
+    assert "negative" in replace(served, negative=2.1).failed
+    assert "negative" not in replace(served, negative=1.9).failed
+
+
 def test_a_classification_is_judged_without_masks() -> None:
     arguments = {"in_channels": 1, "classes": 3, "width": 4}
     network = build("resnet18", **arguments).eval()
@@ -108,7 +129,11 @@ def test_a_classification_is_judged_without_masks() -> None:
     mean = {name: torch.stack([each[name] for each in sent]).mean(dim=0) for name in sent[0]}
     served = by_shift(here, Spread.of(found[0].layers, mean, 2), None, 3 * images + 5, PATIENTS)
     assert served.candidate.maps.shape == (len(images),)
-    assert [result.name for result in served.verdict.checks] == ["shift_beyond_practice", "practice_lost"]
+    assert [result.name for result in served.verdict.checks] == [
+        "shift_beyond_practice",
+        "negative",
+        "practice_lost",
+    ]
 
 
 def test_a_network_without_batch_norm_is_refused() -> None:

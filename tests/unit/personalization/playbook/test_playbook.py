@@ -282,7 +282,7 @@ def test_a_playbook_is_json_with_what_it_promises() -> None:
     assert Playbook.model_validate_json(found.to_bytes()) == found
     assert found.certainty == 0.8
     assert "Of 5 hospitals like the 4 members, about one may do worse" in found.promise
-    assert "where the highest of several bounds was chosen" in found.promise
+    assert "where the first of several that pass was chosen" in found.promise
 
 
 # ---------------------------------------------------------------------- decide

@@ -314,6 +314,16 @@ class TestChanges:
         assert "aster 0.5, birch 0" in text
         assert "Of 3 hospitals about one may do worse." in text
         assert "cost 48 rounds" in text
+        by_shift = {
+            **{"episodes": 12, "mean": 0.021, "worst": -0.004, "lost": 0.0, "largest": 9.5},
+            "members": {"cedar": [0.02, -0.004, 0.05]},
+        }
+        details = {"personal": personal, "playbook": {**practised, "by_shift": by_shift}}
+        publication = Publication("routing-space", (), details=details)
+        text = write_report(record, tmp_path / "shift.html", publication).read_text()
+        assert "“dose by shift”" in text
+        assert "by +2.1 points in the mean and by -0.4 in the worst of 12 episodes" in text
+        assert ">cedar<" in text
         without = Publication("routing-space", (), details={"personal": {}})
         text = write_report(record, tmp_path / "none.html", without).read_text()
         assert "Change of Dice per hospital" not in text
