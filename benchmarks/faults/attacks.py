@@ -114,7 +114,12 @@ class Attacks(Experiment[Profile]):
         """One federation."""
         federation = _phantom(work, cell)
         config = FedAvgConfig(
-            width=cell["width"], rounds=cell["rounds"], batch_size=8, learning_rate=0.004, least_steps=4
+            width=cell["width"],
+            rounds=cell["rounds"],
+            batch_size=8,
+            learning_rate=0.004,
+            least_steps=4,
+            domain_randomisation="none",
         )
         run = Run(federation, "fedavg", config, RunConfig(seed=cell["seed"]))
         method = Lying(config, federation.task, cell["attack"])

@@ -32,7 +32,10 @@ from training.tasks import template
 
 POLYPS = "polyp_centres"
 # Fields of FedAvgConfig.
-TRAININGS: Mapping[str, Mapping[str, Any]] = {"before": {}, "after": {}}
+TRAININGS: Mapping[str, Mapping[str, Any]] = {
+    "before": {"domain_randomisation": "none"},
+    "after": {"domain_randomisation": "late"},
+}
 
 
 @dataclass(frozen=True)

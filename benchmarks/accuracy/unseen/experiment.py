@@ -49,7 +49,8 @@ class SetOf:
 class Profile:
     """How often, on what; `phantoms` patients for each of so many drawn scanners.
 
-    Seeds from `float32_from` on train in float32, as the protocol's second amendment says.
+    Seeds from `float32_from` on train in float32, as the protocol's second amendment says. All seeds
+    are from before training with randomised domains.
     """
 
     seeds: int
@@ -61,7 +62,7 @@ class Profile:
     def method(self, set_: str, seed: int) -> dict[str, Any]:
         """The fields of IopFlConfig for a set and a seed."""
         precision = {"precision": "float32"} if seed >= self.float32_from else {}
-        return {**self.sets[set_].method, **precision}
+        return {"domain_randomisation": "none", **self.sets[set_].method, **precision}
 
 
 _TINY = {"rounds": 2, "width": 4, "batch_size": 8}
