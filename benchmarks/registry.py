@@ -27,6 +27,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "throughput": "benchmarks.cost.throughput:Throughput",
     "page_cost": "benchmarks.cost.page:PageCost",
     "dicom_cost": "benchmarks.cost.dicom:DicomCost",
+    "scale": "benchmarks.cost.scale:Scale",
     "security_cost": "benchmarks.cost.security:SecurityCost",
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
     "faults": "benchmarks.faults.experiment:Faults",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -12,12 +14,36 @@ from model_store.artefact import Artefact
 Earlier = Callable[[], int | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The version numbers of a name, ascending, and those of them that have a tombstone."""
+
+    numbers: tuple[int, ...] = ()
+    withdrawn: frozenset[int] = frozenset()
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect_left(self.numbers, number)
+        return place < len(self.numbers) and self.numbers[place] == number
+
+
+NOTHING = Listed()
+
+
 class Backend(Protocol):
-    """The versions of a store, by name and number. Safe for many processes at once."""
+    """The versions of a store, by name and number. Safe for many processes at once.
+
+    `listed` and `survey` show what any process had published or withdrawn at the instant `since`
+    (`time.monotonic`), and return the same object as long as nothing changed. What was put into the store by
+    hand, without this package, is seen at once in a name, and within a second in the survey of a large store.
+    """
 
     @property
     def root(self) -> Path | str:
         """The folder, or the bucket's URL."""
+
+    @property
+    def index(self) -> Path:
+        """The file of the store's `Index`."""
 
     def check(self) -> None:
         """Raise OSError or StoreUnavailable if versions cannot be read."""
@@ -25,11 +51,17 @@ class Backend(Protocol):
     def prepare(self) -> None:
         """Raise OSError or StoreError if a version could not be published."""
 
-    def names(self) -> list[str]:
-        """List the names that have a version, sorted. Raises StoreUnavailable."""
+    def survey(self, since: float, *, thorough: bool = False) -> Mapping[str, Listed]:
+        """List every name that has a version; `thorough` shows at once what was put there by hand, too.
 
-    def numbers(self, name: str) -> list[int]:
-        """List the version numbers of a name, also damaged and withdrawn ones; empty for an unknown name."""
+        Raises StoreUnavailable.
+        """
+
+    def listed(self, name: str, since: float) -> Listed:
+        """List the versions of a name, also damaged and withdrawn ones; none for an unknown name."""
+
+    def tell(self) -> None:
+        """Let other processes know that a version was published or withdrawn."""
 
     def artefact(self, name: str, number: int) -> Artefact:
         """Read and check a version's manifest. Raises ArtefactDamaged, UnknownKind."""
@@ -56,8 +88,8 @@ class Backend(Protocol):
     def attach(self, name: str, number: int, file: str, content: bytes) -> None:
         """Write a file beside a version's manifest, which does not name it. It may be replaced."""
 
-    def tombstone(self, name: str, number: int) -> bytes | None:
-        """Read the tombstone of a version, if it has one. Raises OSError."""
+    def tombstone(self, name: str, number: int, since: float) -> bytes | None:
+        """Read the tombstone of a version, if it had one at `since`. Raises OSError."""
 
     def bury(self, name: str, number: int, tombstone: bytes) -> None:
         """Write the tombstone of a version."""

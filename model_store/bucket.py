@@ -3,10 +3,13 @@
 URL/content/HEX/manifest.json       a version's files, by the manifest's digest; nothing refers to them yet
 URL/versions/NAME/3                 makes them version 3: its content is the digest
 URL/versions/NAME/3.withdrawn.json  its tombstone, if it was withdrawn
+URL/changed                         another content after every change, by which others see that there was one
 
 A version is published by one conditional write (`If-None-Match: *`) of `versions/NAME/3`: the first publisher
 has the number, and the others look again. Files are kept in a local cache of bounded size, and
-verified when they are fetched. Listings are at most a second old, except in `publish`.
+verified when they are fetched. Nothing is listed again while `changed` is the same, which one small request
+tells; but what another program put into the bucket is seen a second later, in a survey of a large bucket
+after a few seconds.
 
 Address and credentials come from the environment, as AWS's own tools read it: AWS_ENDPOINT_URL, AWS_REGION,
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
@@ -15,9 +18,12 @@ AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,14 +35,16 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
 from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
-from model_store.backend import Earlier
+from model_store.backend import NOTHING, Earlier, Listed
 from model_store.durable import write_durably
 from model_store.errors import ArtefactDamaged, PublishRefused, StoreUnavailable
 from model_store.manifest import BaseManifest
 from model_store.reference import NAME
 
 MOST_CACHED = 10 * 2**30
+# What another program wrote is looked for after so long; a survey may take a twentieth of the time.
 _FRESH_S = 1.0
+_SHARE = 20
 # A file of the cache that was asked for so recently may be open somewhere.
 _IN_USE_S = 600.0
 # Content that nothing refers to yet: its publisher may still be writing.
@@ -55,13 +63,13 @@ def connect(url: str) -> S3Store:
     )
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """The versions in the bucket, with the time of their publication, and the tombstones."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A listing, the state of the bucket before it was made, and when that was (`time.monotonic`)."""
 
-    versions: Mapping[str, Mapping[int, datetime]]
-    withdrawn: frozenset[tuple[str, int]]
-    seen: float
+    listed: Listed
+    state: str | None
+    at: float
 
 
 class Bucket:
@@ -70,16 +78,23 @@ class Bucket:
     def __init__(self, url: str, cache: Path, most_cached: int = MOST_CACHED) -> None:
         self.root = url.rstrip("/")
         self._cache, self._most_cached = cache, most_cached
-        self._listed: _Listing | None = None
+        self.index = cache / f"index-{hashlib.sha256(self.root.encode()).hexdigest()[:16]}"
+        self._lock = threading.Lock()
+        self._seen: dict[str, _Seen] = {}
+        self._times: dict[tuple[str, int], datetime] = {}
+        self._survey: dict[str, Listed] = {}
+        # As of the survey: the state of the bucket, when it began and how long it took.
+        self._surveyed: tuple[str | None, float, float] | None = None
+        self._state: tuple[str | None, float] | None = None
         self._digests: dict[tuple[str, int], str] = {}
         self._conditional = False
         with self._asking():
             self._objects = connect(self.root)
 
     def check(self) -> None:
-        """List the versions again."""
-        self._listed = None
-        self._listing()
+        """Ask for a version, without an answer from memory."""
+        with self._asking():
+            next(iter(obstore.list(self._objects, "versions/", chunk_size=1)), None)
 
     def prepare(self) -> None:
         """Refuse a service that overwrites where it is asked not to: two could publish one number."""
@@ -92,13 +107,33 @@ class Bucket:
             )
         self._conditional = True
 
-    def names(self) -> list[str]:
-        """List the names that have a version, sorted."""
-        return sorted(self._listing().versions)
+    def survey(self, since: float, *, thorough: bool = False) -> Mapping[str, Listed]:
+        """List every name that has a version."""
+        state = self._changed(since)
+        with self._lock:
+            began = time.monotonic()
+            if self._surveyed is not None:
+                known, at, cost = self._surveyed
+                if not thorough and known == state and began - at < max(_FRESH_S, _SHARE * cost):
+                    return self._survey
+            found = {name: self._remember(name, listed, state, began) for name, listed in self._list("")}
+            self._surveyed = (state, began, time.monotonic() - began)
+            if found != self._survey:
+                self._survey = found
+            return self._survey
 
-    def numbers(self, name: str) -> list[int]:
-        """List the version numbers of a name."""
-        return sorted(self._listing().versions.get(name, ()))
+    def listed(self, name: str, since: float) -> Listed:
+        """List the versions of a name."""
+        state = self._changed(since)
+        began = time.monotonic()
+        seen = self._seen.get(name)
+        if seen is not None and seen.state == state and began - seen.at < _FRESH_S:
+            return seen.listed
+        return self._relist(name, state, began)
+
+    def tell(self) -> None:
+        """Write `changed`."""
+        self._put(_CHANGED, uuid.uuid4().bytes)
 
     def artefact(self, name: str, number: int) -> Artefact:
         """Read and check a version's manifest, from the cache if it is there as published."""
@@ -110,7 +145,9 @@ class Bucket:
         self._keep(folder / DIGEST_FILE, digest.encode())
         # Last: with it the folder is a version's.
         self._keep(folder / MANIFEST, content)
-        published = self._listing().versions[name][number].timestamp()
+        if (name, number) not in self._times:
+            self._relist(name)
+        published = self._times[name, number].timestamp()
         os.utime(folder / MANIFEST, (published, published))
         return Artefact.read_from(folder, name, number, self)
 
@@ -122,7 +159,7 @@ class Bucket:
         digest = files[DIGEST_FILE]
         written = False
         while True:
-            self._listed = None
+            self._relist(name)
             found = earlier()
             if found is not None:
                 return found
@@ -130,11 +167,10 @@ class Bucket:
                 for file, data in files.items():
                     self._put(_content(digest.decode(), file), data)
                 written = True
-            number = max(self.numbers(name), default=0) + 1
+            number = max(self._relist(name).numbers, default=0) + 1
             if admit is not None:
                 admit()
             if self._create(_version(name, number), digest):
-                self._listed = None
                 return number
 
     def restore(self, artefact: Artefact, files: Mapping[str, bytes]) -> None:
@@ -164,21 +200,19 @@ class Bucket:
         """Write a file beside a version's manifest."""
         self._put(_content(self._digest(name, number), file), content)
 
-    def tombstone(self, name: str, number: int) -> bytes | None:
+    def tombstone(self, name: str, number: int, since: float) -> bytes | None:
         """Read the tombstone of a version, if it has one."""
-        if (name, number) not in self._listing().withdrawn:
+        if number not in self.listed(name, since).withdrawn:
             return None
         return self._get(_tombstone(name, number))
 
     def bury(self, name: str, number: int, tombstone: bytes) -> None:
         """Write the tombstone of a version."""
         self._put(_tombstone(name, number), tombstone)
-        self._listed = None
 
     def prune(self, withdrawn: Sequence[Artefact]) -> list[str]:
         """Delete content that no version refers to, and the files of the withdrawn versions."""
-        self._listed = None
-        used = {self._digest(name, number) for name in self.names() for number in self.numbers(name)}
+        used = {self._digest(name, number) for name, listed in self._list("") for number in listed.numbers}
         gone = {_content(each.digest, file) for each in withdrawn for file in each.manifest.files}
         old = datetime.now(UTC) - _ABANDONED
         with self._asking():
@@ -263,23 +297,46 @@ class Bucket:
 
     # ------------------------------------------------------------------ objects
 
-    def _listing(self) -> _Listing:
-        listed = self._listed
-        if listed is not None and time.monotonic() - listed.seen < _FRESH_S:
-            return listed
-        seen = time.monotonic()
-        versions: dict[str, dict[int, datetime]] = {}
-        withdrawn = set()
+    def _changed(self, since: float) -> str | None:
+        """The entity tag of `changed`, as it was at `since` or later; None before the first change."""
+        known = self._state
+        if known is not None and known[1] >= since:
+            return known[0]
+        at = time.monotonic()
         with self._asking():
-            for batch in obstore.list(self._objects, "versions/"):
+            try:
+                state = obstore.head(self._objects, _CHANGED)["e_tag"]
+            except FileNotFoundError:
+                state = None
+        self._state = (state, at)
+        return state
+
+    def _relist(self, name: str, state: str | None = None, at: float = -math.inf) -> Listed:
+        """List a name now. Without `at`, the next call of `listed` does so too."""
+        listed = dict(self._list(f"{name}/")).get(name, NOTHING)
+        return self._remember(name, listed, state, at)
+
+    def _remember(self, name: str, listed: Listed, state: str | None, at: float) -> Listed:
+        seen = self._seen.get(name)
+        if seen is not None and seen.listed == listed:
+            listed = seen.listed
+        self._seen[name] = _Seen(listed, state, at)
+        return listed
+
+    def _list(self, prefix: str) -> Iterator[tuple[str, Listed]]:
+        numbers: dict[str, list[int]] = {}
+        withdrawn: dict[str, list[int]] = {}
+        with self._asking():
+            for batch in obstore.list(self._objects, f"versions/{prefix}", chunk_size=1000):
                 for each in batch:
                     _, name, number = each["path"].split("/")
                     if number.isdigit() and NAME.fullmatch(name):
-                        versions.setdefault(name, {})[int(number)] = each["last_modified"]
+                        numbers.setdefault(name, []).append(int(number))
+                        self._times[name, int(number)] = each["last_modified"]
                     elif number.endswith(_WITHDRAWN):
-                        withdrawn.add((name, int(number.removesuffix(_WITHDRAWN))))
-        self._listed = _Listing(versions, frozenset(withdrawn), seen)
-        return self._listed
+                        withdrawn.setdefault(name, []).append(int(number.removesuffix(_WITHDRAWN)))
+        for name in sorted(numbers):
+            yield name, Listed(tuple(sorted(numbers[name])), frozenset(withdrawn.get(name, ())))
 
     def _digest(self, name: str, number: int) -> str:
         if (name, number) not in self._digests:
@@ -327,6 +384,7 @@ class Bucket:
 
 
 _WITHDRAWN = ".withdrawn.json"
+_CHANGED = "changed"
 
 
 def _version(name: str, number: int) -> str:

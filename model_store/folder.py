@@ -4,25 +4,50 @@ ROOT/NAME/3/manifest.json        the artefact; its files are read-only
 ROOT/NAME/3/manifest.sha256      its digest, which all references use
 ROOT/NAME/3.withdrawn.json       its tombstone, if it was withdrawn
 ROOT/.staging/                   staging folders of versions that are not yet visible
+ROOT/.index                      see `model_store.index`; it grows with every change, by which others see it
+
+A name is listed again when the modification time of its folder changed. Two changes within one tick of the
+file system's clock could have one time: a writer therefore moves it forward, and for two seconds after a
+change the folder is listed at every call.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.artefact import Artefact
-from model_store.backend import Earlier
+from model_store.backend import NOTHING, Earlier, Listed
 from model_store.digest import sha256_of_file
 from model_store.durable import sync_folder, write_durably
 from model_store.errors import StoreUnavailable
+from model_store.index import append
 from model_store.reference import NAME
 from model_store.staging import staging, sweep
 
 _STAGING = ".staging"
+_INDEX = ".index"
+_WITHDRAWN = ".withdrawn.json"
+# After so long, no other change has the modification time that was seen.
+_SETTLED_NS = 2 * 10**9
+# So many folders are looked at by every survey, more of them at most once in a second.
+_FEW = 200
+_SWEEP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The listing of a folder, and the state of the folder before it was listed."""
+
+    state: tuple[int, int]
+    listed: Listed
+    settled: bool
 
 
 class Folder:
@@ -30,10 +55,17 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._had_names = False
+        self.index = root / _INDEX
+        self._text = str(root)
+        self._lock = threading.Lock()
+        self._seen: dict[str, _Seen] = {}
+        self._survey: dict[str, Listed] = {}
+        self._surveyed: tuple[object, ...] | None = None
+        self._swept = 0.0
+        self._settled = False
 
     def check(self) -> None:
-        """List the folder: where it cannot be read, `names` would take it for an empty one."""
+        """List the folder: where it cannot be read, `survey` would take it for an empty one."""
         if os.path.lexists(self.root):
             next(self.root.iterdir(), None)
 
@@ -41,24 +73,54 @@ class Folder:
         """Make the folder."""
         self.root.mkdir(parents=True, exist_ok=True)
 
-    def names(self) -> list[str]:
-        """List the names that have a version, sorted.
+    def survey(self, since: float, *, thorough: bool = False) -> Mapping[str, Listed]:  # noqa: ARG002
+        """List every name that has a version.
 
         Raises StoreUnavailable where there were names: a folder that is no longer mounted looks empty.
         """
-        inside = self.root.iterdir() if self.root.is_dir() else ()
-        found = sorted(p.name for p in inside if NAME.fullmatch(p.name) and self.numbers(p.name))
-        if self._had_names and not found:
-            raise StoreUnavailable(
-                f"{self.root} had models and has none: mount it again, or restart the service"
+        with self._lock:
+            state = (_state(self._text), _state(str(self.index)))
+            now = time.monotonic()
+            recent = len(self._survey) > _FEW and now - self._swept < _SWEEP_S
+            if recent and not thorough and self._settled and state == self._surveyed:
+                return self._survey
+            found = self._sweep()
+            if self._survey and not found:
+                raise StoreUnavailable(
+                    f"{self.root} had models and has none: mount it again, or restart the service"
+                )
+            # A name that was made in the same tick would not show in the root's time.
+            self._settled = state[0] is None or time.time_ns() - state[0][0] > _SETTLED_NS
+            self._surveyed, self._swept = state, now
+            same = found.keys() == self._survey.keys() and all(
+                listed is self._survey[name] for name, listed in found.items()
             )
-        self._had_names = bool(found)
-        return found
+            if not same:
+                self._survey = found
+            return self._survey
 
-    def numbers(self, name: str) -> list[int]:
-        """List the version numbers of a name."""
-        folder = self.root / name
-        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    def listed(self, name: str, since: float = 0.0) -> Listed:  # noqa: ARG002
+        """List the versions of a name."""
+        path = f"{self._text}/{name}"
+        try:
+            about = os.stat(path)  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            self._seen.pop(name, None)
+            return NOTHING
+        state = (about.st_mtime_ns, about.st_ino)
+        seen = self._seen.get(name)
+        if seen is not None and seen.settled and seen.state == state:
+            return seen.listed
+        settled = time.time_ns() - about.st_mtime_ns > _SETTLED_NS
+        listed = _list(path)
+        if seen is not None and seen.listed == listed:
+            listed = seen.listed
+        self._seen[name] = _Seen(state, listed, settled)
+        return listed
+
+    def tell(self) -> None:
+        """Let the index grow."""
+        append(self.index, b"")
 
     def artefact(self, name: str, number: int) -> Artefact:
         """Read and check a version's manifest."""
@@ -77,8 +139,9 @@ class Folder:
                     write_durably(staged / file, data, mode=0o444)
                 if admit is not None:
                     admit()
-                number = max(self.numbers(name), default=0) + 1
-                staged.rename(folder / str(number))
+                number = max(_list(str(folder)).numbers, default=0) + 1
+                with _later(folder):
+                    staged.rename(folder / str(number))
             sync_folder(folder)
             # The folder itself may be new.
             sync_folder(self.root)
@@ -112,7 +175,7 @@ class Folder:
         with self._locked(name):
             write_durably(self.root / name / str(number) / file, content, mode=0o444)
 
-    def tombstone(self, name: str, number: int) -> bytes | None:
+    def tombstone(self, name: str, number: int, since: float = 0.0) -> bytes | None:  # noqa: ARG002
         """Read the tombstone of a version, if it has one."""
         try:
             return self._tombstone(name, number).read_bytes()
@@ -121,7 +184,7 @@ class Folder:
 
     def bury(self, name: str, number: int, tombstone: bytes) -> None:
         """Write the tombstone of a version."""
-        with self._locked(name):
+        with self._locked(name) as folder, _later(folder):
             write_durably(self._tombstone(name, number), tombstone)
 
     def prune(self, withdrawn: Sequence[Artefact]) -> list[str]:
@@ -135,8 +198,16 @@ class Folder:
                     deleted.append(path)
         return [str(path) for path in deleted]
 
+    def _sweep(self) -> dict[str, Listed]:
+        try:
+            inside = os.listdir(self._text)  # noqa: PTH208
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        found = {name: self.listed(name) for name in sorted(inside) if NAME.fullmatch(name)}
+        return {name: listed for name, listed in found.items() if listed.numbers}
+
     def _tombstone(self, name: str, number: int) -> Path:
-        return self.root / name / f"{number}.withdrawn.json"
+        return self.root / name / f"{number}{_WITHDRAWN}"
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[Path]:
@@ -146,3 +217,33 @@ class Folder:
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield folder
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    try:
+        about = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_ino, about.st_size
+
+
+def _list(path: str) -> Listed:
+    numbers, withdrawn = [], []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for name in os.listdir(path):  # noqa: PTH208
+            if name.isascii() and name.isdigit():
+                numbers.append(int(name))
+            elif name.endswith(_WITHDRAWN) and name[: -len(_WITHDRAWN)].isdigit():
+                withdrawn.append(int(name[: -len(_WITHDRAWN)]))
+    return Listed(tuple(sorted(numbers)), frozenset(withdrawn))
+
+
+@contextmanager
+def _later(folder: Path) -> Iterator[None]:
+    """Give a folder a later modification time than before, whatever the file system's clock says."""
+    before = folder.stat().st_mtime_ns
+    yield
+    now = max(time.time_ns(), before + 1)
+    # Only the owner may choose the time; for a change by another user, the two seconds have to do.
+    with suppress(PermissionError):
+        os.utime(folder, ns=(now, now))

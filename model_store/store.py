@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,12 +29,16 @@ from model_store.errors import (
     UnknownKind,
 )
 from model_store.folder import Folder
+from model_store.index import Index, Record
 from model_store.manifest import AnyManifest, FileEntry
 from model_store.reference import NAME, parse_reference
 from model_store.signing import SIGNATURE, Signer, TrustedKeys
 
 _BUCKET = "s3://"
 REPORT = "report.html"
+_MOST_NAMED = 20
+# So many manifests are read rather than the whole index.
+_MANY = 50
 # Of files of a bucket, on this machine.
 DEFAULT_CACHE = Path(".locum/cache")
 
@@ -80,9 +85,9 @@ class Store:
         self._signer, self._trusted = signer, trusted
         self._operators = frozenset(operators)
         self._signed: set[str] = set()
-        # Versions never change, so manifests are cached.
-        self._known: dict[tuple[str, int], Artefact] = {}
+        self._index = Index(self._backend)
         self._sees: Callable[[str], bool] | None = None
+        self._since: float | None = None
 
     @property
     def root(self) -> Path | str:
@@ -105,6 +110,15 @@ class Store:
         """
         view = copy.copy(self)
         view._sees = sees
+        return view
+
+    def as_of_now(self) -> Store:
+        """Return a view for one request: it has what is in the store now, and may not see what comes later.
+
+        A bucket is asked once whether anything changed, by the first call that needs it.
+        """
+        view = copy.copy(self)
+        view._since = time.monotonic()
         return view
 
     # ------------------------------------------------------------------ publish
@@ -140,7 +154,7 @@ class Store:
         found: list[int] = []
 
         def earlier() -> int | None:
-            found[:] = [a.version for a in self._readable(manifest.name) if a.digest == digest]
+            found[:] = [record.number for record in self._of(manifest.name) if record.digest == digest]
             return next(iter(found), None)
 
         number = self._backend.publish(
@@ -149,7 +163,11 @@ class Store:
             earlier,
             admit,
         )
-        artefact = self._admitted(self._artefact(manifest.name, number))
+        artefact = self._artefact(manifest.name, number)
+        if not found:
+            self._index.published(artefact)
+            self._backend.tell()
+        self._admitted(artefact)
         if found:
             self._backend.restore(artefact, files)
         return artefact
@@ -211,24 +229,32 @@ class Store:
         name, number, digest = parse_reference(reference)
         numbers = self.numbers(name)
         if digest is not None:
-            numbers = [a.version for a in self._readable(name) if a.digest == digest]
+            numbers = [record.number for record in self._of(name) if record.digest == digest]
         elif number is not None:
             numbers = [n for n in numbers if n == number]
         if not numbers:
-            known = ", ".join(str(n) for n in self.numbers(name))
+            known = some([str(n) for n in self.numbers(name)])
             raise ReferenceNotFound(
                 f"'{reference}' is not in the store; "
                 + (
                     f"'{name}' has the versions {known}"
                     if known
-                    else f"names: {', '.join(self.names()) or 'none'}"
+                    else f"names: {some(self.names()) or 'none'}"
                 )
             )
         if number is None and digest is None:
-            numbers = [n for n in numbers if not self._is_withdrawn(name, n)] or numbers
+            withdrawn = self._backend.listed(name, self._now()).withdrawn
+            in_force = [n for n in numbers if n not in withdrawn] if withdrawn else numbers[:]
+            # Another process may have withdrawn it since.
+            while in_force and self._is_withdrawn(name, in_force[-1]):
+                in_force.pop()
+            numbers = in_force or numbers
             # Newest first: the signatures of the versions before it are not read.
             numbers = [next((n for n in reversed(numbers) if self._is_trusted(name, n)), numbers[-1])]
-        artefact = self._admitted(self._artefact(name, numbers[-1]))
+        artefact = self._artefact(name, numbers[-1])
+        if digest is not None and artefact.digest != digest:
+            return self.open(reference, verify=verify)
+        artefact = self._admitted(artefact)
         if verify:
             artefact.verify(self._operators)
         return artefact
@@ -244,51 +270,150 @@ class Store:
             KindMismatch: it is of another kind.
             ReferenceNotFound, ArtefactWithdrawn, ArtefactUntrusted, ArtefactDamaged: as `open`.
         """
-        for artefact in self._all():
-            if artefact.digest == digest:
-                found = self._admitted(artefact)
-                return found if kind is None else found.expect(kind)
-        raise ReferenceNotFound(f"'{digest}' is not in the store; publish or copy that artefact first")
+        record = self.locate(digest)
+        if record is not None and self._artefact(record.name, record.number).digest != digest:
+            # The index was of another content; what was read has corrected it.
+            record = self.locate(digest)
+        if record is None:
+            raise ReferenceNotFound(f"'{digest}' is not in the store; publish or copy that artefact first")
+        found = self._admitted(self._artefact(record.name, record.number))
+        return found if kind is None else found.expect(kind)
 
     def find(self, name: str, digest: str) -> Artefact | None:
         """The readable version of a name with this digest, withdrawn or not, unverified; None without one."""
-        return next((artefact for artefact in self._readable(name) if artefact.digest == digest), None)
+        record = self.locate(digest)
+        with suppress(ArtefactDamaged, UnknownKind):
+            return None if record is None or record.name != name else self._artefact(name, record.number)
+        return None
 
     # ------------------------------------------------------------------ list
 
     def names(self) -> list[str]:
         """List the names that have a version, sorted."""
-        return [name for name in self._backend.names() if self._sees is None or self.numbers(name)]
+        surveyed, sees = self._backend.survey(self._now()), self._sees
+        if sees is None:
+            return list(surveyed)
+        return [name for name, listed in surveyed.items() if self._visible(name, listed.numbers, sees)]
 
     def numbers(self, name: str) -> list[int]:
         """List the version numbers of a name, also damaged and withdrawn ones; empty for an unknown name."""
-        numbers = self._backend.numbers(name)
-        return numbers if self._sees is None else self._visible(name, numbers, self._sees)
+        numbers = self._backend.listed(name, self._now()).numbers
+        return list(numbers) if self._sees is None else self._visible(name, numbers, self._sees)
+
+    def records(self) -> list[Record]:
+        """List what lineage needs of every readable version, by name and number, from the index."""
+        found = self._index.complete(self._now())
+        return (
+            list(found)
+            if self._sees is None
+            else [each for each in found if not self._hides(each.adapted_to)]
+        )
+
+    def shared(self) -> tuple[str, ...]:
+        """List the names with a version that is neither a part nor adapted to a hospital, sorted."""
+        return self._index.shared(self._now())
+
+    def locate(self, digest: str, *, thorough: bool = True) -> Record | None:
+        """Find the version with this digest, withdrawn or not; None if there is none.
+
+        Without `thorough`, one that was copied into the store by hand may be found a second late.
+        """
+        record = self._index.find(digest, self._now(), thorough=thorough)
+        return None if record is None or self._hides(record.adapted_to) else record
+
+    def made_by(self, name: str, run: str) -> Artefact | None:
+        """Find the first version of a name that this run, or this job, made, withdrawn or not."""
+        for record in self._of(name):
+            if record.run == run:
+                return self._artefact(name, record.number)
+        return None
+
+    def version(self, name: str, number: int) -> Version:
+        """Look at one version, withdrawn or not.
+
+        Raises:
+            ReferenceNotFound: it is not in the store.
+            ArtefactDamaged, UnknownKind: its manifest or its tombstone cannot be read.
+        """
+        if number not in self.numbers(name):
+            raise ReferenceNotFound(f"'{name}@{number}' is not in the store")
+        artefact = self._artefact(name, number)
+        return Version(artefact, self.tombstone(name, number), self.flagged(artefact))
 
     def versions(self, name: str) -> list[Version]:
         """List every readable version of a name, oldest first, including withdrawn ones.
 
         Raises ReferenceNotFound for an unknown name, and the first version's error if no version is readable.
         """
-        if not self.numbers(name):
-            raise ReferenceNotFound(
-                f"'{name}' is not in the store; names: {', '.join(self.names()) or 'none'}"
-            )
-        unreadable = self.unreadable(name)
-        artefacts = [a for a in self._readable(name) if a.version not in unreadable]
-        if not artefacts:
-            raise next(iter(unreadable.values()))
-        known = self._by_digests()
-        return [Version(a, self.tombstone(a.name, a.version), self._flags(a, known)) for a in artefacts]
+        numbers = self.numbers(name)
+        if not numbers:
+            raise self._unknown(name)
+        found, unreadable = [], []
+        for number in numbers:
+            try:
+                found.append(self.version(name, number))
+            except StoreError as error:
+                unreadable.append(error)
+        if not found:
+            raise unreadable[0]
+        return found
 
     def flagged(self, artefact: Artefact) -> tuple[str, ...]:
         """List the withdrawn artefacts (`name@version`) that an artefact descends from."""
-        return self._flags(artefact, self._by_digests()) if artefact.ancestors() else ()
+        reached: dict[str, Record] = {}
+        seen: set[str] = set()
+        left = [*artefact.ancestors()]
+        while left:
+            digest = left.pop()
+            if digest in seen:
+                continue
+            seen.add(digest)
+            record = self.locate(digest, thorough=False)
+            if record is not None:
+                reached[digest] = record
+                left += record.ancestors
+        return tuple(
+            str(record)
+            for record in sorted(reached.values(), key=lambda each: (each.name, each.number))
+            if self._is_withdrawn(record.name, record.number)
+        )
 
-    def unreadable(self, name: str) -> dict[int, StoreError]:
-        """Map each version with an unreadable manifest or tombstone to its error. Listings leave it out."""
+    def newest(self, name: str) -> tuple[Version, bool, Record]:
+        """Look at the newest readable version that is not withdrawn, else at the newest readable one.
+
+        Returns:
+            (version, whether it is not withdrawn, record of the newest readable version).
+
+        Raises ReferenceNotFound for an unknown name, and the newest version's error if none is readable.
+        """
+        numbers = self.numbers(name)
+        if not numbers:
+            raise self._unknown(name)
+        withdrawn = self._backend.listed(name, self._now()).withdrawn
+        last: tuple[Version, Record] | None = None
+        errors: list[StoreError] = []
+        for number in reversed(numbers):
+            if last is not None and number in withdrawn:
+                continue
+            try:
+                version = self.version(name, number)
+            except StoreError as error:
+                errors.append(error)
+                continue
+            last = last or (version, Record.of(version.artefact))
+            if version.withdrawn is None:
+                return version, True, last[1]
+        if last is None:
+            raise errors[0]
+        return last[0], False, last[1]
+
+    def unreadable(self, name: str, numbers: Sequence[int] | None = None) -> dict[int, StoreError]:
+        """Map each version with an unreadable manifest or tombstone to its error. Listings leave it out.
+
+        `numbers` are the versions to look at, all of them when None.
+        """
         found: dict[int, StoreError] = {}
-        for number in self.numbers(name):
+        for number in self.numbers(name) if numbers is None else numbers:
             try:
                 self._artefact(name, number)
                 self.tombstone(name, number)
@@ -296,20 +421,21 @@ class Store:
                 found[number] = error
         return found
 
-    def descendants(self, digest: str) -> list[Artefact]:
+    def descendants(self, digest: str) -> list[Record]:
         """List every artefact composed of or made from the one with this digest, transitively."""
-        found: list[Artefact] = []
-        reached = {digest}
-        everything = list(self._all())
-        grown = True
-        while grown:
-            grown = False
-            for artefact in everything:
-                if artefact.digest not in reached and reached & artefact.ancestors():
-                    reached.add(artefact.digest)
-                    found.append(artefact)
-                    grown = True
-        return found
+        children: dict[str, list[Record]] = {}
+        for record in self.records():
+            for ancestor in record.ancestors:
+                children.setdefault(ancestor, []).append(record)
+        found: list[Record] = []
+        reached, left = {digest}, [digest]
+        while left:
+            for child in children.get(left.pop(), ()):
+                if child.digest not in reached:
+                    reached.add(child.digest)
+                    left.append(child.digest)
+                    found.append(child)
+        return sorted(found, key=lambda each: (each.name, each.number))
 
     def tombstone(self, name: str, version: int) -> Tombstone | None:
         """Read the tombstone of a version; None if it was not withdrawn.
@@ -317,7 +443,7 @@ class Store:
         Raises ArtefactDamaged if the tombstone cannot be read.
         """
         try:
-            content = self._backend.tombstone(name, version)
+            content = self._backend.tombstone(name, version, self._now())
             return None if content is None else Tombstone.model_validate_json(content)
         except (OSError, ValidationError) as error:
             raise ArtefactDamaged(
@@ -327,13 +453,14 @@ class Store:
 
     # ------------------------------------------------------------------ withdraw, prune
 
-    def withdraw(self, reference: str, *, actor: str, reason: str) -> list[Artefact]:
+    def withdraw(self, reference: str, *, actor: str, reason: str) -> list[Record]:
         """Withdraw a version, which then no longer opens. Returns the descendants that are now flagged."""
         if not actor.strip() or not reason.strip():
             raise PublishRefused(f"withdrawing '{reference}' needs an actor and a reason, found an empty one")
         artefact = self.open(reference, verify=False)
         tombstone = Tombstone(actor=actor, reason=reason, time=datetime.now(UTC))
         self._backend.bury(artefact.name, artefact.version, tombstone.model_dump_json().encode())
+        self._backend.tell()
         return self.descendants(artefact.digest)
 
     def prune(self) -> list[str]:
@@ -341,58 +468,56 @@ class Store:
 
         Manifests and tombstones of withdrawn versions are kept, so their history stays readable.
         """
-        return self._backend.prune([a for a in self._all() if self._is_withdrawn(a.name, a.version)])
+        withdrawn = []
+        for record in self.records():
+            if self._is_withdrawn(record.name, record.number):
+                with suppress(ArtefactDamaged, UnknownKind):
+                    withdrawn.append(self._artefact(record.name, record.number))
+        return self._backend.prune(withdrawn)
 
     # ------------------------------------------------------------------ inside
 
     def _artefact(self, name: str, number: int) -> Artefact:
-        if (name, number) not in self._known:
-            self._known[name, number] = self._backend.artefact(name, number)
-        return self._known[name, number]
+        """Read a version. Raises ArtefactDamaged, UnknownKind, and ReferenceNotFound for a hidden one."""
+        artefact = self._index.artefact(name, number)
+        # The index may have been of another content: what was just read counts.
+        if self._hides(artefact.manifest.adapted_to):
+            raise ReferenceNotFound(f"'{name}@{number}' is not in the store")
+        return artefact
 
-    def _visible(self, name: str, numbers: list[int], sees: Callable[[str], bool]) -> list[int]:
+    def _hides(self, hospital: str | None) -> bool:
+        return hospital is not None and self._sees is not None and not self._sees(hospital)
+
+    def _unknown(self, name: str) -> ReferenceNotFound:
+        return ReferenceNotFound(f"'{name}' is not in the store; names: {some(self.names()) or 'none'}")
+
+    def _now(self) -> float:
+        return time.monotonic() if self._since is None else self._since
+
+    def _visible(self, name: str, numbers: Sequence[int], sees: Callable[[str], bool]) -> list[int]:
         hidden, readable = set(), set()
         for number in numbers:
-            with suppress(ArtefactDamaged, UnknownKind):
-                manifest = self._artefact(name, number).manifest
+            record = self._index.record(name, number)
+            if record is not None:
                 readable.add(number)
-                hospital = manifest.adapted_to
-                if hospital is not None and not sees(hospital):
+                if record.adapted_to is not None and not sees(record.adapted_to):
                     hidden.add(number)
         return [n for n in numbers if n not in hidden] if readable - hidden else []
 
-    def _all(self) -> Iterator[Artefact]:
-        for name in self.names():
-            yield from self._readable(name)
-
-    def _readable(self, name: str) -> Iterator[Artefact]:
+    def _of(self, name: str) -> Iterator[Record]:
         """Yield the readable versions: one damaged manifest must not make the whole store unusable."""
-        for number in self.numbers(name):
-            with suppress(ArtefactDamaged, UnknownKind):
-                yield self._artefact(name, number)
-
-    def _flags(self, artefact: Artefact, known: Mapping[str, Artefact]) -> tuple[str, ...]:
-        """List the withdrawn ancestors of an artefact, the inverse of `descendants`."""
-        reached: set[str] = set()
-        left = {*artefact.ancestors()}
-        while left:
-            digest = left.pop()
-            reached.add(digest)
-            if digest in known:
-                left |= known[digest].ancestors() - reached
-        return tuple(
-            str(a)
-            for digest, a in known.items()
-            if digest in reached and self._is_withdrawn(a.name, a.version)
-        )
-
-    def _by_digests(self) -> dict[str, Artefact]:
-        return {artefact.digest: artefact for artefact in self._all()}
+        numbers = self.numbers(name)
+        if len(numbers) > _MANY:
+            self._index.load()
+        for number in numbers:
+            record = self._index.record(name, number)
+            if record is not None:
+                yield record
 
     def _is_withdrawn(self, name: str, version: int) -> bool:
         # An unreadable tombstone is one, too.
         with suppress(OSError):
-            return self._backend.tombstone(name, version) is not None
+            return self._backend.tombstone(name, version, self._now()) is not None
         return True
 
     def _is_trusted(self, name: str, version: int) -> bool:
@@ -419,6 +544,12 @@ class Store:
             self.signed_by(artefact)
             self._signed.add(artefact.digest)
         return artefact
+
+
+def some(names: Sequence[str]) -> str:
+    """Name the last of them, for a message: a store may have thousands."""
+    shown = ", ".join(names[-_MOST_NAMED:])
+    return shown if len(names) <= _MOST_NAMED else f"{len(names)}, the last of them {shown}"
 
 
 def located(location: Path | str) -> Path | str:

@@ -47,6 +47,8 @@ class ServiceContext:
 
         Its scans are in work and in the queue by its share.
         """
-        store = self.store if caller.hospitals is None else self.store.visible_to(caller.sees)
+        store = self.store.as_of_now()
+        if caller.hospitals is not None:
+            store = store.visible_to(caller.sees)
         database, admission = self.database.for_caller(caller), self.admission.for_share(caller.share)
         return replace(self, store=store, database=database, admission=admission)

@@ -18,6 +18,8 @@ MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 _NAME, _DIGEST = MODEL_NAME[1:-1], "sha256:[0-9a-f]{64}"
 VERSION = rf"^({_DIGEST}|{_NAME}@({_DIGEST}|[1-9][0-9]{{0,8}}))$"
 
+DIGEST = rf"^{_DIGEST}$"
+
 COHORT_ID = r"^[0-9a-f]{32}$"
 JOB_ID = r"^[0-9a-f]{32}$"
 # PS3.5 9.1; leading zeros are accepted, because scanners write them.
@@ -37,6 +39,7 @@ KeyName = Annotated[
 IN_WORDS = {
     HOSPITAL_ID: "letters, digits, `-` and `_`, 64 at most, of which the first is a letter or a digit",
     MODEL_NAME: "a model's name: letters, digits, `-`, `_` and `.`, 128 at most, without a version",
+    DIGEST: "sha256: and 64 hexadecimal digits",
     VERSION: "a number, sha256:… or name@3",
     PRINTABLE: "a text without control characters",
     PRINTABLE_LINES: "a text without control characters other than line breaks and tabs",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
 from sqlalchemy.orm import Session
 
+from model_store.errors import StoreError
 from model_store.store import Store, Version
 from service.catalog.version import NewVersions, require_name
 from service.database import Assignment
@@ -52,24 +54,21 @@ def serving(
     """
     when = datetime.now(UTC) if at is None else at
     require_name(store, model)
-    versions = store.versions(model)
-    offered = [v for v in versions if v.artefact.published <= when and not _withdrawn(v, when)]
-    newest = offered[-1] if offered else None
+    newest = _newest(store, model, when)
     entry = assignments.assignment(session, hospital, model, at)
     # Until its next scan, the log of a hospital that is served new versions has the version of its last one.
     ahead = entry is not None and entry.by_default and new_versions == "serve" and at is None
     if entry is not None and not ahead:
         name = entry.artefact or model
-        own = versions if name == model else store.versions(name)
-        meant = [version for version in own if version.artefact.digest == entry.digest]
+        meant = _meant(store, name, entry.digest)
         return ServedVersion(
             name,
             entry.version,
             entry.digest,
             "kept" if entry.by_default else "assigned",
-            any(_withdrawn(version, when) for version in meant),
+            meant is not None and _withdrawn(meant, when),
             entry,
-            meant[-1].flagged if meant else (),
+            () if meant is None else meant.flagged,
             _newer(newest, entry, meant),
         )
     if newest is None:
@@ -79,11 +78,40 @@ def serving(
     )
 
 
-def _newer(newest: Version | None, entry: Assignment, meant: list[Version]) -> int | None:
+def _newest(store: Store, model: str, when: datetime) -> Version | None:
+    """The newest version that was published by then and not withdrawn.
+
+    Raises the error of the newest version if no version is readable.
+    """
+    unreadable: list[StoreError] = []
+    numbers = store.numbers(model)
+    for number in reversed(numbers):
+        try:
+            version = store.version(model, number)
+        except StoreError as error:
+            unreadable.append(error)
+            continue
+        if version.artefact.published <= when and not _withdrawn(version, when):
+            return version
+    if unreadable and len(unreadable) == len(numbers):
+        raise unreadable[0]
+    return None
+
+
+def _meant(store: Store, name: str, digest: str) -> Version | None:
+    record = store.locate(digest)
+    if record is None or record.name != name:
+        return None
+    with suppress(StoreError):
+        return store.version(name, record.number)
+    return None
+
+
+def _newer(newest: Version | None, entry: Assignment, meant: Version | None) -> int | None:
     """The number of the model's newest version, if it was published after the one that serves."""
     if newest is None or newest.artefact.digest == entry.digest:
         return None
-    serves = meant[-1].artefact.published if meant else entry.at
+    serves = entry.at if meant is None else meant.artefact.published
     return newest.artefact.version if newest.artefact.published > serves else None
 
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
 from model_store.reference import parse_reference
-from model_store.store import Store
+from model_store.store import Store, some
 from model_store.task import TaskKind
 from service.catalog.adapted import adapted_for, resolve_adaptable
 from service.database import Assignment, Database
@@ -82,7 +82,7 @@ class ResolvedVersion:
 def offered_names(store: Store) -> list[str]:
     """Names a request may ask for: those with a version that opens, neither a part nor one hospital's own."""
     names = []
-    for name in store.names():
+    for name in store.shared():
         try:
             newest = store.open(name, verify=False)
         except StoreError:
@@ -95,7 +95,7 @@ def offered_names(store: Store) -> list[str]:
 def require_name(store: Store, name: str) -> None:
     """Raises ReferenceNotFound for a name nothing was published under; it says which may be asked for."""
     if not store.numbers(name):
-        known = ", ".join(offered_names(store)) or "nothing yet"
+        known = some(offered_names(store)) or "nothing yet"
         raise ReferenceNotFound(f"'{name}' is not in the store, which offers: {known}")
 
 
@@ -249,7 +249,7 @@ def _only_model(store: Store, kind: TaskKind | None) -> str:
     chosen = fitting or names
     if len(chosen) != 1:
         detail = (
-            f"The store offers {len(chosen)} models, so `model` must name one: {', '.join(chosen)}."
+            f"The store offers {len(chosen)} models, so `model` must name one: {some(chosen)}."
             if chosen
             else "The store offers no model; publish one, for example with `python -m training.federate`."
         )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from service.cohorts.files import COHORTS, CohortFolder, ScanFile
@@ -74,17 +74,28 @@ def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = Fals
     return found
 
 
-def listed(session: Session, hospital: str) -> list[Cohort]:
-    """List the hospital's cohorts that are not deleted, newest first. Raises HospitalUnknown."""
+def listed(session: Session, hospital: str, limit: int, after: str | None = None) -> list[Cohort]:
+    """List the hospital's cohorts that are not deleted, newest first, after the one with the id `after`.
+
+    Raises HospitalUnknown, CohortUnknown.
+    """
     require_hospital(session, hospital)
     query = select(Cohort).where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))
-    return list(session.scalars(query.order_by(Cohort.created_at.desc(), Cohort.id)))
+    if after is not None:
+        last = get(session, hospital, after)
+        earlier = or_(Cohort.created_at < last.created_at, Cohort.id > last.id)
+        query = query.where(Cohort.created_at <= last.created_at, earlier)
+    return list(session.scalars(query.order_by(Cohort.created_at.desc(), Cohort.id).limit(limit)))
 
 
-def scans(session: Session, cohort_id: str) -> list[CohortScan]:
-    """List the cohort's scans, by name."""
+def scans(
+    session: Session, cohort_id: str, limit: int | None = None, after: str | None = None
+) -> list[CohortScan]:
+    """List the cohort's scans, by name, after the name `after`."""
     query = select(CohortScan).where(CohortScan.cohort == cohort_id)
-    return list(session.scalars(query.order_by(CohortScan.name)))
+    if after is not None:
+        query = query.where(CohortScan.name > after)
+    return list(session.scalars(query.order_by(CohortScan.name).limit(limit)))
 
 
 def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> ScanFile:

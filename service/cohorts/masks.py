@@ -5,7 +5,7 @@ Two scans may have masks of the same bytes (such as empty ones): a file is delet
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -26,6 +26,12 @@ class DecodedMask:
 
     format: str
     label_values: list[int]
+
+
+def of_scans(session: Session, scans: Sequence[CohortScan]) -> dict[int, CohortMask]:
+    """Return the masks of some scans, by the id of the scan."""
+    query = select(CohortMask).where(CohortMask.scan.in_([scan.id for scan in scans]))
+    return {mask.scan: mask for mask in session.scalars(query)}
 
 
 def of_cohort(session: Session, cohort_id: str) -> dict[str, CohortMask]:

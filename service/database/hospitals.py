@@ -14,9 +14,12 @@ from service.database.models import Hospital
 from service.errors import HospitalUnknown
 
 
-def visible_hospitals(session: Session) -> list[Hospital]:
-    """List the registered hospitals that the caller may see, by id."""
-    return list(session.scalars(select(Hospital).where(_visible(session)).order_by(Hospital.id)))
+def visible_hospitals(session: Session, limit: int | None = None, after: str | None = None) -> list[Hospital]:
+    """List the registered hospitals that the caller may see, by id, after the id `after`."""
+    query = select(Hospital).where(_visible(session))
+    if after is not None:
+        query = query.where(Hospital.id > after)
+    return list(session.scalars(query.order_by(Hospital.id).limit(limit)))
 
 
 def require_visible(session: Session, hospital: str) -> None:

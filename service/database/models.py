@@ -292,6 +292,9 @@ class Job(Base):
     __table_args__ = (
         UniqueConstraint("hospital", "idempotency_key"),
         Index("ix_job_state_created_at", "state", "created_at"),
+        Index("ix_job_created_at_id", "created_at", "id"),
+        Index("ix_job_hospital_created_at", "hospital", "created_at"),
+        Index("ix_job_kind_state", "kind", "state"),
     )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -315,7 +318,7 @@ class Job(Base):
     gate: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     candidate_name: Mapped[str | None] = mapped_column(String(200))
     candidate_version: Mapped[int | None]
-    candidate_digest: Mapped[str | None] = mapped_column(String(71))
+    candidate_digest: Mapped[str | None] = mapped_column(String(71), index=True)
     reason: Mapped[str | None] = mapped_column(Text)
 
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
@@ -326,7 +329,7 @@ class Job(Base):
     queued_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     retry_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime, index=True)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import Header, Path
-from pydantic import StringConstraints
+from fastapi import Header, Path, Query
+from pydantic import BaseModel, Field, StringConstraints
 
 from service.validation import COHORT_ID, HOSPITAL_ID, JOB_ID, MODEL_NAME, PRINTABLE, PRINTABLE_LINES
 
@@ -26,6 +26,16 @@ ScanName = Annotated[
         description="The client's own name for the scan. No file is stored under it.",
     ),
 ]
+
+MOST_LISTED = 1000
+Limit = Annotated[int, Query(ge=1, le=MOST_LISTED, description="Entries of a page at most.")]
+
+
+class Page(BaseModel):
+    """A part of a list."""
+
+    next: str | None = Field(description="Sent as `after`, it asks for the next page; null on the last one.")
+
 
 Text = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200, pattern=PRINTABLE)

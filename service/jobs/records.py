@@ -162,9 +162,16 @@ def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job
 
 
 def listed(
-    session: Session, hospital: str | None = None, state: JobState | None = None, limit: int = 100
+    session: Session,
+    hospital: str | None = None,
+    state: JobState | None = None,
+    limit: int = 100,
+    after: str | None = None,
 ) -> list[Job]:
-    """List jobs, newest first, of the hospitals that the caller may see."""
+    """List jobs, newest first, of the hospitals that the caller may see.
+
+    `after` is the id of a job: only those after it in this order are listed. Raises JobUnknown.
+    """
     query = select(Job)
     visible = caller_of(session).hospitals
     if visible is not None:
@@ -174,6 +181,11 @@ def listed(
         query = query.where(Job.hospital == hospital)
     if state is not None:
         query = query.where(Job.state == state)
+    if after is not None:
+        last = get(session, after)
+        # The first condition lets a database start in the index.
+        query = query.where(Job.created_at <= last.created_at)
+        query = query.where(or_(Job.created_at < last.created_at, Job.id > last.id))
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id).limit(limit)))
 
 

@@ -6,18 +6,18 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.scan import list_formats
 from service.cohorts import cohorts
 from service.cohorts.intake import take_in
-from service.cohorts.masks import of_cohort
+from service.cohorts.masks import of_scans
 from service.context import ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
 from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsOperator
-from service.http.parameters import CohortId, HospitalId, ScanName, Text
+from service.http.parameters import MOST_LISTED, CohortId, HospitalId, Limit, Page, ScanName, Text
 from service.http.problems import problem_responses
 from service.http.uploads.receive import (
     UploadLimits,
@@ -30,6 +30,7 @@ from service.routes import masks
 from service.routes.display import displayed
 from service.routes.masks import STORED, MaskView, Output, mask_view
 from service.settings import scan_limits
+from service.validation import COHORT_ID, PRINTABLE
 
 router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
 # First: a scan's name may have any part of a path in it, but does not end in /mask.
@@ -66,7 +67,7 @@ class CohortView(BaseModel):
     deleted_at: datetime | None = Field(description="When the scans were deleted.")
 
 
-class CohortList(BaseModel):
+class CohortList(Page):
     """The hospital's cohorts that still have their scans, newest first."""
 
     cohorts: list[CohortView]
@@ -83,8 +84,8 @@ class ScanView(BaseModel):
     mask: MaskView | None = Field(None, description="The scan's mask; null without one.")
 
 
-class ScanList(BaseModel):
-    """The received scans; a client that was cut off sends the others."""
+class ScanList(Page):
+    """The received scans by name; a client that was cut off sends the others."""
 
     cohort: str
     scans: list[ScanView]
@@ -104,12 +105,23 @@ def create_cohort(
 
 
 @router.get("/hospitals/{hospital}/cohorts", responses=problem_responses(404, 422))
-def list_cohorts(context: AsOperator, hospital: HospitalId) -> CohortList:
+def list_cohorts(
+    context: AsOperator,
+    hospital: HospitalId,
+    after: Annotated[
+        str | None, Query(pattern=COHORT_ID, description="Id of a cohort: list those made before it.")
+    ] = None,
+    limit: Limit = 200,
+) -> CohortList:
     """List the cohorts that still have their scans."""
     with context.database.read() as session:
-        found = cohorts.listed(session, hospital)
-        totals = cohorts.totals(session, [cohort.id for cohort in found])
-    return CohortList(cohorts=[_view(cohort, totals.get(cohort.id, (0, 0))) for cohort in found])
+        found = cohorts.listed(session, hospital, limit + 1, after)
+        page = found[:limit]
+        totals = cohorts.totals(session, [cohort.id for cohort in page])
+    return CohortList(
+        cohorts=[_view(cohort, totals.get(cohort.id, (0, 0))) for cohort in page],
+        next=page[-1].id if len(found) > limit else None,
+    )
 
 
 @router.get("/hospitals/{hospital}/cohorts/{cohort}", responses=problem_responses(404, 422))
@@ -129,12 +141,27 @@ def delete_cohort(context: AsOperator, hospital: HospitalId, cohort: CohortId) -
 
 
 @router.get("/hospitals/{hospital}/cohorts/{cohort}/scans", responses=problem_responses(404, 410, 422))
-def list_scans(context: AsOperator, hospital: HospitalId, cohort: CohortId) -> ScanList:
+def list_scans(
+    context: AsOperator,
+    hospital: HospitalId,
+    cohort: CohortId,
+    after: Annotated[
+        str | None,
+        Query(min_length=1, max_length=200, pattern=PRINTABLE, description="List the names after this."),
+    ] = None,
+    limit: Limit = MOST_LISTED,
+) -> ScanList:
     """List the received scans with their digests."""
     with context.database.read() as session:
         cohorts.usable(session, hospital, cohort)
-        rows, drawn = cohorts.scans(session, cohort), of_cohort(session, cohort)
-    return ScanList(cohort=cohort, scans=[_scan_view(row, drawn.get(row.name)) for row in rows])
+        found = cohorts.scans(session, cohort, limit + 1, after)
+        page = found[:limit]
+        drawn = of_scans(session, page)
+    return ScanList(
+        cohort=cohort,
+        scans=[_scan_view(row, drawn.get(row.id)) for row in page],
+        next=page[-1].name if len(found) > limit else None,
+    )
 
 
 @router.put(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -17,8 +17,9 @@ from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
 from service.http.dependencies import AsAdmin, AsReader, actor_of
-from service.http.parameters import HospitalId, Reason, Text
+from service.http.parameters import MOST_LISTED, HospitalId, Limit, Page, Reason, Text
 from service.http.problems import problem_responses
+from service.validation import HOSPITAL_ID
 
 router = APIRouter(tags=["hospitals"], route_class=AuditedRoute)
 
@@ -50,17 +51,24 @@ class HospitalView(BaseModel):
     updated_at: datetime
 
 
-class HospitalList(BaseModel):
-    """All visible hospitals, by id."""
+class HospitalList(Page):
+    """The visible hospitals, by id."""
 
     hospitals: list[HospitalView]
 
 
 @router.get("/hospitals", responses=problem_responses(422))
-def list_hospitals(context: AsReader) -> HospitalList:
-    """List every registered hospital."""
+def list_hospitals(
+    context: AsReader,
+    after: Annotated[str | None, Query(pattern=HOSPITAL_ID, description="List the ids after this.")] = None,
+    limit: Limit = MOST_LISTED,
+) -> HospitalList:
+    """List the registered hospitals."""
     with context.database.read() as session:
-        return HospitalList(hospitals=[_view(row) for row in visible_hospitals(session)])
+        found = visible_hospitals(session, limit + 1, after)
+        page = found[:limit]
+        more = len(found) > limit
+        return HospitalList(hospitals=[_view(row) for row in page], next=page[-1].id if more else None)
 
 
 @router.get("/hospitals/{hospital}", responses=problem_responses(404, 422))

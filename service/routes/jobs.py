@@ -8,7 +8,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel
 from starlette.responses import HTMLResponse
 
 from service.adaptation.card.page import render
@@ -19,37 +18,42 @@ from service.errors import JobStillRunning
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
 from service.http.origins import self_contained
-from service.http.parameters import JobId
+from service.http.parameters import JobId, Limit, Page
 from service.http.problems import Problem, problem_responses
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.followers import Follower
 from service.jobs.results import read_result
 from service.jobs.views import JobSummary, JobView, summary
-from service.validation import HOSPITAL_ID
+from service.validation import HOSPITAL_ID, JOB_ID
 
 router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
-class JobList(BaseModel):
+class JobList(Page):
     """Jobs, newest first."""
 
     jobs: list[JobSummary]
 
 
-@router.get("/jobs", responses=problem_responses(422))
+@router.get("/jobs", responses=problem_responses(404, 422))
 def list_jobs(
     context: AsReader,
     hospital: Annotated[str | None, Query(pattern=HOSPITAL_ID)] = None,
     state: Annotated[JobState | None, Query()] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[
+        str | None, Query(pattern=JOB_ID, description="Id of a job: list those before it in time.")
+    ] = None,
+    limit: Limit = 100,
 ) -> JobList:
     """List the newest jobs, optionally of one hospital or in one state."""
     with context.database.read() as session:
-        found = records.listed(session, hospital, state, limit)
-        return JobList(jobs=[summary(session, job) for job in found])
+        found = records.listed(session, hospital, state, limit + 1, after)
+        page = found[:limit]
+        more = len(found) > limit
+        return JobList(jobs=[summary(session, job) for job in page], next=page[-1].id if more else None)
 
 
 @router.get("/jobs/{job}", responses=problem_responses(404, 422))

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
 from model_store.artefact import Artefact
-from model_store.errors import ReferenceNotFound
-from model_store.store import Store, Tombstone, Version
+from model_store.errors import ReferenceNotFound, StoreError
+from model_store.index import Record
+from model_store.store import Store, Tombstone, Version, some
 from service.catalog.adapted import adapted_for
 from service.catalog.parts import personalizations
 from service.catalog.version import route_of
 from service.context import ServiceContext
+from service.errors import RequestInvalid
 from service.http.dependencies import InCatalogue, InReports
 from service.http.origins import self_contained
-from service.http.parameters import ModelName, VersionNumber
+from service.http.parameters import Limit, ModelName, Page, VersionNumber
 from service.http.problems import problem_responses
 from service.kinds import DESCRIPTION, adaptation_by_masks, adaptation_of, kind_of
+from service.validation import DIGEST, HOSPITAL_ID, MODEL_NAME
 
 router = APIRouter(tags=["models"])
+
+# For one page: names that are looked at, and versions of a name that are read to find damage.
+_MOST_VISITED, _MOST_READ = 1000, 20
+
+Adapted = Annotated[
+    bool | None,
+    Query(description="`false`: only what the federation made; `true`: only what was adapted to a hospital."),
+]
+AdaptedTo = Annotated[
+    str | None, Query(pattern=HOSPITAL_ID, description="Only what was adapted to this hospital.")
+]
 
 
 class VersionSummary(BaseModel):
@@ -71,15 +88,20 @@ class UnreadableModel(BaseModel):
     detail: str
 
 
-class ModelList(BaseModel):
-    """The models that the store offers. Parts of a composite are not offered on their own."""
+class ModelList(Page):
+    """The models that the store offers, by name. Parts of a composite are not offered on their own.
+
+    A page may have fewer models than `limit` asks for, also none, and be followed by others.
+    """
 
     models: list[ModelSummary]
-    unreadable: list[UnreadableModel]
+    unreadable: list[UnreadableModel] = Field(
+        description=f"Among the newest {_MOST_READ} versions of each name of the page."
+    )
 
 
-class ModelDetail(ModelSummary):
-    """A model with all its versions, oldest first."""
+class ModelDetail(ModelSummary, Page):
+    """A model with its versions, oldest first."""
 
     part_of: str | None
     versions: list[VersionSummary]
@@ -119,38 +141,66 @@ class LineageVersion(VersionSummary):
     report: bool = Field(description="Whether the report of its run is here for this caller.")
 
 
-class LineageView(BaseModel):
+class LineageView(Page):
     """The versions of the store, oldest first; parts of composites and withdrawn versions are included."""
 
     versions: list[LineageVersion]
 
 
 @router.get("/models", responses=problem_responses(422))
-def list_models(context: InCatalogue) -> ModelList:
+def list_models(
+    context: InCatalogue,
+    adapted: Adapted = None,
+    hospital: AdaptedTo = None,
+    after: Annotated[str | None, Query(pattern=MODEL_NAME, description="List the names after this.")] = None,
+    limit: Limit = 200,
+) -> ModelList:
     """List the models that a request can name; one adapted to a hospital needs its version."""
+    store, wanted = context.store, _filter(adapted, hospital)
+    last = {record.name: record for record in store.records()}
+    everything = adapted is None and hospital is None
+    # Nothing is known of a name without a readable version.
+    names = [name for name in store.names() if (wanted(last[name]) if name in last else everything)]
+    visited = names[0 if after is None else bisect_right(names, after) :]
     models: list[ModelSummary] = []
     unreadable: list[UnreadableModel] = []
-    for name in context.store.names():
-        damaged = context.store.unreadable(name)
+    following: str | None = None
+    for count, name in enumerate(visited):
+        if len(models) == limit or count == _MOST_VISITED:
+            following = visited[count - 1]
+            break
+        damaged = store.unreadable(name, store.numbers(name)[-_MOST_READ:])
         unreadable += [
             UnreadableModel(name=f"{name}@{number}", detail=str(error)) for number, error in damaged.items()
         ]
-        if len(damaged) == len(context.store.numbers(name)):
-            continue
-        versions = context.store.versions(name)
-        if versions[-1].artefact.manifest.part_of is None:
-            models.append(_summary(versions))
-    return ModelList(models=models, unreadable=unreadable)
+        if name in last and last[name].part_of is None:
+            with suppress(StoreError):
+                models.append(_summary(store, name)[0])
+    return ModelList(models=models, unreadable=unreadable, next=following)
 
 
 @router.get("/models/{model}", responses=problem_responses(404, 422, 503))
-def get_model(context: InCatalogue, model: ModelName) -> ModelDetail:
-    """Return one model with all its versions."""
-    versions = context.store.versions(model)
+def get_model(
+    context: InCatalogue,
+    model: ModelName,
+    after: Annotated[
+        int | None, Query(ge=1, le=999_999_999, description="List the versions after this number.")
+    ] = None,
+    limit: Limit = 200,
+) -> ModelDetail:
+    """Return one model with its versions."""
+    store = context.store
+    summary, part_of = _summary(store, model)
+    numbers = store.numbers(model)
+    start = 0 if after is None else bisect_right(numbers, after)
+    page = numbers[start : start + limit]
+    versions = []
+    for number in page:
+        with suppress(StoreError):
+            versions.append(_version(store.version(model, number)))
+    more = start + limit < len(numbers)
     return ModelDetail(
-        **_summary(versions).model_dump(),
-        part_of=versions[-1].artefact.manifest.part_of,
-        versions=[_version(version) for version in versions],
+        **summary.model_dump(), part_of=part_of, versions=versions, next=str(page[-1]) if more else None
     )
 
 
@@ -192,41 +242,65 @@ def get_report(context: InReports, model: ModelName, version: VersionNumber) -> 
 
 
 @router.get("/lineage", responses=problem_responses(422))
-def get_lineage(context: InCatalogue) -> LineageView:
-    """List every version with what it was made from and composed of, withdrawn ones included."""
-    store = context.store
-    found = [version for name in store.names() for version in _readable(store, name)]
-    names = {version.artefact.digest: str(version.artefact) for version in found}
+def get_lineage(
+    context: InCatalogue,
+    adapted: Adapted = None,
+    hospital: AdaptedTo = None,
+    after: Annotated[
+        str | None, Query(pattern=DIGEST, description="Digest of a version: list those after it.")
+    ] = None,
+    limit: Limit = 200,
+) -> LineageView:
+    """List versions with what they were made from and composed of, withdrawn ones included."""
+    store, wanted = context.store, _filter(adapted, hospital)
+    records = sorted(filter(wanted, store.records()), key=_age)
+    start = 0
+    if after is not None:
+        last = store.locate(after)
+        if last is None:
+            raise RequestInvalid([{"field": "query.after", "reason": "no version has this digest by now"}])
+        start = bisect_right(records, _age(last), key=_age)
+    page = records[start : start + limit]
     reports = _sees_reports(context)
-    return LineageView(
-        versions=[
-            LineageVersion(
-                **_version(version).model_dump(),
-                name=artefact.name,
-                kind=manifest.kind,
-                summary=kind_of(artefact).summary,
-                part_of=manifest.part_of,
-                hospital=adapted_for(artefact),
-                method=manifest.lineage.method,
-                run=manifest.lineage.run,
-                parents=[names.get(digest, digest) for digest in manifest.lineage.parents],
-                parts=[names.get(digest, digest) for digest in manifest.references().values()],
-                report=reports and manifest.part_of is None and _has_report(store, artefact),
-            )
-            for version in sorted(found, key=lambda each: each.artefact.published)
-            for artefact in [version.artefact]
-            for manifest in [artefact.manifest]
-        ]
+    versions = []
+    for record in page:
+        with suppress(StoreError):
+            versions.append(_in_lineage(store, store.version(record.name, record.number), reports))
+    more = start + limit < len(records)
+    return LineageView(versions=versions, next=page[-1].digest if more else None)
+
+
+def _age(record: Record) -> tuple[float, str, int]:
+    return record.published, record.name, record.number
+
+
+def _filter(adapted: bool | None, hospital: str | None) -> Callable[[Record], bool]:
+    return lambda record: (
+        adapted in (None, record.adapted_to is not None) and hospital in (None, record.adapted_to)
+    )
+
+
+def _in_lineage(store: Store, version: Version, reports: bool) -> LineageVersion:
+    artefact = version.artefact
+    manifest = artefact.manifest
+    return LineageVersion(
+        **_version(version).model_dump(),
+        name=artefact.name,
+        kind=manifest.kind,
+        summary=kind_of(artefact).summary,
+        part_of=manifest.part_of,
+        hospital=adapted_for(artefact),
+        method=manifest.lineage.method,
+        run=manifest.lineage.run,
+        parents=[_reference(store, digest) or digest for digest in manifest.lineage.parents],
+        parts=[_reference(store, digest) or digest for digest in manifest.references().values()],
+        report=reports and manifest.part_of is None and _has_report(store, artefact),
     )
 
 
 def _has_report(store: Store, artefact: Artefact) -> bool:
     # A job's version comes from no run: a bucket need not be asked.
     return adapted_for(artefact) is None and store.has_report(artefact)
-
-
-def _readable(store: Store, name: str) -> list[Version]:
-    return [] if len(store.unreadable(name)) == len(store.numbers(name)) else store.versions(name)
 
 
 def _sees_reports(context: ServiceContext) -> bool:
@@ -239,21 +313,28 @@ def find_version(store: Store, model: str, version: int | str) -> Version:
 
     Raises ReferenceNotFound, and why a version of this number cannot be read.
     """
-    versions = store.versions(model)
-    for candidate in versions:
-        if version in (candidate.artefact.version, candidate.artefact.digest):
-            return candidate
-    if isinstance(version, int) and (damage := store.unreadable(model).get(version)):
-        raise damage
-    known = ", ".join(str(candidate.artefact.version) for candidate in versions)
+    numbers = store.numbers(model)
+    if isinstance(version, str):
+        record = store.locate(version)
+        number = None if record is None or record.name != model else record.number
+    else:
+        number = version
+    if number in numbers:
+        return store.version(model, number)
+    if not numbers:
+        raise ReferenceNotFound(f"'{model}' is not in the store; names: {some(store.names()) or 'none'}")
+    known = some([str(each) for each in numbers])
     raise ReferenceNotFound(f"'{model}@{version}' is not in the store; '{model}' has the versions {known}")
 
 
-def _summary(versions: list[Version]) -> ModelSummary:
-    in_force = [version for version in versions if version.withdrawn is None]
-    shown = (in_force or versions)[-1]
+def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
+    """Summarise a model by its newest version in force, else its newest; return what that is a part of, too.
+
+    Raises ReferenceNotFound for an unknown name, and an error of its versions if none is readable.
+    """
+    shown, in_force, last = store.newest(name)
     manifest = shown.artefact.manifest
-    return ModelSummary(
+    summary = ModelSummary(
         name=manifest.name,
         kind=manifest.kind,
         summary=kind_of(shown.artefact).summary,
@@ -268,6 +349,7 @@ def _summary(versions: list[Version]) -> ModelSummary:
         sites=list(manifest.lineage.sites),
         personalizations=personalizations(shown.artefact),
     )
+    return summary, last.part_of
 
 
 def _masks(artefact: Artefact) -> Literal["required", "optional", "none"]:
@@ -290,8 +372,5 @@ def _version(version: Version) -> VersionSummary:
 
 def _reference(store: Store, digest: str) -> str | None:
     # Not `by_digest`, which refuses a withdrawn part: here it is only named.
-    for name in store.names():
-        for version in store.versions(name):
-            if version.artefact.digest == digest:
-                return str(version.artefact)
-    return None
+    record = store.locate(digest, thorough=False)
+    return None if record is None else str(record)

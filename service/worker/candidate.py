@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 from model_store.artefact import Artefact
-from model_store.errors import ReferenceNotFound
 from model_store.guard import ReferenceStatistics
 from model_store.manifest import Lineage, ModelManifest
 from model_store.store import Store
@@ -39,15 +38,6 @@ class CandidateDraft:
     statistics: ReferenceStatistics | None
     metrics: Mapping[str, float] = field(default_factory=dict)
     sources: tuple[str, ...] | None = None
-
-
-def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
-    """Return the version that an earlier attempt of this job published, or None."""
-    try:
-        versions = store.versions(name)
-    except ReferenceNotFound:
-        return None
-    return next((v.artefact for v in versions if v.artefact.manifest.lineage.run == job_id), None)
 
 
 def publish(
@@ -92,7 +82,7 @@ def publish(
     def admit() -> None:
         store.by_digest(parent.digest)
         # The store holds its lock here: no other process can publish under this name after the check.
-        earlier = published_by(store, name, job.id)
+        earlier = store.made_by(name, job.id)
         if earlier is not None:
             raise _AlreadyPublished(earlier)
         attempt.check_cancelled()

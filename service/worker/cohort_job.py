@@ -26,7 +26,7 @@ from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
 from service.kinds import ADAPTABLE, SCAN_BY_JOB, HospitalAdaptation, adaptation_of
 from service.worker.attempt import Attempt, AttemptOutcome, PublishedCandidate, as_json
-from service.worker.candidate import CandidateDraft, publish, published_by
+from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import cohort_files
 from service.worker.device import device_of, facts
 
@@ -141,7 +141,7 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
     parent = store.by_digest(job.parent)
     adaptation = _adaptation(parent, job.options)
     assert job.hospital is not None
-    earlier = published_by(store, adapted_name(parent.name, job.hospital), job.id)
+    earlier = store.made_by(adapted_name(parent.name, job.hospital), job.id)
     if earlier is None:
         work: type[CohortWork[Any, Any]] = resolve_name(adaptation.work)
         published = work(attempt, store, parent, cohort_files(attempt)).run()

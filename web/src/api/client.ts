@@ -81,6 +81,17 @@ export async function call<P extends keyof paths, M extends Method & keyof paths
   return { data, status: answer.status, headers: answer.headers };
 }
 
+/** Every page of a list, one after the other. `read` asks for the page after a cursor. */
+export async function pagesOf<T extends { next: string | null }>(
+  read: (cursor: { after?: string }) => Promise<Reply<T>>,
+): Promise<T[]> {
+  const found: T[] = [];
+  for (let after: string | null | undefined; after !== null; after = found.at(-1)!.next) {
+    found.push((await read(after === undefined ? {} : { after })).data);
+  }
+  return found;
+}
+
 /** Send a request and return the answer as it came. Throws Problem for a rejection. */
 export async function send(method: Method, url: string, given: Sending = {}): Promise<Response> {
   const headers: Record<string, string> = { ...given.headers };

@@ -1,13 +1,17 @@
 /** Models and hospitals, which every view lists. */
 import { signal } from "@preact/signals";
-import { call, type Schema } from "../api/client";
+import { call, pagesOf, type Schema } from "../api/client";
+import { place } from "./router";
 import { has } from "./session";
 
 export type Model = Schema<"ModelSummary">;
 export type Hospital = Schema<"HospitalView">;
 
+/** The federation's models, and those adapted to a hospital: all, or those of the hospitals that were chosen if there are many. */
 export const models = signal<Model[]>([]);
 export const hospitals = signal<Hospital[]>([]);
+/** Whether `models` has every model that was adapted to a hospital. */
+export const modelsAreWhole = signal(true);
 /** Versions of the store that cannot be read, and why. */
 export const unreadable = signal<Schema<"UnreadableModel">[]>([]);
 export const catalogueError = signal<unknown>(null);
@@ -15,19 +19,41 @@ export const catalogueLoaded = signal(false);
 
 export async function loadCatalogue(): Promise<void> {
   try {
-    const [found, registered] = await Promise.all([
+    const [first, registered] = await Promise.all([
       call("get", "/models"),
       // A federation's operator sees no hospital.
-      has("reader") ? call("get", "/hospitals") : null,
+      has("reader") ? pagesOf((cursor) => call("get", "/hospitals", { query: cursor })) : [],
     ]);
-    models.value = found.data.models;
-    unreadable.value = found.data.unreadable;
-    hospitals.value = registered?.data.hospitals ?? [];
+    const isWhole = first.data.next === null;
+    const pages = isWhole
+      ? [first.data]
+      : await pagesOf((cursor) => call("get", "/models", { query: { adapted: false, limit: 1000, ...cursor } }));
+    const hospital = place.peek().parameters.get("hospital") ?? "";
+    const own = isWhole || hospital === "" ? [] : await adaptedTo(hospital);
+    models.value = [...pages.flatMap((page) => page.models), ...own];
+    modelsAreWhole.value = isWhole;
+    unreadable.value = [...new Map([first.data, ...pages].flatMap((page) => page.unreadable).map((each) => [each.name, each])).values()];
+    hospitals.value = registered.flatMap((page) => page.hospitals);
     catalogueError.value = null;
     catalogueLoaded.value = true;
   } catch (error) {
     catalogueError.value = error;
   }
+}
+
+/** Add the models that were adapted to a hospital, where the catalogue leaves them out. */
+export async function loadAdapted(hospital: string): Promise<void> {
+  if (modelsAreWhole.peek() || hospital === "") return;
+  try {
+    const own = await adaptedTo(hospital);
+    models.value = [...models.peek().filter((each) => each.hospital !== hospital), ...own];
+  } catch (error) {
+    catalogueError.value = error;
+  }
+}
+
+async function adaptedTo(hospital: string): Promise<Model[]> {
+  return (await call("get", "/models", { query: { hospital } })).data.models;
 }
 
 /** How a request names it: a version that was adapted to a hospital needs its number. */

@@ -1,6 +1,6 @@
 /** Cohorts and their scans: what several views choose from. Needs an operator. */
 import { useEffect, useState } from "preact/hooks";
-import { call, fill, type Schema, send } from "../api/client";
+import { call, fill, pagesOf, type Schema, send } from "../api/client";
 import { Select } from "../ui/controls";
 import { bytes, many, moment } from "../ui/format";
 
@@ -15,11 +15,15 @@ export interface ScanPlace {
 }
 
 export async function cohortsOf(hospital: string): Promise<Cohort[]> {
-  return (await call("get", "/hospitals/{hospital}/cohorts", { path: { hospital } })).data.cohorts;
+  const path = { hospital };
+  const pages = await pagesOf((cursor) => call("get", "/hospitals/{hospital}/cohorts", { path, query: cursor }));
+  return pages.flatMap((page) => page.cohorts);
 }
 
 export async function scansOf(hospital: string, cohort: string): Promise<CohortScan[]> {
-  return (await call("get", "/hospitals/{hospital}/cohorts/{cohort}/scans", { path: { hospital, cohort } })).data.scans;
+  const path = { hospital, cohort };
+  const pages = await pagesOf((cursor) => call("get", "/hospitals/{hospital}/cohorts/{cohort}/scans", { path, query: cursor }));
+  return pages.flatMap((page) => page.scans);
 }
 
 /** The scan as stored, or as a viewer shows it. */

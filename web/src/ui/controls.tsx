@@ -10,6 +10,9 @@ export interface Option<V extends string> {
   swatch?: string;
 }
 
+/** More options than this are found by a part of their label. */
+const MANY = 200;
+
 /** A labelled drop-down. `hint` explains the choice in a sentence. */
 export function Select<V extends string>(given: {
   label: string;
@@ -20,9 +23,25 @@ export function Select<V extends string>(given: {
   onChange: (value: V) => void;
 }) {
   const id = useId();
+  const [part, setPart] = useState("");
+  const isLong = given.options.length > MANY;
+  const wanted = part.trim().toLowerCase();
+  const found = isLong ? given.options.filter((each) => `${each.label} ${each.value}`.toLowerCase().includes(wanted)) : given.options;
+  const chosen = given.options.find((each) => each.value === given.value);
+  const shown = found.slice(0, MANY);
+  if (chosen !== undefined && !shown.includes(chosen)) shown.unshift(chosen);
   return (
     <div class="field">
       <label for={id}>{given.label}</label>
+      {isLong && (
+        <input
+          type="search"
+          placeholder={`A part of one of ${given.options.length}`}
+          aria-label={`${given.label}: find`}
+          value={part}
+          onInput={(event) => setPart(event.currentTarget.value)}
+        />
+      )}
       <select
         id={id}
         value={given.value}
@@ -30,12 +49,13 @@ export function Select<V extends string>(given: {
         aria-describedby={given.hint ? `${id}-hint` : undefined}
         onChange={(event) => given.onChange(event.currentTarget.value as V)}
       >
-        {given.options.map((option) => (
+        {shown.map((option) => (
           <option key={option.value} value={option.value} disabled={option.disabled}>
             {option.label}
           </option>
         ))}
       </select>
+      {isLong && found.length > MANY && <p class="hint">{`The first ${MANY} of ${found.length}.`}</p>}
       {given.hint && (
         <p class="hint" id={`${id}-hint`}>
           {given.hint}

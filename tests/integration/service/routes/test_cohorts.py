@@ -61,7 +61,7 @@ def test_new_cohort_is_empty_and_listed_for_its_hospital(api: Any, cohort: str) 
     assert found["deleted_at"] is None
     listed = api.client.get("/hospitals/north/cohorts").json()["cohorts"]
     assert [one["id"] for one in listed] == [found["id"]]
-    assert api.client.get("/hospitals/south/cohorts").json() == {"cohorts": []}
+    assert api.client.get("/hospitals/south/cohorts").json() == {"cohorts": [], "next": None}
     assert problem(api.client.get(cohort.replace("north", "south"))) == (404, "cohort-unknown")
     assert problem(api.client.post("/hospitals/nowhere/cohorts")) == (404, "hospital-unknown")
 

@@ -235,7 +235,7 @@ def test_model_published_after_start_is_listed(
     start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
 ) -> None:
     client = start(tmp_path / "not-there-yet").client
-    assert client.get("/models").json() == {"models": [], "unreadable": []}
+    assert client.get("/models").json() == {"models": [], "unreadable": [], "next": None}
     publish_bright(tmp_path / "not-there-yet")
     assert [model["name"] for model in client.get("/models").json()["models"]] == ["bright"]
 

@@ -147,7 +147,7 @@ def test_removed_cohort_loses_its_files_and_keeps_the_deletion_time(bench: Bench
     with bench.database.read() as session:
         deleted = cohorts.get(session, "north", bench.cohort).deleted_at
         assert deleted is not None
-        assert cohorts.listed(session, "north") == []
+        assert cohorts.listed(session, "north", 10) == []
         assert cohorts.scans(session, bench.cohort) == []
     cohorts.remove(bench.database, bench.settings, "north", bench.cohort)
     with bench.database.read() as session:
@@ -162,7 +162,7 @@ def test_cohort_of_another_hospital_is_not_found(bench: Bench) -> None:
         with pytest.raises(CohortUnknown, match="'south' has no cohort"):
             cohorts.get(session, "south", bench.cohort)
         with pytest.raises(HospitalUnknown):
-            cohorts.listed(session, "nowhere")
+            cohorts.listed(session, "nowhere", 10)
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "cancelling"])

@@ -6,6 +6,7 @@ import { keepInAddress, place } from "../../app/router";
 import { leave, saved } from "../../app/unsaved";
 import { Select } from "../../ui/controls";
 import { many } from "../../ui/format";
+import { usePage } from "../../ui/pager";
 import { Notice, Rejection } from "../../ui/notice";
 import "../../viewer/stage.css";
 import { CohortScans, StartJob } from "../adapt/scans";
@@ -57,6 +58,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
   const cohort = wanted === "new" ? "" : (wanted ?? cohorts[0]?.id ?? "");
   const named = place.value.parameters.get("scan");
   const scan = scans.find((each) => each.name === named);
+  const { shown, pager, open } = usePage(scans, 100, "Pages of scans");
 
   useEffect(() => {
     let over = false;
@@ -64,6 +66,8 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
     else scansOf(hospital, cohort).then((list) => !over && setScans(list), setError);
     return () => (over = true);
   }, [cohort, version]);
+  // An address names a scan that may be on a later page.
+  useEffect(() => open(scans.findIndex((each) => each.name === named)), [scans.length]);
   useEffect(() => {
     let over = false;
     labelsOf(model).then((list) => !over && setLabels(list), setError);
@@ -99,7 +103,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
             onChange={() => setVersion((last) => last + 1)}
           />
           <ul class="picks" aria-label="Scans of the cohort">
-            {scans.map((each) => (
+            {shown.map((each) => (
               <li key={each.name}>
                 <button
                   type="button"
@@ -113,6 +117,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
               </li>
             ))}
           </ul>
+          {pager}
         </section>
         <Rejection error={error} />
         {model.masks !== "none" && (

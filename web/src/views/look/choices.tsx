@@ -1,5 +1,5 @@
 /** Which model answers, in plain words. */
-import { hospitals, type Model, models, referenceOf } from "../../app/catalogue";
+import { hospitals, loadAdapted, type Model, models, referenceOf } from "../../app/catalogue";
 import { Select } from "../../ui/controls";
 import type { Personalization, Question } from "./asking";
 
@@ -51,7 +51,10 @@ export function Choices(given: { question: Question; onChange: (question: Questi
           { value: "", label: "Not said" },
           ...hospitals.value.map((each) => ({ value: each.id, label: `${each.name}${each.site ? ` (site ${each.site})` : ""}` })),
         ]}
-        onChange={(hospital) => change({ hospital })}
+        onChange={(hospital) => {
+          void loadAdapted(hospital);
+          change({ hospital });
+        }}
       />
       <Select
         label="Who answers"

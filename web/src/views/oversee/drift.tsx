@@ -1,7 +1,7 @@
 /** Drift: how far a hospital's scans pick other entries of a pool than the federation's training images. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { type Hospital, hospitals, models } from "../../app/catalogue";
+import { type Hospital, models } from "../../app/catalogue";
 import { day, percent } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
 import { Table } from "../../ui/table";
@@ -14,14 +14,14 @@ interface Row {
   usage: Usage;
 }
 
-export function Drift() {
+export function Drift({ hospitals }: { hospitals: readonly Hospital[] }) {
   const [rows, setRows] = useState<readonly Row[] | null>(null);
   const [error, setError] = useState<unknown>(null);
   const pools = models.value.filter((model) => model.hospital === null && model.kind === "ssf-pool");
   useEffect(() => {
     const ending = new AbortController();
     const { signal } = ending;
-    const pairs = hospitals.value.flatMap((hospital) => pools.map((model) => ({ hospital, model })));
+    const pairs = hospitals.flatMap((hospital) => pools.map((model) => ({ hospital, model })));
     const found = new Map<(typeof pairs)[number], Row[]>();
     readEach(pairs, signal, async (pair) => {
       const { hospital, model } = pair;
@@ -33,7 +33,7 @@ export function Drift() {
       (problem) => signal.aborted || setError(problem),
     );
     return () => ending.abort();
-  }, [models.value, hospitals.value]);
+  }, [models.value, hospitals]);
   if (pools.length === 0) return null;
   const largest = Math.max(0.1, ...(rows ?? []).flatMap(({ usage }) => usage.days.map((each) => each.drift ?? 0)));
   return (

@@ -1,6 +1,7 @@
 /** Versions as a graph of what was made from what, who is served which, and the same as a table. */
 import { useEffect, useState } from "preact/hooks";
-import { call } from "../../api/client";
+import { call, pagesOf } from "../../api/client";
+import { hospitals } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
@@ -28,9 +29,19 @@ export function Lineage({ served }: { served: Served }) {
   const [root, setRoot] = useState("");
   const [older, setOlder] = useState(false);
   const [chosen, setChosen] = useState("");
+  const [isWhole, setWhole] = useState(true);
+  const [hospital, setHospital] = useState("");
   useEffect(() => {
-    call("get", "/lineage").then(({ data }) => setVersions(data.versions), setError);
-  }, []);
+    let over = false;
+    read(hospital).then((found) => {
+      if (over) return;
+      setVersions(found.versions);
+      setWhole(found.isWhole);
+    }, setError);
+    return () => {
+      over = true;
+    };
+  }, [hospital]);
   if (error) return <Models><Rejection error={error} /></Models>;
   if (versions === null) return <Models><p class="soft">Loading …</p></Models>;
   const whole = graphOf(versions);
@@ -56,6 +67,18 @@ export function Lineage({ served }: { served: Served }) {
             Older versions, which serve no hospital
           </label>
         )}
+        {!isWhole && (
+          <Select
+            label="Versions adapted to"
+            value={hospital}
+            options={[
+              { value: "", label: "No hospital" },
+              ...hospitals.value.map((each) => ({ value: each.id, label: each.name })),
+            ]}
+            hint="There are too many for one picture: those of one hospital are drawn."
+            onChange={setHospital}
+          />
+        )}
       </div>
       <div class="scroll">
         <Drawing graph={graph} served={served} chosen={chosen} onChoose={setChosen} />
@@ -67,6 +90,16 @@ export function Lineage({ served }: { served: Served }) {
       </details>
     </Models>
   );
+}
+
+/** The lineage as a whole, or where it has more than a page, the federation's and that of one hospital. */
+async function read(hospital: string): Promise<{ versions: readonly Version[]; isWhole: boolean }> {
+  const { data: first } = await call("get", "/lineage", { query: { limit: 500 } });
+  if (first.next === null) return { versions: first.versions, isWhole: true };
+  const shared = pagesOf((cursor) => call("get", "/lineage", { query: { adapted: false, limit: 1000, ...cursor } }));
+  const own = hospital === "" ? [] : pagesOf((cursor) => call("get", "/lineage", { query: { hospital, limit: 1000, ...cursor } }));
+  const pages = (await Promise.all([shared, own])).flat();
+  return { versions: pages.flatMap((page) => page.versions), isWhole: false };
 }
 
 function Models({ children }: { children: preact.ComponentChildren }) {

@@ -1,11 +1,12 @@
 /** Oversee: health, what serves each hospital, how versions descend from each other, and jobs. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
-import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
+import { catalogueError, catalogueLoaded, type Hospital, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
+import { usePage } from "../../ui/pager";
 import { Table } from "../../ui/table";
 import { Drift } from "./drift";
 import { readEach } from "./each";
@@ -13,11 +14,19 @@ import { Lineage, type Served } from "./lineage";
 import "./oversee.css";
 
 const REFRESH_MS = 10_000;
+/** What serves a hospital is asked for each of them, so for those of one page. */
+const HOSPITALS = 50;
 
 export default function Oversee() {
   useEffect(() => void loadCatalogue(), []);
   const offered = models.value.filter((each) => each.hospital === null);
-  const [rows, failure] = useServing(offered);
+  const [part, setPart] = useState("");
+  const found = useMemo(() => matching(hospitals.value, part), [hospitals.value, part]);
+  const { shown, pager } = usePage(found, HOSPITALS, "Pages of hospitals");
+  const first = shown[0];
+  // The same rows are the same list: what serves them is asked once.
+  const listed = useMemo(() => shown, [found, first, shown.length]);
+  const [rows, failure] = useServing(listed, offered);
   // A federation's operator sees what is published, and nothing of a hospital.
   const isOfHospitals = has("reader");
   return (
@@ -25,17 +34,35 @@ export default function Oversee() {
       <h1>Oversee</h1>
       <Rejection error={catalogueError.value} />
       <Health />
-      {isOfHospitals && <Hospitals rows={rows} failure={failure} offered={offered} />}
+      {isOfHospitals && (
+        <Hospitals rows={rows} failure={failure} offered={offered} listed={listed}>
+          {hospitals.value.length > HOSPITALS && (
+            <input
+              type="search"
+              placeholder="A part of a hospital's name"
+              aria-label="Find a hospital"
+              value={part}
+              onInput={(event) => setPart(event.currentTarget.value)}
+            />
+          )}
+          {pager}
+        </Hospitals>
+      )}
       <Lineage served={servedOf(rows, offered)} />
       {unreadable.value.map((each) => (
         <Notice key={each.name} tone="bad" title={`${each.name} cannot be read`}>
           {each.detail}
         </Notice>
       ))}
-      {isOfHospitals && <Drift />}
+      {isOfHospitals && <Drift hospitals={listed} />}
       {isOfHospitals && <Jobs />}
     </div>
   );
+}
+
+function matching(all: readonly Hospital[], part: string): readonly Hospital[] {
+  const wanted = part.trim().toLowerCase();
+  return wanted === "" ? all : all.filter((each) => `${each.name} ${each.id} ${each.site ?? ""}`.toLowerCase().includes(wanted));
 }
 
 /** What `load` returns, now and every few seconds while the view is open. */
@@ -104,18 +131,18 @@ interface Pair {
 
 const keyOf = ({ hospital, model }: Pair) => `${hospital}/${model}`;
 
-const pairsOf = (offered: readonly Model[]): Pair[] =>
-  hospitals.value.flatMap((hospital) => offered.map((model) => ({ hospital: hospital.id, model: model.name })));
+const pairsOf = (listed: readonly Hospital[], offered: readonly Model[]): Pair[] =>
+  listed.flatMap((hospital) => offered.map((model) => ({ hospital: hospital.id, model: model.name })));
 
 /** The rows, and why some of them could not be read. */
-function useServing(offered: readonly Model[]): [Rows, unknown] {
+function useServing(listed: readonly Hospital[], offered: readonly Model[]): [Rows, unknown] {
   const [rows, setRows] = useState<Rows>({});
   const [failure, setFailure] = useState<unknown>(null);
   useEffect(() => {
     const ending = new AbortController();
     const { signal } = ending;
     setFailure(null);
-    void readEach(pairsOf(offered), signal, async (path) => {
+    void readEach(pairsOf(listed, offered), signal, async (path) => {
       try {
         const row = await servingOf(path, signal);
         setRows((before) => ({ ...before, [keyOf(path)]: row }));
@@ -124,7 +151,7 @@ function useServing(offered: readonly Model[]): [Rows, unknown] {
       }
     });
     return () => ending.abort();
-  }, [models.value, hospitals.value]);
+  }, [models.value, listed]);
   return [rows, failure];
 }
 
@@ -140,24 +167,32 @@ async function servingOf(path: Pair, signal: AbortSignal): Promise<Schema<"Servi
 
 function servedOf(rows: Rows, offered: readonly Model[]): Served {
   const found = new Map<string, string[]>();
-  for (const hospital of hospitals.value) {
-    for (const row of Object.values(rows).filter((each) => each?.hospital === hospital.id)) {
-      if (row?.artefact) found.set(row.artefact, [...(found.get(row.artefact) ?? []), hospital.name]);
-    }
+  const names = new Map(hospitals.value.map((each) => [each.id, each.name]));
+  for (const row of Object.values(rows)) {
+    const name = row && names.get(row.hospital);
+    if (row?.artefact && name !== undefined && name !== null) found.set(row.artefact, [...(found.get(row.artefact) ?? []), name]);
   }
-  const isWhole = catalogueLoaded.value && has("reader") && pairsOf(offered).every((pair) => keyOf(pair) in rows);
+  const isWhole = catalogueLoaded.value && has("reader") && pairsOf(hospitals.value, offered).every((pair) => keyOf(pair) in rows);
   return { by: found, isWhole };
 }
 
-function Hospitals({ rows, failure, offered }: { rows: Rows; failure: unknown; offered: readonly Model[] }) {
+function Hospitals(given: {
+  rows: Rows;
+  failure: unknown;
+  offered: readonly Model[];
+  listed: readonly Hospital[];
+  children: preact.ComponentChildren;
+}) {
+  const { rows, failure, offered, listed, children } = given;
   return (
     <section class="card stack tight" aria-label="Hospitals">
       <h2>What serves each hospital</h2>
       <Rejection error={failure} />
       {hospitals.value.length === 0 && <Notice>No hospital is registered.</Notice>}
+      {children}
       {hospitals.value.length > 0 && (
         <Table
-          rows={hospitals.value}
+          rows={listed}
           keyOf={(hospital) => hospital.id}
           columns={[
             {

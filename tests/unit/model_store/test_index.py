@@ -1,0 +1,205 @@
+"""The index of a store: equal to reading every manifest, whatever is in its file."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from model_store import folder
+from model_store.artefact import Artefact
+from model_store.errors import ArtefactWithdrawn, ReferenceNotFound
+from model_store.index import Record
+from model_store.store import Store
+from tests.unit.model_store.test_store import LINEAGE, files, in_a_folder, model, store
+
+__all__ = ["store"]
+
+
+@pytest.fixture(autouse=True, params=["few", "many"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a small store, and as in one so large that not every call looks at every folder."""
+    if request.param == "many":
+        monkeypatch.setattr(folder, "_FEW", 0)
+        monkeypatch.setattr(folder, "_SWEEP_S", 3600.0)
+
+
+def publish_family(store: Store, seed: int = 0) -> list[Artefact]:
+    """Publish versions of random descent, of which some are adapted to a hospital, and withdraw some."""
+    choose = random.Random(seed)
+    made: list[Artefact] = []
+    for number in range(24):
+        parents = choose.sample(made, min(len(made), choose.randrange(3)))
+        hospital = choose.choice(["north", "south", None])
+        lineage = LINEAGE.model_copy(
+            update={"parents": tuple(each.digest for each in parents), "run": f"run-{number}"}
+        )
+        name = choose.choice(["brain", "heart", "liver"]) + ("" if hospital is None else f".at-{hospital}")
+        role = {} if hospital is None else {"hospital": hospital, "role": "hospital"}
+        made.append(store.publish(model(name, lineage=lineage, **role), files(str(number))))
+    for artefact in choose.sample(made, 6):
+        store.withdraw(str(artefact), actor="ada", reason="bad")
+    return made
+
+
+def ancestors(artefact: Artefact, made: list[Artefact]) -> set[str]:
+    """Walk back over the manifests, one step at a time."""
+    found: set[str] = set()
+    for digest in artefact.manifest.lineage.parents:
+        parent = next(each for each in made if each.digest == digest)
+        found |= {str(parent)} | ancestors(parent, made)
+    return found
+
+
+def withdrawn(store: Store, made: list[Artefact]) -> set[str]:
+    found = set()
+    for artefact in made:
+        try:
+            Store(store.root).open(str(artefact), verify=False)
+        except ArtefactWithdrawn:
+            found.add(str(artefact))
+    return found
+
+
+def opened(store: Store) -> Iterator[Store]:
+    """The store that published, one that reads the index, and one that has to make it."""
+    yield store
+    yield Store(store.root)
+    if isinstance(store.root, Path):
+        (store.root / ".index").unlink()
+        yield Store(store.root)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_lineage_equals_that_of_a_walk_over_all_manifests(store: Store, seed: int) -> None:
+    made = publish_family(store, seed)
+    gone = withdrawn(store, made)
+    assert len(gone) == 6
+    for each in opened(store):
+        assert [str(record) for record in each.records()] == sorted(
+            map(str, made), key=lambda reference: (reference.split("@")[0], int(reference.split("@")[1]))
+        )
+        for artefact in made:
+            assert set(each.flagged(artefact)) == ancestors(artefact, made) & gone
+            assert each.locate(artefact.digest) == Record.of(artefact)
+            assert {str(record) for record in each.descendants(artefact.digest)} == {
+                str(other) for other in made if str(artefact) in ancestors(other, made)
+            }
+            assert each.made_by(artefact.name, artefact.manifest.lineage.run) == artefact
+        assert set(each.shared()) == {a.name for a in made if a.manifest.adapted_to is None}
+        view = each.visible_to(lambda hospital: hospital == "north")
+        assert {str(record) for record in view.records()} == {
+            str(artefact) for artefact in made if artefact.manifest.adapted_to in (None, "north")
+        }
+
+
+def test_store_that_was_opened_before_sees_each_change_at_its_next_call(store: Store) -> None:
+    parent = store.publish(model(), files("0"))
+    lineage = LINEAGE.model_copy(update={"parents": (parent.digest,)})
+    child = store.publish(model("child", lineage=lineage), files("child"))
+    other = Store(store.root)
+    assert len(other.records()) == 2
+    for number in range(1, 4):
+        newest = store.publish(model(), files(str(number)))
+        assert other.open("brain", verify=False) == newest
+        assert other.by_digest(newest.digest) == newest
+        new = store.publish(model(f"new-{number}", part_of="brain"), files(str(number)))
+        assert Record.of(new) in other.records()
+        assert new.name in other.names()
+        assert other.shared() == ("brain", "child")
+        store.withdraw(str(new), actor="ada", reason="bad")
+        with pytest.raises(ArtefactWithdrawn):
+            other.by_digest(new.digest)
+        store.withdraw(str(newest), actor="ada", reason="bad")
+        with pytest.raises(ArtefactWithdrawn):
+            other.open(str(newest))
+        assert other.open("brain", verify=False) == parent
+    assert other.flagged(child) == ()
+    store.withdraw("brain@1", actor="ada", reason="bad")
+    assert other.flagged(child) == ("brain@1",)
+
+
+def test_view_of_a_request_sees_what_was_published_before_it(store: Store) -> None:
+    other = Store(store.root)
+    for number in range(4):
+        published = store.publish(model(), files(str(number)))
+        view = other.as_of_now()
+        assert view.open("brain", verify=False) == published
+        store.withdraw(str(published), actor="ada", reason="bad")
+        with pytest.raises(ArtefactWithdrawn):
+            other.as_of_now().open(str(published))
+
+
+@in_a_folder
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b'["brain",1,"sha256:',
+        b"\x00\xff\n{}\n[]\n[1,2]\nnull\n",
+        b'["brain","1","sha256:0","","","",0,""]\n["brain",1,"sha256:0",null,null,"r","when",""]\n',
+    ],
+)
+def test_damaged_index_changes_no_answer(store: Store, damage: bytes) -> None:
+    made = publish_family(store)
+    index = store.root / ".index"
+    whole = index.read_bytes()
+    for content in (damage, whole + damage, damage + b"\n" + whole, whole[: len(whole) // 2] + damage):
+        index.write_bytes(content)
+        other = Store(store.root)
+        assert {record.digest for record in other.records()} >= {artefact.digest for artefact in made}
+        assert all(other.locate(artefact.digest) == Record.of(artefact) for artefact in made)
+        # What a killed process left half written does not spoil the line after it.
+        published = other.publish(model("after"), files(str(len(content))))
+        assert Store(store.root).locate(published.digest) == Record.of(published)
+
+
+@in_a_folder
+def test_index_of_another_content_is_corrected_by_what_is_read(store: Store) -> None:
+    first = store.publish(model(), files("1"))
+    line = Record.of(first)._replace(digest="sha256:" + "0" * 64, adapted_to="north").to_line()
+    (store.root / ".index").write_bytes(line + b"\n")
+    other = Store(store.root)
+    with pytest.raises(ReferenceNotFound):
+        other.by_digest("sha256:" + "0" * 64)
+    assert other.open("brain", verify=False) == first
+    assert other.by_digest(first.digest) == first
+    assert Store(store.root).locate(first.digest) == Record.of(first)
+
+
+@in_a_folder
+def test_index_that_cannot_be_written_is_done_without(store: Store) -> None:
+    (store.root / ".index").mkdir(parents=True)
+    made = publish_family(store)
+    for each in (store, Store(store.root)):
+        assert len(each.versions("brain")) == sum(artefact.name == "brain" for artefact in made)
+        assert all(each.locate(artefact.digest) == Record.of(artefact) for artefact in made)
+
+
+@in_a_folder
+def test_publication_moves_the_time_of_its_folder_forward_whatever_the_clock_says(store: Store) -> None:
+    store.publish(model(), files("1"))
+    name, hour = store.root / "brain", 3600 * 10**9
+    ahead = name.stat().st_mtime_ns + hour
+    os.utime(name, ns=(ahead, ahead))
+    other = Store(store.root)
+    assert other.numbers("brain") == [1]
+    published = store.publish(model(), files("2"))
+    assert name.stat().st_mtime_ns > ahead
+    assert other.open("brain", verify=False) == published
+
+
+@in_a_folder
+def test_version_copied_by_hand_is_seen_at_once_in_its_name(store: Store, tmp_path: Path) -> None:
+    published = store.publish(model(), files("1"))
+    other = Store(tmp_path / "other")
+    other.publish(model(), files("0"))
+    assert len(other.records()) == 1
+    shutil.copytree(published.path, tmp_path / "other" / "brain" / "2")
+    assert other.numbers("brain") == [1, 2]
+    assert other.open("brain").digest == published.digest
+    assert other.by_digest(published.digest).version == 2
