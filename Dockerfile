@@ -3,8 +3,8 @@
 # tools/build-image builds it without a Docker engine. So it was built and started with torch's CPU packages.
 #
 # GPU: the default wheels bring CUDA themselves (torch's own, which onnxruntime-gpu loads too), so that a slim base will
-# do; the host needs the NVIDIA driver and its container toolkit, and the container `--gpus all`. Without a GPU the same
-# image runs on the CPU. For a CPU-only image of a fraction of the size, lock torch's CPU builds first (`make lock` says how)
+# do; the host needs the NVIDIA driver (580 or newer) and its container toolkit, and the container `--gpus all` or one
+# device, since the image by itself asks for none. Without a GPU the same image runs on the CPU. For a CPU-only image of a fraction of the size, lock torch's CPU builds first (`make lock` says how)
 # and name their index: docker build --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu .
 
 # Pin it by its digest before a release: docker.io/library/python:3.11-slim@sha256:...
@@ -39,7 +39,7 @@ ENV PATH=/opt/locum/bin:$PATH \
     LOCUM_STORE=/var/lib/locum/store \
     LOCUM_STATE_DIR=/var/lib/locum/state \
     LOCUM_AUTH=keys \
-    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_VISIBLE_DEVICES=void \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
 WORKDIR /var/lib/locum

@@ -152,6 +152,7 @@ _GPU_OUT_OF_MEMORY = (
     _OUT_OF_MEMORY,
 )
 _GPU_RETRY_SECONDS = 10
+_SHRINK, _CPU_ARENA = "memory.enable_memory_arena_shrinkage", "cpu:0"
 _DEFAULT_LIMITS = GraphLimits()
 _MAKING_ALLOCATOR = threading.Lock()
 
@@ -217,7 +218,8 @@ class GraphSession:
         _warn_of_fallback(device, self.provider)
         # Several runs at once only where they have cores of their own.
         self.gpu = card(device) if self.provider == CUDA else None
-        self._arena = f"gpu:{device.partition(':')[2] or '0'}"
+        number = device.partition(":")[2] or "0"
+        self._arena = f"gpu:{number}" if self.provider == CUDA else _CPU_ARENA
         at_once = max(1, (os.cpu_count() or 1) // threads) if threads and self.provider == CPU else 1
         self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
 
@@ -284,7 +286,7 @@ class GraphSession:
         options, late = onnxruntime.RunOptions(), threading.Event()
         if gives_back and self.provider == CUDA:
             # A volume in one run takes most: its session must not keep that from the others for ever.
-            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", self._arena)
+            options.add_run_config_entry(_SHRINK, self._arena)
 
         def end() -> None:
             late.set()
@@ -295,7 +297,7 @@ class GraphSession:
         watchdog.daemon = True
         watchdog.start()
         try:
-            return _within_memory(session, outputs, inputs, options)
+            return _within_memory(session, outputs, inputs, options, self._arena)
         except Exception as error:  # onnxruntime raises a dozen unrelated types here
             if late.is_set():
                 raise RunTooLong(
@@ -337,17 +339,19 @@ def _within_memory(
     outputs: Sequence[str],
     inputs: Mapping[str, NDArray[Any]],
     options: onnxruntime.RunOptions,
+    arena: str,
 ) -> list[NDArray[Any]]:
-    """Run a session. Where memory is short, what earlier runs left unused is given back first."""
+    """Run a session. Where memory is short, its `arena` first gives back what earlier runs left unused."""
     for is_last in (False, False, True):
         try:
             found: list[NDArray[Any]] = session.run(outputs, inputs, options)
             return found
         except Exception as error:  # as above
-            if is_last or _OUT_OF_MEMORY not in str(error):
+            full = _gpu_is_full(error) if arena != _CPU_ARENA else _OUT_OF_MEMORY in str(error)
+            if is_last or not full:
                 raise
             # Done at the end of the next run, also of one that fails.
-            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+            options.add_run_config_entry(_SHRINK, arena)
     raise AssertionError
 
 

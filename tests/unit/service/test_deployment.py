@@ -54,6 +54,24 @@ def test_compose_environment_has_only_known_settings(compose: dict[str, Any], se
     assert {*compose["services"][service]["environment"]} - named <= known
 
 
+def test_gpu_is_given_only_where_it_is_asked_for(compose: dict[str, Any]) -> None:
+    """A process without one says cpu, and a process with one refuses to start without it."""
+    assert {compose["services"][name]["environment"]["LOCUM_DEVICE"] for name in ("api", "worker")} == {"cpu"}
+    assert "NVIDIA_VISIBLE_DEVICES=void" in (REPOSITORY / "Dockerfile").read_text()
+    known = {f"LOCUM_{name.upper()}" for name in Settings.model_fields}
+    services = yaml.safe_load((REPOSITORY / "compose.gpu.yaml").read_text())["services"]
+    assert set(services) == {"api", "worker"}
+    for service in services.values():
+        assert set(service["environment"]) <= known
+        assert service["environment"]["LOCUM_DEVICE"] == "cuda"
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        # `count: 1` would be card 0 for every service.
+        assert "count" not in device
+        assert device["device_ids"]
+    helpers = (REPOSITORY / "deploy" / "helm" / "locum" / "templates" / "_helpers.tpl").read_text()
+    assert "strategy: {type: Recreate}" in helpers
+
+
 def test_read_only_containers_of_compose_get_files(compose: dict[str, Any]) -> None:
     # Compose copies other configs and secrets into the container, which it cannot if it is read_only.
     for name, service in compose["services"].items():

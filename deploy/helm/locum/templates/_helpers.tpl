@@ -82,6 +82,10 @@ metadata:
     app.kubernetes.io/component: {{ .part }}
 spec:
   replicas: {{ .settings.replicas }}
+  {{- if .settings.resourceName }}
+  # A new pod would wait for the device that the old one holds.
+  strategy: {type: Recreate}
+  {{- end }}
   selector:
     matchLabels:
       {{- include "locum.selector" $root | nindent 6 }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,29 @@ def test_run_that_does_not_fit_is_run_in_halves(error: Exception, room: int, thr
     slices = np.random.default_rng(0).random((7, 1, 8, 8), dtype=np.float32)
     expected = GraphSession("d", threshold_graph(), device="cpu").run(slices).probabilities
     np.testing.assert_array_equal(session.run(slices).probabilities, expected)
+
+
+@pytest.mark.parametrize("error", FULL)
+def test_run_gets_what_earlier_ones_left_unused_in_the_arena(
+    error: Exception, threshold_graph: Graph
+) -> None:
+    session = on_pretended_gpu(threshold_graph(), error, 7)
+    shrunk: list[str] = []
+    inner = session._session
+
+    class Filled:
+        """Without room until its arena was shrunk, which is at the end of a run that asked for it."""
+
+        def run(self, outputs: Any, inputs: Any, options: Any) -> Any:
+            if shrunk:
+                return inner.run(outputs, inputs, options)
+            with suppress(RuntimeError):  # the first run does not ask
+                shrunk.append(options.get_run_config_entry("memory.enable_memory_arena_shrinkage"))
+            raise error
+
+    session._session = Filled()
+    assert len(session.run(np.zeros((7, 1, 8, 8), np.float32)).probabilities) == 7
+    assert shrunk == ["gpu:0"]
 
 
 def test_slice_that_does_not_fit_is_refused_with_a_time_to_try_again(threshold_graph: Graph) -> None:
@@ -113,7 +137,7 @@ def test_cuda_gets_the_bound_of_its_memory_and_float32() -> None:
 def on_pretended_gpu(graph: bytes, error: Exception, room: int) -> GraphSession:
     """A session that says it is on a GPU, with room for so many slices in a run."""
     session = GraphSession("d", graph, device="cpu", limits=GraphLimits())
-    session.provider = CUDA
+    session.provider, session._arena = CUDA, "gpu:0"
     inner = session._session
 
     class Bounded:
