@@ -154,7 +154,7 @@ KIND = ArtefactKind(
     manifest=RoutingSpaceManifest,
     noun="a routing-space",
     description="a global one with one per site",
-    summary="adapts to a hospital without masks",
+    summary="adapts to a hospital without masks, or with a few",
     parts=lambda artefact: Parts(
         artefact.manifest.global_model, artefact.manifest.inside, gains=_gains(artefact.manifest)
     ),

@@ -236,6 +236,11 @@ class Hospitals:
             found.append(_judged(kind, choice.chosen, _failed(choice, space, turn), change))
         return {"cohorts": found}
 
+    def others(self, site: str, seed: int) -> nn.Module:
+        """The global model of the other hospitals."""
+        run = self._run(seed, (site,))
+        return space_of(run, self._place(run), self.workers).plain().eval()
+
     def _run(self, seed: int, leave_out: tuple[str, ...]) -> Run:
         settings = RunConfig(seed=seed, leave_out=leave_out, consent="all")
         return Run(self.federation, "iop-fl", IopFlConfig(**self.method), settings)

@@ -32,6 +32,9 @@ def test_drawn_masks_make_a_candidate_that_further_masks_check(page: Any, servic
     assert made["options"]["preset"] == "masks"
     assert (made["result"]["masks"], made["result"]["patients"]) == (4, 4)
     assert "table" in shows_all_sections(page, service, found["id"])
+    # The fits differ, and so do the heights of their points.
+    points = job.locator("svg polyline").first.get_attribute("points").split()
+    assert len({point.split(",")[1] for point in points}) == 3
 
     check = page.get_by_role("region", name="Check with masks")
     check.get_by_label("Masks", exact=True).fill("2")

@@ -126,6 +126,7 @@ def test_masks_are_the_preset_of_a_plain_model(fitted: Fitted) -> None:
     assert job["state"] == "succeeded", job["reason"]
     assert (job["options"]["preset"], job["options"]["trains"]) == ("masks", "all")
     assert [epoch["epoch"] for epoch in job["epochs"]] == [1, 2, 3]
+    assert len({epoch["loss"] for epoch in job["epochs"]}) == 3
     assert (result["masks"], result["patients"], result["folds"]) == (4, 4, 3)
     dice = result["held_out_dice"]
     assert dice[str(result["weight"])] == max(dice.values()) > dice["0.0"]

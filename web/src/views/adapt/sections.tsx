@@ -118,8 +118,8 @@ function Curves({ body }: { body: Body<"curves"> }) {
     <div class="curves">
       {body.curves.map(({ title, caption, values }) => {
         const known = values.filter((value) => value !== null);
-        const y = between(Math.max(...known), Math.min(...known), 36);
-        const points = body.epochs.flatMap((epoch, i) => (values[i] == null ? [] : [{ epoch, at: [x(epoch), 6 + y(values[i]!)] }]));
+        const y = between(Math.min(...known), Math.max(...known), 36);
+        const points = body.epochs.flatMap((epoch, i) => (values[i] == null ? [] : [{ epoch, at: [x(epoch), 42 - y(values[i]!)] }]));
         const words = `${title}, from ${figure(known[0]!)} to ${figure(known.at(-1)!)}`;
         return (
           <figure key={title} class="curve">
