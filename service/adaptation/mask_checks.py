@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from model_store.artefact import Artefact
 from model_store.errors import TaskError
 from model_store.preprocessing import check_values
+from model_store.task import Task
 from service.audit import trail
 from service.cohorts import cohorts, masks
 from service.context import ServiceContext
@@ -60,9 +62,9 @@ class MaskCheck:
 
         def create(session: Session) -> Job:
             judged = self._judged(session)
-            return self._job(session, judged, CHECK, {**self._about(judged), **asked}, asked)
+            return self._job(session, judged, CHECK, {**self._about(judged, parent), **asked}, asked)
 
-        asked = body.model_dump()
+        asked, parent = body.model_dump(), self._parent()
         return self._submit(create, asked)
 
     def measure(self, check: str) -> tuple[str, bool]:
@@ -77,10 +79,10 @@ class MaskCheck:
         def create(session: Session) -> Job:
             judged = self._judged(session)
             found = self._check(session, check)
-            self._check_masks(session, judged, found)
-            return self._job(session, judged, VERDICT, {**self._about(judged), **asked}, asked)
+            self._check_masks(session, judged, found, parent.manifest.task)
+            return self._job(session, judged, VERDICT, {**self._about(judged, parent), **asked}, asked)
 
-        asked = {"check": check}
+        asked, parent = {"check": check}, self._parent()
         return self._submit(create, asked)
 
     def listed(self) -> list[Job]:
@@ -113,8 +115,18 @@ class MaskCheck:
                 details={"job": judged.id, "passed": judged.gate["passed"]},
             )
 
-    def _judged(self, session: Session) -> Job:
-        """The job that made the candidate, which can be checked."""
+    def _parent(self) -> Artefact:
+        """What the candidate was made from; read before the write lock is taken."""
+        with self.context.database.read() as session:
+            judged = self._with_candidate(session)
+        parent = self.context.store.by_digest(judged.parent)
+        if parent.manifest.task.kind != "segmentation" or kind_of(parent).parts(parent).global_model is None:
+            raise CandidateNotCheckable(
+                f"'{parent}' has no global model that segments, with which masks could compare the candidate"
+            )
+        return parent
+
+    def _with_candidate(self, session: Session) -> Job:
         judged = records.get(session, self.job)
         if judged.state not in TERMINAL:
             raise JobStillRunning(f"job {self.job} is {judged.state}: its candidate is checked after its end")
@@ -123,16 +135,18 @@ class MaskCheck:
                 f"job {self.job} is of kind '{judged.kind}' and {judged.state}, without a candidate: "
                 "expected an adaptation that made one"
             )
-        parent = self.context.store.by_digest(judged.parent)
-        if parent.manifest.task.kind != "segmentation" or kind_of(parent).parts(parent).global_model is None:
-            raise CandidateNotCheckable(
-                f"'{parent}' has no global model that segments, with which masks could compare the candidate"
-            )
+        return judged
+
+    def _judged(self, session: Session) -> Job:
+        """The job that made the candidate, with its cohort locked."""
+        judged = self._with_candidate(session)
+        assert judged.hospital is not None
+        assert judged.cohort is not None
         cohorts.usable(session, judged.hospital, judged.cohort, lock=True)
         return judged
 
-    def _about(self, judged: Job) -> dict[str, Any]:
-        adaptation = adaptation_of(self.context.store.by_digest(judged.parent), judged.options)
+    def _about(self, judged: Job, parent: Artefact) -> dict[str, Any]:
+        adaptation = adaptation_of(parent, judged.options)
         learned = adaptation is not None and adaptation.needs_masks
         return {"job": self.job, "candidate": judged.candidate_digest, "learned_from_masks": learned}
 
@@ -149,7 +163,7 @@ class MaskCheck:
             raise CandidateNotCheckable(f"job {check} is {found.state} and chose no scans: {found.reason}")
         return found
 
-    def _check_masks(self, session: Session, judged: Job, check: Job) -> None:
+    def _check_masks(self, session: Session, judged: Job, check: Job, task: Task) -> None:
         assert judged.cohort is not None
         names = {f"sha256:{scan.sha256}": scan.name for scan in cohorts.scans(session, judged.cohort)}
         drawn = masks.of_cohort(session, judged.cohort)
@@ -165,7 +179,6 @@ class MaskCheck:
                 f"{len(gone) + len(missing)} are missing, first: {first}. Store an empty mask where there is "
                 f"no target{', and start another check' if gone else ''}"
             )
-        task = self.context.store.by_digest(judged.parent).manifest.task
         for digest in chosen:
             try:
                 check_values(drawn[names[digest]].label_values, task)

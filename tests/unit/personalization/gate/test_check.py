@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from personalization.fedoap.joining import JOINING, Joining, JoiningEpoch, ObservedJoining
 from personalization.gate import PRACTISED, ROUTING, Check, Observed, judge, limits
 from personalization.gate.picking import PICKING, Pick
+from personalization.masks import BY_MASKS, Fitted, FoldScores, ObservedFit
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_verdicts.json").read_text(encoding="utf-8"))
 GATES: dict[str, tuple[Check[Any], ...]] = {
@@ -21,6 +23,7 @@ GATES: dict[str, tuple[Check[Any], ...]] = {
     "routing": ROUTING,
     "joining": JOINING,
     "picking": PICKING,
+    "masks": BY_MASKS,
 }
 EVERY_CHECK = [
     pytest.param(gate, check, id=f"{name} {check.name}") for name, gate in GATES.items() for check in gate
@@ -86,6 +89,14 @@ def joining_case() -> ObservedJoining:
     return ObservedJoining(Joining(epochs, 1), found, drawn, drawn_on, case["scan_index"])
 
 
+def masks_case() -> ObservedFit:
+    case = routing_case()
+    drawn_on = [scan < 3 for scan in case["scan_index"]]
+    scores = {"a": (0.5, 0.55, 0.7), "b": (0.6, 0.62, 0.64), "c": (0.4, 0.5, 0.52)}
+    fitted = Fitted(nn.Identity(), (0.0, 0.5, 1.0), 1.0, 60, (FoldScores(0.2, scores),))
+    return ObservedFit(fitted, case["candidate"], case["parent"], drawn_on, case["scan_index"], 3)
+
+
 def test_verdicts_are_the_recorded_json() -> None:
     """Names, order, bounds, limits and sentences are part of the API; values agree to 12 digits."""
     case = routing_case()
@@ -98,6 +109,7 @@ def test_verdicts_are_the_recorded_json() -> None:
         "routing, bad": judge(ROUTING, Observed(**lost)),
         "joining": judge(JOINING, joining_case()),
         "picking": judge(PICKING, pick),
+        "masks": judge(BY_MASKS, masks_case()),
     }
     found = json.loads(json.dumps({name: verdict.to_json() for name, verdict in verdicts.items()}))
     assert found.keys() == RECORDED.keys()

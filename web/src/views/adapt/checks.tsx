@@ -108,7 +108,7 @@ export function MaskCheck({ job, onVerdict }: { job: Job; onVerdict: () => void 
             Measure by these masks
           </button>
         )}
-        <label class="row">
+        <label class="row masks-wanted">
           Masks
           <input
             type="number"
