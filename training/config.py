@@ -106,6 +106,10 @@ class Defence(StrictConfig):
 NO_DEFENCE = Defence(most_norm=None)
 
 
+DEVICE = r"^(cpu|cuda(:[0-9]{1,2})?)$"
+"""Names of devices."""
+
+
 class RunConfig(StrictConfig):
     """Settings that, with the method, determine the result of a run: a different value is a different run.
 
@@ -118,7 +122,7 @@ class RunConfig(StrictConfig):
     test: float = Field(0.2, ge=0, lt=1, description="share of a site's patients kept for testing")
     val: float = Field(0.2, ge=0, lt=1, description="share of the remaining patients kept for validation")
     keep_empty: bool = Field(True, description="train on slices without foreground too")
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: str = Field("cpu", pattern=DEVICE, description="cpu, cuda or cuda:N; a hospital may take its own")
     threads: int = Field(1, ge=1, description="threads of one site's step; the result may depend on it")
     consent: tuple[str, ...] | Literal["all"] = Field((), description="sites that agree to the export phase")
     egress: dict[str, tuple[GroupKind, ...]] = Field(

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from model_store.artefact import Artefact
 from model_store.manifest import Lineage
 from model_store.store import Store
@@ -24,6 +22,7 @@ from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
 from training.engine.client import RunEnvironment
+from training.engine.device import problem_of
 from training.engine.egress import ALL_KINDS, SiteSpec, check_privacy
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
@@ -209,8 +208,8 @@ def execute(
     """
     specs = run.specs()
     algorithm = run.algorithm()
-    if run.settings.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("the run cannot start", ["device: no CUDA device is available; use cpu"])
+    if problem := problem_of(run.settings.device):
+        raise ConfigurationError("the run cannot start", [f"{problem}; use cpu"])
     name = name or run.federation.task.name
     if store is not None:
         check_names(name, parts_of(algorithm, specs))

@@ -9,6 +9,7 @@ leaves the run; the same command joins again.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from model_store.errors import LocumStoreError
 from training.algorithm import Group, Phase, Plan
+from training.config import DEVICE
 from training.engine.egress import SiteSpec, may_take_part
 from training.errors import TrainingError
 from training.network.hospital import Hospital, Sent
@@ -121,12 +123,17 @@ def site(
     store: Annotated[
         Path | None, typer.Option(help="This hospital's model store, for a method that adapts a backbone.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N of this hospital; the operator's by default.")
+    ] = None,
 ) -> None:
     """Take part in a federation over the network, as one hospital."""
     screen = _Screen()
     try:
         opened = Kit.open(kit, server=False)
-        hospital = Hospital(opened, data, policy, state or kit / "state", screen, store)
+        if device is not None and re.match(DEVICE, device) is None:
+            raise TrainingError(f"--device: expected cpu, cuda or cuda:N, found {device!r}")
+        hospital = Hospital(opened, data, policy, state or kit / "state", screen, store, device)
         if not data.is_dir():
             raise TrainingError(f"{data} is not a folder; give this hospital's folder with --data")
         try:

@@ -76,7 +76,7 @@ class WorkerPool:
         self.window = 2 * workers + 1
         self.quorum = 1
         self._context = process_context()
-        self._processes = [self._start() for _ in range(workers)]
+        self._processes = [self._start(number) for number in range(workers)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -150,12 +150,12 @@ class WorkerPool:
         process.join()
         code = process.exitcode
         process.close()
-        self._processes[worker] = self._start()
+        self._processes[worker] = self._start(worker)
         return code
 
-    def _start(self) -> tuple[BaseProcess, Connection]:
+    def _start(self, number: int) -> tuple[BaseProcess, Connection]:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(there, self._work), daemon=True)
+        process = self._context.Process(target=serve, args=(there, self._work, number), daemon=True)
         process.start()
         # Only the child may hold its end: then its death closes the pipe, and our death ends the child.
         there.close()

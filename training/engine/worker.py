@@ -15,13 +15,14 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from training.algorithm import Algorithm, Memory, Phase, State
 from training.engine.client import RunEnvironment, run_step
+from training.engine.device import device_of_worker
 from training.engine.egress import SiteSpec
 from training.engine.folder import FAILURES, SiteFolder, Slot
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
@@ -97,8 +98,8 @@ class Failure:
     fatal: bool = False
 
 
-def serve(connection: Connection, work: bytes) -> None:
-    """Run the worker's main loop. Returns when the other end of the pipe closes.
+def serve(connection: Connection, work: bytes, number: int) -> None:
+    """Run the main loop of worker `number`. Returns when the other end of the pipe closes.
 
     `work` is the pickled tuple of the algorithm, its sites, the run's environment and its folder.
     """
@@ -107,6 +108,7 @@ def serve(connection: Connection, work: bytes) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     keep_freed_memory()
     algorithm, sites, environment, root = pickle.loads(work)
+    environment = replace(environment, device=device_of_worker(environment.device, number))
     environment.apply()
     worker = Worker(algorithm, sites, environment, root)
     try:

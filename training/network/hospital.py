@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from pydantic import ValidationError
 
 from model_store.task import Task as ModelTask
@@ -34,6 +33,7 @@ from training.data.cases import Federation, Site, data_warnings
 from training.data.federation import load_site
 from training.data.segmentation.layout import CASES, read_rows
 from training.engine.client import RunEnvironment
+from training.engine.device import problem_of
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.folder import RELEASES, locked
 from training.engine.tensorfile import check_tensors
@@ -206,11 +206,19 @@ class Hospital:
     """One hospital's process.
 
     `data` is its folder, laid out as a site of a federation; `policy` the path of its policy; `state` its own
-    folder for memories and logs; `store` a local model store, for methods that adapt a backbone.
+    folder for memories and logs; `store` a local model store, for methods that adapt a backbone; `device`
+    where it computes, by default as the operator's run does.
     """
 
     def __init__(
-        self, kit: Kit, data: Path, policy: Path, state: Path, watcher: Watcher, store: Path | None = None
+        self,
+        kit: Kit,
+        data: Path,
+        policy: Path,
+        state: Path,
+        watcher: Watcher,
+        store: Path | None = None,
+        device: str | None = None,
     ) -> None:
         self._kit = kit
         self._data = data
@@ -219,6 +227,7 @@ class Hospital:
         self._state = state
         self._watcher = watcher
         self._store = store
+        self._device = device
         self._awake = threading.Event()
         self._cell = Cell(kit, self._notified)
         self._folder: _Folder | None = None
@@ -333,7 +342,7 @@ class Hospital:
             raise ConfigurationError("the operator's Locum would run something else", problems)
         folder = self._state / invitation.run[:16]
         folder.mkdir(parents=True, exist_ok=True)
-        environment = RunEnvironment(settings.seed, settings.device, settings.threads)
+        environment = RunEnvironment(settings.seed, self._device or settings.device, settings.threads)
         environment.apply()
         worker = Worker(algorithm, (spec,), environment, folder, self._state / RELEASES)
         loaded = worker.answer(Task(spec.name))
@@ -366,8 +375,8 @@ class Hospital:
             problems.append(
                 f"methods: the policy allows {', '.join(policy.methods)}, not {invitation.method}"
             )
-        if invitation.settings.get("device") == "cuda" and not torch.cuda.is_available():
-            problems.append("device: the run needs CUDA, and this hospital has no CUDA device")
+        if problem := problem_of(self._device or invitation.settings.get("device", "cpu")):
+            problems.append(f"{problem} at this hospital; start it with --device cpu, or another that it has")
         if problems:
             raise ConfigurationError("this hospital cannot take part in the operator's run", problems)
 
