@@ -16,8 +16,8 @@ and Student's t of the n values z_i bounds it, as if they were drawn independent
 1943), which is cautious for strata. The quarter that is drawn alike keeps |z_i| below 4 |change_i|; the
 rest draws the rare patient who is harmed. Of patients drawn alike, six to twenty miss that one most of the
 time, and a bound that has not seen the harm is wrong: in simulations it held in 31 to 67 % of the cases
-where 6 % of the patients collapse, and this one in 96 % or more. An empirical Bernstein bound (Maurer and Pontil,
-2009) holds for any distribution, but with 17 patients it is wider than 1.
+where 6 % of the patients collapse, and this one in 96 % or more. An empirical Bernstein bound (Maurer and
+Pontil, 2009) holds for any distribution, but with 17 patients it is wider than 1.
 
 Legend: N patients of the cohort, M of them with answers that differ, n draws.
 """
