@@ -26,9 +26,11 @@ test: install
 test-fast: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m "not process" --numprocesses 2 --dist loadfile --quiet
 
-# On a machine with an NVIDIA GPU and the builds of torch and onnxruntime for it.
+# On a machine with an NVIDIA GPU. Fails where torch or onnxruntime cannot use it, and where there is none.
 test-gpu: install
-	$(BIN)/python -m pytest -m gpu --quiet
+	$(BIN)/python -m service doctor
+	test -e /dev/nvidia0 -o -e /dev/dxg || { echo "no NVIDIA device: make test runs on the pretended one"; exit 1; }
+	$(BIN)/python -m pytest -m gpu --quiet -rs
 
 # With a real PACS and independent readers of DICOM: Debian's Orthanc with its DICOMweb plugin, dciodvfy of dicom3tools,
 # and dcmqi. The other targets skip the tests of those that are missing.

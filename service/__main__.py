@@ -17,6 +17,7 @@ import uvicorn
 from service.app import FILES, create_app
 from service.commands import audit, keys
 from service.commands.database import opened
+from service.commands.doctor import doctor
 from service.errors import ServiceError, SettingsInvalid
 from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
 from service.inference.sessions import probe_provider
@@ -27,6 +28,7 @@ from service.settings import Settings, read_settings
 
 app = typer.Typer(add_completion=False)
 app.add_typer(keys.app, name="keys", help="Create, list, rotate and revoke API keys.")
+app.command("doctor")(doctor)
 app.add_typer(audit.app, name="audit", help="Verify, export and shorten the audit trail.")
 
 
