@@ -98,7 +98,7 @@ class Classifiers:
         }
         cases = self.federation.site(site).cases
         found = {rung: self._at(trained, Images.load(cases, task, rung, site, seed), seed) for rung in rungs}
-        return {"home": home, "at": found}
+        return {"device": self.device, "home": home, "at": found}
 
     def _at(self, trained: Trained, images: Images, seed: int) -> dict[str, Any]:
         first, second = (images.of(half) for half in halves(sorted(set(images.patients)), seed))

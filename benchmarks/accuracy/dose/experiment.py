@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from PIL import Image
 
 from benchmarks.accuracy.dose.classification import Classifiers
@@ -24,7 +25,6 @@ from benchmarks.accuracy.dose.report import sections
 from benchmarks.accuracy.unseen.experiment import FOREIGN, PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment
-from benchmarks.harness.gpu import device_of, on_device
 from training.data.cases import Federation
 from training.data.federation import load_federation
 from training.methods.fedavg import FedAvgConfig
@@ -34,7 +34,7 @@ POLYPS = "polyp_centres"
 # Fields of FedAvgConfig.
 TRAININGS: Mapping[str, Mapping[str, Any]] = {
     "before": {"domain_randomisation": "none"},
-    "after": {"domain_randomisation": "late"},
+    "after": {"domain_randomisation": "throughout"},
 }
 
 
@@ -46,7 +46,6 @@ class Profile:
     seeds: tuple[int, ...] = (3, 4, 5)
     scanners: int = 8
     phantoms: int = 8
-    device: str = "cpu"
 
 
 _TINY = {"rounds": 2, "width": 4, "batch_size": 8}
@@ -60,7 +59,6 @@ _SETS = {
 PROFILES = {
     "smoke": Profile({PHANTOM: SetOf(32, _TINY)}, (3,), 3, 6),
     "cpu": Profile(_SETS),
-    "gpu": Profile(_SETS, device="cuda"),
 }
 
 
@@ -76,7 +74,7 @@ class Dose(Experiment[Profile]):
 
     def cells(self) -> list[Cell]:
         """Seed by seed, every hospital of every set that is there, by both trainings."""
-        found = [
+        return [
             self._cell(set_, site, seed, training)
             for seed in self.profile.seeds
             for set_ in self.profile.sets
@@ -84,7 +82,6 @@ class Dose(Experiment[Profile]):
             for site in self._federation(set_).names
             for training in TRAININGS
         ]
-        return on_device(found, self.profile.device)
 
     def _cell(self, set_: str, site: str, seed: int, training: str) -> Cell:
         chosen = self.profile.sets[set_]
@@ -95,16 +92,21 @@ class Dose(Experiment[Profile]):
             "training": training,
             "size": chosen.size,
             "rungs": ["0"] if set_ == PHANTOM else [*RUNGS],
-            "method": FedAvgConfig(**chosen.method, **TRAININGS[training]).model_dump(mode="json"),
+            "method": FedAvgConfig(**chosen.method, **TRAININGS[training]).identity(),
         }
+
+    @property
+    def _device(self) -> str:
+        """A GPU where there is one: a result has the device that made it."""
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """Train without the hospital, and serve it."""
         federation = self._federation(cell["set"])
         parts = (federation, self._folder(cell["set"]) / "runs", cell["method"], self.options.workers)
         if federation.task.kind == "classification":
-            return Classifiers(*parts, device_of(cell)).served(cell["site"], cell["seed"], cell["rungs"])
-        hospitals = Hospitals(*parts, device_of(cell), self._foreign)
+            return Classifiers(*parts, self._device).served(cell["site"], cell["seed"], cell["rungs"])
+        hospitals = Hospitals(*parts, self._device, self._foreign)
         return hospitals.served(cell["site"], cell["seed"], cell["rungs"])
 
     def sections(self, rows: Sequence[Row]) -> list[str]:

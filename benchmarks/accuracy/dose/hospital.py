@@ -6,6 +6,7 @@ half is scored. Labels are for reporting only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +33,7 @@ from benchmarks.accuracy.unseen.hospital import (
 )
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import Scans, mean_dice
+from model_store.preprocessing import prepare
 from model_store.scan import Scan
 from personalization.gate import ROUTING, Observed, consensus, judge, shift_of_statistics
 from personalization.iop_fl.space import RoutingSpace
@@ -40,6 +42,7 @@ from personalization.playbook import ByShift, by_shift, view
 from personalization.test_time.ladder import blended
 from training.config import RunConfig
 from training.data.cases import Federation
+from training.data.scan_files import read_scan
 from training.methods.fedavg import FedAvgConfig
 from training.playbook import LADDER
 from training.run import Run, execute
@@ -111,7 +114,7 @@ class Hospitals:
         for member in run.sites():
             tested = Scans.load(member.of_split("test"), self.federation.task)
             home[member.name] = short(mean_dice(dice_of(trained.network(), tested)))
-        return {"home": home, "at": found}
+        return {"device": self.device, "home": home, "at": found}
 
     def _at_rung(self, trained: Trained, site: str, seed: int, rung: str) -> dict[str, Any]:
         cases = some_of(self.federation.site(site).cases)
@@ -142,8 +145,7 @@ class Hospitals:
         noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
         wrong = {"noise": (noise, patients), "inverted scans": (-images, patients)}
         if self.foreign is not None:
-            other = self._foreign.thinned(MOST_SLICES)
-            wrong["another modality"] = (other.images, other.patient_index)
+            wrong["another modality"] = (self._foreign, list(range(len(self._foreign))))
         for kind, (cohort, whose) in wrong.items():
             met = trained.auto(cohort, whose)
             change = change_of(parent, dice_of(met.adapted.merged, turn.reported))
@@ -166,9 +168,14 @@ class Hospitals:
         yield name, network
 
     @cached_property
-    def _foreign(self) -> Scans:
+    def _foreign(self) -> Tensor:
+        """Slices [N, C, H, W] of one site of the other modality, prepared as this task asks for."""
         assert self.foreign is not None
-        return Scans.load(some_of(self.foreign.sites[0].cases), self.federation.task)
+        colour = "luminance" if self.federation.task.channels == 1 else "replicate"
+        task = self.federation.task.model_copy(update={"colour": colour})
+        cases = self.foreign.sites[0].cases
+        some = cases[:: math.ceil(len(cases) / MOST_SLICES)]
+        return torch.cat([torch.tensor(prepare(read_scan(case.image), task).slices) for case in some])
 
     def _run(self, seed: int, leave_out: str) -> Run:
         settings = RunConfig(seed=seed, leave_out=(leave_out,), device=self.device)
@@ -176,13 +183,18 @@ class Hospitals:
 
 
 def facts_of(made: ByShift, change: float) -> dict[str, Any]:
-    """The shift, the dose, the checks that fail, and the true change."""
+    """The shift, the dose, the value of every check and which fail, and the true change."""
     return {
         "shift": short(made.dose.shift),
         "dose": short(made.dose.share),
+        "checks": {check.name: _finite(check.value) for check in made.verdict.checks},
         "failed": list(made.failed),
         "change": short(change),
     }
+
+
+def _finite(value: float | None) -> float | None:
+    return short(value) if value is not None and math.isfinite(value) else None
 
 
 def _strictly(trained: Trained, candidate: nn.Module, learned: Scans) -> list[str]:

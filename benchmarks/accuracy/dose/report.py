@@ -45,7 +45,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
 
 def _about(rows: Sequence[Row]) -> str:
     seeds = sorted({row["cell"]["seed"] for row in rows})
-    devices = sorted({row["cell"].get("device", "cpu") for row in rows})
+    devices = sorted({row["result"]["device"] for row in rows})
     return (
         "What was fixed before these were run is in the third amendment of [the protocol]"
         "(protocol-outside.md). Figures are points of Dice (hundredths; of balanced accuracy for "

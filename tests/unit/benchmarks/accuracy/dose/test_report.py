@@ -25,7 +25,7 @@ def at(level: float, auto: float, early: float, *, failed: tuple[str, ...] = ())
 
 def row(set_: str, site: str, seed: int, training: str, rungs: dict[str, Any], home: float) -> dict[str, Any]:
     cell = {"set": set_, "site": site, "seed": seed, "training": training}
-    return {"cell": cell, "result": {"home": {"other": home}, "at": rungs}}
+    return {"cell": cell, "result": {"device": "cpu", "home": {"other": home}, "at": rungs}}
 
 
 def rows() -> list[dict[str, Any]]:
