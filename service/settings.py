@@ -34,7 +34,7 @@ from model_store.task import Task
 from service.errors import SettingsInvalid
 from service.files import Files, open_files
 from service.inference.limits import GraphLimits
-from service.validation import is_loopback
+from service.validation import PREFIX_PATTERN, is_loopback
 
 # An image of this size is taken whatever the network: it costs tenths of a second.
 _ALWAYS_TAKEN_PIXELS = 2048 * 2048
@@ -197,8 +197,9 @@ class Settings(BaseSettings):
     )
     root_path: str = Field(
         "",
-        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
-        description="path at which a proxy serves this service and which it strips, such as /locum",
+        pattern=PREFIX_PATTERN,
+        description="path at which a proxy serves this service and which it strips, such as /locum; without "
+        "it, the X-Forwarded-Prefix of a proxy that FORWARDED_ALLOW_IPS names",
     )
     tls_certificate: FolderPath | None = Field(
         None, description="certificate chain (PEM); with tls_key, `python -m service` speaks HTTPS"

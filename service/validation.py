@@ -25,6 +25,9 @@ JOB_ID = r"^[0-9a-f]{32}$"
 # PS3.5 9.1; leading zeros are accepted, because scanners write them.
 DICOM_UID = r"^[0-9]+(\.[0-9]+)*$"
 
+# A path prefix, of LOCUM_ROOT_PATH and X-Forwarded-Prefix: two slashes at its beginning would name a host.
+PREFIX_PATTERN = r"^(/[A-Za-z0-9._~-]+)*$"
+
 # PostgreSQL keeps no NUL, and a log no other control character; a reason may have lines and tabs.
 # Nothing that turns a text's direction, so that it reads as what it is.
 PRINTABLE = r"^[^\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]+$"

@@ -33,7 +33,7 @@ from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError
 from training.methods.registry import Method
 from training.methods.registry import method as find_method
-from training.observers import Log, MLflow, TensorBoard, WithLogs
+from training.observers import Log, MLflow, TensorBoard, WithLogs, few_notes
 from training.options import (
     DataOptions,
     Engine,
@@ -199,12 +199,18 @@ def _check_network(data: DataOptions, publishing: PublishingOptions, settings: R
 def _logs(planned: _Planned, options: LogOptions) -> list[Log]:
     """The logs that were asked for. Raises ConfigurationError."""
     job, logs = planned.job, list[Log]()
+    notes = few_notes(_validated(job)) if options.tensorboard or options.mlflow else {}
     if options.tensorboard is not None:
-        logs.append(TensorBoard(options.tensorboard))
+        logs.append(TensorBoard(options.tensorboard, notes))
     if options.mlflow is not None:
-        tags = {"method": job.method, "seed": str(job.settings.seed)}
+        tags = {"method": job.method, "seed": str(job.settings.seed), **notes}
         logs.append(MLflow(options.mlflow, planned.name, job.id, tags))
     return logs
+
+
+def _validated(job: Run) -> dict[str, int]:
+    """The patients that each site validates on."""
+    return {site.name: site.counts.patients.get("val", 0) for site in job.sites()}
 
 
 def _given_or_refused(value: Given | None, option: str, what: str) -> Given:
@@ -282,6 +288,7 @@ def _train(
     if playbook:
         check_practises(job)
     algorithm, sites, federation = job.algorithm(), job.specs(), job.federation
+    validated = _validated(job)
     # What cannot be published, or a store that cannot be written to, is better known now than after training.
     check_names(name, parts_of(algorithm, sites))
     store.prepare()
@@ -294,7 +301,7 @@ def _train(
             [site.name for site in sites],
             # Hospitals on a network have other machines than this one.
             {} if operator else expected_seconds(job, workers),
-            {site.name: site.counts.patients.get("val", 0) for site in job.sites()},
+            validated,
         )
         if operator is not None:
             operator.warn = progress.warning
@@ -318,7 +325,7 @@ def _train(
             warnings.extend(made.warnings)
             return with_playbook(publication, made)
 
-        observer = opened.enter_context(WithLogs(progress, logs))
+        observer = opened.enter_context(WithLogs(progress, logs, validated))
         result = execute(
             job,
             folder,

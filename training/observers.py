@@ -2,7 +2,8 @@
 
 Both get one value per round, with the round as the step, under the same names: `PHASE/METRIC/SITE` (such as
 `train/loss/birch`), `PHASE/bytes/sent/SITE`, `PHASE/bytes/received/SITE`, `PHASE/seconds` and
-`PHASE/sites/dropped`. RUN/history.jsonl remains the record.
+`PHASE/sites/dropped`. Beside a score of a round is `PHASE/val_patients/SITE`, the patients that the site
+validates on; a note says where these are few. RUN/history.jsonl remains the record.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from __future__ import annotations
 import math
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
+from training.data.cases import few_patients
 from training.engine.history import Observer, RoundEntry, SiteEntry
 from training.errors import ConfigurationError
+from training.progress.state import is_score
 
 _MOST_PENDING = 1000  # rounds that wait for a slow server
 _GOODBYE_S = 10.0
+# Of MLflow: metrics in one call, and characters of a name.
+_MOST_IN_BATCH = 1000
+_LONGEST_KEY = 250
 # Defaults of MLflow's client here: it gives up a server that is gone soon, and sends no telemetry.
 _MLFLOW = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "2",
@@ -42,22 +49,39 @@ class Log(Protocol):
         """Write what is pending."""
 
 
-def scalars_of(entry: RoundEntry) -> dict[str, float]:
-    """Return the figures of a round by name; values that are not finite are left out."""
+def scalars_of(entry: RoundEntry, validated: Mapping[str, int] = MappingProxyType({})) -> dict[str, float]:
+    """Return the figures of a round by name; values that are not finite are left out.
+
+    `validated` has the number of each site's validation patients, which its scores rest on.
+    """
     found = {f"{entry.phase}/seconds": entry.seconds, f"{entry.phase}/sites/dropped": len(entry.dropped)}
     for site, part in entry.sites.items():
         found |= {f"{entry.phase}/{metric}/{site}": value for metric, value in part.metrics.items()}
+        if site in validated and any(map(is_score, part.metrics)):
+            found[f"{entry.phase}/val_patients/{site}"] = validated[site]
         found[f"{entry.phase}/bytes/sent/{site}"] = sum(part.sent.values())
         found[f"{entry.phase}/bytes/received/{site}"] = sum(part.received.values())
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
+def few_notes(validated: Mapping[str, int]) -> dict[str, str]:
+    """Return a note for each site that validates on few patients, by the name under which a log has it."""
+    return {
+        f"locum.few_patients/{site}": f"{site} validates on {few}: its scores say little of other patients"
+        for site, count in validated.items()
+        if (few := few_patients(count))
+    }
+
+
 class TensorBoard:
-    """Writes event files into a folder. Raises ConfigurationError without the extra `tensorboard`."""
+    """Writes event files into a folder, with `notes` as texts.
+
+    Raises ConfigurationError without the extra `tensorboard`.
+    """
 
     name = "TensorBoard"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, notes: Mapping[str, str] = MappingProxyType({})) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
@@ -65,6 +89,8 @@ class TensorBoard:
                 "TensorBoard's files cannot be written", [f"{error}; pip install 'locum[tensorboard]'"]
             ) from error
         self._writer: Any = SummaryWriter(str(folder))
+        for name, text in notes.items():
+            self._writer.add_text(name, text, 0)
 
     def write(self, entry: RoundEntry, scalars: Mapping[str, float]) -> None:
         """Write and flush the figures of a round."""
@@ -102,14 +128,16 @@ class MLflow:
         except MlflowException as error:
             raise ConfigurationError("figures cannot be sent to MLflow", [str(error).strip()]) from error
         self._metric: Any = Metric
-        self._experiment, self._name, self._tags = experiment, run, {**tags, "locum.run": run}
+        self._experiment, self._name = experiment, run
+        self._tags = {_key(name): value for name, value in tags.items()} | {"locum.run": run}
         self._run: str | None = None
 
     def write(self, entry: RoundEntry, scalars: Mapping[str, float]) -> None:
         """Send the figures of a round."""
         now, step = int(time.time() * 1000), entry.round + 1
-        metrics = [self._metric(name, value, now, step) for name, value in scalars.items()]
-        self._client.log_batch(self._run_id(), metrics=metrics)
+        metrics = [self._metric(_key(name), value, now, step) for name, value in scalars.items()]
+        for first in range(0, len(metrics), _MOST_IN_BATCH):
+            self._client.log_batch(self._run_id(), metrics=metrics[first : first + _MOST_IN_BATCH])
 
     def close(self, *, succeeded: bool) -> None:
         """Set the status of the MLflow run."""
@@ -126,15 +154,24 @@ class MLflow:
         return self._run
 
 
+def _key(name: str) -> str:
+    """Return a name as MLflow takes it: sites and labels may have other characters."""
+    return re.sub(r"[^/\w.\- ]", "_", name)[:_LONGEST_KEY]
+
+
 class WithLogs:
     """An observer that forwards events to another one, and each round to logs, in a thread of their own.
 
     An error of a log is reported once as a warning; the log then gets no more. Use it as a context manager.
     """
 
-    def __init__(self, observer: Observer, logs: Sequence[Log]) -> None:
+    def __init__(
+        self, observer: Observer, logs: Sequence[Log], validated: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`validated` has the number of each site's validation patients."""
         self._observer = observer
         self._logs = list(logs)
+        self._validated = validated
         self._pending: queue.Queue[RoundEntry | None] = queue.Queue(_MOST_PENDING)
         self._failed: list[str] = []
         self._succeeded = False
@@ -183,7 +220,7 @@ class WithLogs:
 
     def _write(self) -> None:
         while (entry := self._pending.get()) is not None:
-            self._each(lambda log, entry=entry: log.write(entry, scalars_of(entry)))  # type: ignore[misc]
+            self._each(lambda log, entry=entry: log.write(entry, scalars_of(entry, self._validated)))  # type: ignore[misc]
         self._each(lambda log: log.close(succeeded=self._succeeded))
 
     def _each(self, action: Callable[[Log], None]) -> None:

@@ -259,6 +259,17 @@ class _Server(ThreadedAssociationServer):
                 self.say("a connection is ended: a request or PDU took longer than `idle_seconds`")
                 connection.end()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the connection's thread; where there can be none, the connection ends here."""
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            self.say("a connection is closed: the system gives no thread for it")
+            connection = self.connection(request)
+            self._forget(connection)
+            self.shutdown_request(request)
+            connection.close()
+
     # ------------------------------------------------------------------ of the connection's thread
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -275,12 +286,15 @@ class _Server(ThreadedAssociationServer):
         except Exception as error:  # `ssl` raises several kinds in a handshake that is ended
             _log.debug("a connection ends: %s", type(error).__name__)
         finally:
-            with self._lock:
-                self._connections = {
-                    key: value for key, value in self._connections.items() if value is not connection
-                }
+            self._forget(connection)
             self.shutdown_request(request)
             connection.close()
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections = {
+                key: value for key, value in self._connections.items() if value is not connection
+            }
 
 
 class _Connection:

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from service.http.semantics import ForwardedPrefixMiddleware
 
 MOST_CONNECTIONS = 1000
 HEADER_SECONDS = 20.0
@@ -82,6 +87,16 @@ def _in_origin_form(request: h11.Request) -> h11.Request:
     )
 
 
+@cache
+def _trusts(addresses: str) -> Callable[[str | None], bool]:
+    """Whether a connection is of a proxy that uvicorn takes `X-Forwarded-For` from (FORWARDED_ALLOW_IPS)."""
+    return ProxyHeadersMiddleware(_no_app, addresses).trusted_hosts.__contains__
+
+
+async def _no_app(*_: object) -> None:
+    raise AssertionError("only the list of trusted proxies is used")
+
+
 class BoundedProtocol(H11Protocol):
     """Close a connection above the limit, and one that has sent no complete headers in time."""
 
@@ -89,6 +104,10 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.config.proxy_headers:
+            addresses = self.config.forwarded_allow_ips
+            listed = addresses if isinstance(addresses, str) else ",".join(addresses)
+            self.app = ForwardedPrefixMiddleware(self.app, _trusts(listed))
         self.conn = StrictConnection(self.conn._max_incomplete_event_size)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

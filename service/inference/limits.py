@@ -20,7 +20,8 @@ class GraphLimits:
 
     Attributes:
         operators: allowed beyond those of `model_store.graphs`.
-        seconds_per_slice: of a run, for each of its slices; a run that takes longer is ended.
+        seconds_per_slice: of a run, for each of its slices; a run that takes longer is ended. A load may take
+            as long as a run of five slices, and a minute at least.
         memory_bytes: of all runs on the CPU in this process together; 0 for three quarters of the memory.
         gpu_memory_bytes: of one graph on a GPU, weights and runs; 0 for no bound.
     """

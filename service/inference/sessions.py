@@ -4,8 +4,8 @@ Keyed by the graph's own digest, so two artefacts that share a graph share its s
 never meets an old network. A graph is read, checked and loaded once however many requests ask for it at that
 moment; the least recently used session is dropped first, and stays alive until its last run ends.
 
-A graph is input: it is checked before onnxruntime sees it (`model_store.graphs`), a run of it has a deadline,
-and the memory of all runs has a bound.
+A graph is input: it is checked before onnxruntime sees it (`model_store.graphs`), its load and its runs have
+deadlines, and the memory of all runs has a bound.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.utils import Extractor
 from onnxruntime import OrtValue
+from onnxruntime.capi.onnxruntime_pybind11_state import ModelLoadCanceled
 
 from model_store.errors import ArtefactDamaged
 from model_store.graphs import check_graph
@@ -46,6 +47,11 @@ _LARGE = 1024
 # What a node without inputs from outside gives is computed while a graph is loaded, beyond the limits of its
 # runs. Shapes, axes and positions are far smaller than this.
 _MOST_FOLDED_BYTES = 2**20
+
+
+# A load may take as long as a run of so many slices, and at least so long.
+_SLICES_OF_A_LOAD = 5
+_LEAST_LOAD_SECONDS = 60.0
 
 
 class GraphPart(NamedTuple):
@@ -181,15 +187,21 @@ class GraphSession:
     ) -> None:
         """Load `graph` (the bytes of an onnx file).
 
-        Raises GraphRefused, ArtefactDamaged, GpuUnavailable, GpuMemoryFull.
+        Raises GraphRefused, ArtefactDamaged, RunTooLong, GpuUnavailable, GpuMemoryFull.
         """
         model = check_graph(graph, f"graph {digest}", limits.operators)
         _share_bounded_memory(limits.memory)
         try:
+            seconds = max(_LEAST_LOAD_SECONDS, _SLICES_OF_A_LOAD * limits.seconds_per_slice)
             parts = split_at_query(graph, model)
-            sessions = [_load(part, threads, device, limits.gpu_memory_bytes) for part in parts]
+            sessions = [_load(part, threads, device, limits.gpu_memory_bytes, seconds) for part in parts]
             outputs = {output.name for output in sessions[-1].get_outputs()}
             inputs = {node.name for session in sessions for node in session.get_inputs()}
+        except ModelLoadCanceled as error:
+            raise RunTooLong(
+                f"graph {digest}: it was not loaded in {seconds:g} s, and its loading was ended: on a slow "
+                "machine set LOCUM_SECONDS_PER_SLICE higher; else withdraw the model."
+            ) from error
         except Exception as error:  # onnx and onnxruntime raise a dozen unrelated types here
             if device != "cpu" and _gpu_is_full(error):
                 raise _memory_full(f"graph {digest}: the GPU has no room to load it") from error
@@ -409,7 +421,10 @@ def probe_provider(device: str) -> str:
     return session.provider
 
 
-def _load(part: GraphPart, threads: int, device: str, gpu_memory: int) -> onnxruntime.InferenceSession:
+def _load(
+    part: GraphPart, threads: int, device: str, gpu_memory: int, seconds: float
+) -> onnxruntime.InferenceSession:
+    """Load a part within so many seconds. Raises ModelLoadCanceled."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -428,9 +443,16 @@ def _load(part: GraphPart, threads: int, device: str, gpu_memory: int) -> onnxru
     options.add_session_config_entry("session.load_model_format", "ONNX")
     with tempfile.TemporaryDirectory(prefix="locum-") as empty:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
-        session = onnxruntime.InferenceSession(
-            part.graph, options, providers=wanted_providers(device, gpu_memory)
-        )
+        # Looked at between the steps of the optimisation.
+        watchdog = threading.Timer(seconds, options.set_load_cancellation_flag, (True,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            session = onnxruntime.InferenceSession(
+                part.graph, options, providers=wanted_providers(device, gpu_memory)
+            )
+        finally:
+            watchdog.cancel()
     # onnxruntime would go on on the CPU after an error of the GPU, and the receipt would name the GPU.
     session.disable_fallback()
     return session

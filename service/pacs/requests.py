@@ -49,14 +49,20 @@ class SeriesSegmentation(SegmentOptions):
     )
     store_unlike: bool = Field(
         False,
-        description="Whether that of a scan that the guard warns of is stored too. Otherwise such a job "
-        "fails with the warnings, and nothing is stored.",
+        description="Whether that of a scan that the guard warns of is stored too, also where `guard=auto` "
+        "would refuse the scan. Otherwise such a job fails with the warnings, and nothing is stored.",
     )
 
     def options(self) -> SegmentOptions:
-        """Those of the segmentation; the default output is `dicom-seg`."""
+        """Those of the segmentation; the default output is `dicom-seg`.
+
+        A caller of `store_unlike` has decided: the guard warns where it would refuse by default.
+        """
         given = self.model_dump(exclude={"study", "series", STORE, STORE_UNLIKE})
-        return SegmentOptions.model_validate({**given, "output": self.output or "dicom-seg"})
+        given["output"] = self.output or "dicom-seg"
+        if self.store_unlike and self.guard == "auto":
+            given["guard"] = "warn"
+        return SegmentOptions.model_validate(given)
 
 
 _Value = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=PRINTABLE)]

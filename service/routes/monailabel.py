@@ -329,9 +329,11 @@ class AtRoot:
         """Run the application with the path below `PREFIX`."""
         served = tuple(f"/{name}/" for name in _SERVED)
         if scope["type"] == "http" and (path := path_below_prefix(scope)).startswith(served):
-            scope["path"] = scope.get("root_path", "") + PREFIX + path
+            before: str = scope.get("root_path", "")
+            scope["path"] = before + PREFIX + path
             if scope.get("raw_path") is not None:
-                scope["raw_path"] = PREFIX.encode("ascii") + scope["raw_path"]
+                rest = scope["raw_path"].removeprefix(before.encode("ascii"))
+                scope["raw_path"] = f"{before}{PREFIX}".encode("ascii") + rest
         await self.app(scope, receive, send)
 
 

@@ -80,7 +80,7 @@ class Entry(BaseModel):
         """The row as it is shown."""
         return cls(
             sequence=row.sequence,
-            artefact=f"{row.artefact or row.model}@{row.version}",
+            artefact=_reference(row),
             version=row.version,
             digest=row.digest,
             actor=row.actor,
@@ -113,6 +113,9 @@ class ServingView(BaseModel):
         description="`name@version` of the model's newest version, if it was published after the one that "
         "serves: it serves only once it is assigned (`LOCUM_NEW_VERSIONS`)."
     )
+    returns_to: str | None = Field(
+        None, description="`name@version` that a rollback would return to now; null if nothing served before."
+    )
     flagged: list[str] = Field(description="Withdrawn ancestors of the version; it answers with a warning.")
     assignment: Entry | None
 
@@ -143,6 +146,7 @@ def get_serving(
         raise Problem(422, "instant-in-the-future", "Not yet known", f"{at.isoformat()} has not come yet.")
     with context.database.read() as session:
         found = serving(context.store, session, hospital, model, at, context.settings.new_versions)
+        before = assignments.before(session, hospital, model) if at is None else None
     if at is None:
         response.headers["ETag"] = entity_tag(assignments.decided(found.assignment))
     return ServingView(
@@ -155,6 +159,7 @@ def get_serving(
         because=found.because,
         withdrawn=found.withdrawn,
         newer=None if found.newer is None else f"{model}@{found.newer}",
+        returns_to=None if before is None else _reference(before),
         flagged=list(found.flagged),
         assignment=None if found.assignment is None else Entry.of(found.assignment),
     )
@@ -247,6 +252,10 @@ def get_history(context: AsReader, hospital: HospitalId, model: ModelName) -> Hi
     if not entries:
         require_name(context.store, model)
     return History(hospital=hospital, model=model, entries=[Entry.of(entry) for entry in entries])
+
+
+def _reference(row: Assignment) -> str:
+    return f"{row.artefact or row.model}@{row.version}"
 
 
 def _in_utc(at: datetime) -> datetime:

@@ -56,6 +56,7 @@ def begin_session(context: InCatalogue, request: Request, response: Response) ->
         expires=expires_at,
         httponly=True,
         samesite="strict",
+        path=_path(request),
         # Not over plain HTTP, other than to this machine.
         secure=request.url.scheme == "https" or not is_loopback(request.url.hostname or ""),
     )
@@ -67,13 +68,18 @@ def end_session(context: InCatalogue, request: Request, response: Response) -> N
     """End the session of this request's cookie."""
     if (cookie := _cookie(request)) is not None:
         _end(context, cookie)
-        response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
+        response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict", path=_path(request))
 
 
 def _end(context: ServiceContext, cookie: str) -> None:
     with context.database.write() as session:
         sessions.end(session, cookie)
     context.authenticator.forget()
+
+
+def _path(request: Request) -> str:
+    """Other services at the same host, beside a prefix, do not receive the cookie."""
+    return request.scope.get("root_path") or "/"
 
 
 def _cookie(request: Request) -> str | None:

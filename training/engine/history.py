@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -11,7 +12,9 @@ from typing import Any, Protocol
 from training.privacy import Spent
 
 TEST = "test"
-_FINAL = re.compile(r"(?P<split>test|val)_(dice|accuracy)(/(?P<label>.*))?", re.DOTALL)
+_MODEL = r"((?P<model>cluster|personal)_)?"
+_FINAL = re.compile(_MODEL + r"(?P<split>test|val)_(dice|accuracy)(/(?P<label>.*))?", re.DOTALL)
+_ONLY_FINAL = re.compile(_MODEL + r"(test_.*|val_dice/.*|val_n(/.*)?)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,13 @@ def defended(history: Sequence[RoundEntry]) -> list[str]:
 
 @dataclass(frozen=True)
 class FinalScore:
-    """A score of the published model that sites took once, at the end: mean and number of patients by site.
+    """A score of a model that sites took once, at the end: mean and number of patients by site.
 
-    Of images with classes it is the accuracy, and images are counted. `label` is empty for all labels.
+    `model` is `cluster` for that of a site's cluster, `personal` for a site's own, empty for the one that all
+    share. Of images with classes it is the accuracy, and images are counted. `label` is empty for all labels.
     """
 
+    model: str
     split: str
     label: str
     sites: Mapping[str, tuple[float, int]]
@@ -127,30 +132,47 @@ class FinalScore:
 
 
 def final_scores(history: Sequence[RoundEntry]) -> list[FinalScore]:
-    """Return the scores of the phase `test`, the test patients' first, then those of validation by label."""
-    found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
+    """Return the scores of the phase `test`, model by model.
+
+    A model's scores on test patients come first, then those on validation patients by label.
+    """
+    found: dict[tuple[str, str, str], dict[str, tuple[float, int]]] = {}
     for entry in history:
         for site, part in entry.sites.items() if entry.phase == TEST else ():
             for name, value in part.metrics.items():
                 if match := _FINAL.fullmatch(name):
-                    split, label = match["split"], match["label"] or ""
-                    count = int(part.metrics[f"{split}_n" + (f"/{label}" if label else "")])
-                    found.setdefault((split, label), {})[site] = value, count
-    return [FinalScore(split, label, sites) for (split, label), sites in sorted(found.items())]
+                    model, split, label = match["model"] or "", match["split"], match["label"] or ""
+                    of = f"{model}_" if model else ""
+                    count = int(part.metrics[f"{of}{split}_n" + (f"/{label}" if label else "")])
+                    found.setdefault((model, split, label), {})[site] = value, count
+    return [FinalScore(*names, sites) for names, sites in sorted(found.items())]
+
+
+def is_final(metric: str) -> bool:
+    """Whether a metric is one of those that are taken once, at the end, with their numbers of patients."""
+    return _ONLY_FINAL.fullmatch(metric) is not None
 
 
 def never_found(history: Sequence[RoundEntry]) -> list[str]:
-    """Describe the labels of which the published model finds no voxel in any patient that was scored."""
+    """Describe the labels of which no model of the run finds a voxel in any patient that was scored."""
     by_label: dict[str, list[FinalScore]] = {}
     for score in final_scores(history):
         if score.label:
             by_label.setdefault(score.label, []).append(score)
     return [
-        f"label '{label}' is never found: its Dice is 0 in all {sum(score.count for score in scores)} "
+        f"label '{label}' is never found: its Dice is 0 in all {_most_patients(scores)} "
         "patients that were scored; look at its masks, train longer, or leave it out"
         for label, scores in by_label.items()
         if not any(score.mean for score in scores)
     ]
+
+
+def _most_patients(scores: Sequence[FinalScore]) -> int:
+    """The patients of the model that most were scored with: the models of a run are scored on the same."""
+    counts: Counter[str] = Counter()
+    for score in scores:
+        counts[score.model] += score.count
+    return max(counts.values())
 
 
 def majority(share: float) -> str:

@@ -19,7 +19,8 @@ afresh in every epoch.
 Classification only: the generator starts from a class. By default all f_k begin alike.
 
 Shared:  f_k with its batch-norm statistics, once; the number of training images; summary statistics of the
-         training scans; right answers by class on validation images.
+         training scans; right answers by class on validation images; once, accuracy on test and validation
+         images.
 Stays:   images, labels, and everything else.
 """
 
@@ -66,6 +67,7 @@ from training.methods.common.one_shot import (
     uploaded,
 )
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
 from training.methods.fedavg import WEIGHTS
 from training.methods.registry import register
 
@@ -115,7 +117,7 @@ class Dense(OneShot):
 
     @override
     def plan(self) -> Plan:
-        """Train and upload; generate and distil; validate the student at the hospitals."""
+        """Train and upload; generate and distil; validate and test the student at the hospitals."""
         return (
             replace(self.local_phase(), client_step=self.upload),
             ServerStage("distil", self.config.epochs, self.distil),
@@ -130,6 +132,7 @@ class Dense(OneShot):
                 self.expect_counts,
                 everyone=True,
             ),
+            scoring_phase(self.task, (WEIGHTS,), self.score_step, self.send_student),
         )
 
     def send_student(self, server: Memory, site: str) -> Mapping[str, State]:
@@ -151,6 +154,13 @@ class Dense(OneShot):
         return ClientResult(
             {COUNTS.name: counts.state()}, float(len(data.train)), metrics=counts.metrics("val_")
         )
+
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+    ) -> ClientResult:
+        """Score the student on the test images."""
+        student = network_of(self.network, received[WEIGHTS.name], context.device)
+        return score_once({"": predicting(student, self.config.batch_size)}, data, self.task)
 
     def add_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Add up the right answers."""
@@ -249,6 +259,7 @@ class Dense(OneShot):
     def publication(self, server: Memory) -> Publication:
         counts = server.facts.get("counts")
         metrics = counts_from(counts).metrics("val_") if counts else {}
+        metrics |= scored_metrics(server.facts, self.task)
         weights = part(server.tensors, _STUDENT)
         draft = ModelDraft("global", self.network, weights, metrics=metrics)
         return Publication("model", (draft,), statistics=described(server.facts))

@@ -11,7 +11,8 @@ norm's statistics are v_k's own. v_k takes as many steps as w_k. The paper's sit
 they take FedAvg's (`optimiser`), with a fresh optimiser every round. The paper tunes lambda from 0.05 to 2.
 v_k begins with the first w_g that the site receives; in the authors' code, with the run's first w_g.
 
-Shared:  what FedAvg shares. In the phase `export`, and only at sites that consent: v_k and its score.
+Shared:  what FedAvg shares; once, v_k's scores on test and validation patients. In the phase `export`, and
+         only at sites that consent: v_k and its score.
 Stays:   v_k until then; what stays in FedAvg.
 """
 

@@ -88,7 +88,7 @@ from training.methods.common.loss_choice import LossConfig
 from training.methods.common.network_choice import NetworkConfig
 from training.methods.common.randomisation_choice import RandomisationConfig
 from training.methods.common.state_tree import join, part
-from training.methods.common.tested import score_once, scored_metrics, scoring_phase
+from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
 from training.methods.registry import register
 
 WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
@@ -297,7 +297,7 @@ class FedAvg(Algorithm):
     ) -> ClientResult:
         """Score the selected w_g on the test patients."""
         network = network_of(self.network, received[WEIGHTS.name], context.device)
-        return score_once(network, data, self.task, self.config.batch_size)
+        return score_once({"": predicting(network, self.config.batch_size)}, data, self.task)
 
     def estimate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData

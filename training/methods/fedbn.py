@@ -9,7 +9,8 @@ so that each site keeps the scale, shift and running statistics of its own scann
 of a fresh network.
 
 Shared:  all weights but batch norm's; the number of training slices; once, summary statistics of the training
-         scans. In the phase `export`, and only at sites that consent: the site's whole model and its score.
+         scans, and the scores of the site's model on test and validation patients. In the phase `export`, and
+         only at sites that consent: the site's whole model and its score.
 Stays:   batch norm's weights, biases and running statistics until then; images, masks, and everything else.
 """
 

@@ -8,8 +8,9 @@ from the shared body and its own head, and the server averages the bodies (Alg. 
 Here Adam takes the steps, as in FedAvg. The network declares its head: of a U-Net it is all that comes after
 the bottleneck, of a ResNet-18 the last layer. A site draws its first head itself.
 
-Shared:  the body; the number of training slices; once, summary statistics of the training scans. In the phase
-         `export`, and only at sites that consent: the site's whole model and its score.
+Shared:  the body; the number of training slices; once, summary statistics of the training scans, and the
+         scores of the site's model on test and validation patients. In the phase `export`, and only at sites
+         that consent: the site's whole model and its score.
 Stays:   the head until then; images, masks, and everything else.
 """
 

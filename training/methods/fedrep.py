@@ -10,8 +10,9 @@ representation phi, and then steps on the representation alone, with that head:
 Each turn begins with a fresh Adam. Batch norm uses the statistics of the batch in both turns, and its running
 statistics follow both: fixed are the parameters. With `local_steps` each turn takes that many batches.
 
-Shared:  the representation; the number of training slices; once, summary statistics of the training scans. In
-         the phase `export`, and only at sites that consent: the site's whole model and its score.
+Shared:  the representation; the number of training slices; once, summary statistics of the training scans,
+         and the scores of the site's model on test and validation patients. In the phase `export`, and only
+         at sites that consent: the site's whole model and its score.
 Stays:   the head until then; images, masks, and everything else.
 """
 

@@ -17,8 +17,9 @@ training there; here those of both candidates are estimated on the site's traini
 scores differ by the soup alone, unless `statistics` is `averaged`. The code also compares on the site's test
 images, counts the rounds that the site took part in, and its Adam goes on over the rounds.
 
-Shared:  what FedAvg shares, with the better candidate for weights. In the phase `export`, and only at sites
-         that consent: the personal model and its score.
+Shared:  what FedAvg shares, with the better candidate for weights; once, the scores of the personal model on
+         test and validation patients. In the phase `export`, and only at sites that consent: the personal
+         model and its score.
 Stays:   P_k and n_k; the personal model's score until then; what stays in FedAvg.
 """
 

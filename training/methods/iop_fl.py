@@ -16,8 +16,9 @@ base point restored: as printed, it decays to zero), and the P_k with the best D
     P_k <- (1 - tau) P_k + tau w_k         P_k = w_g of round 0 at first, tau = 0.9, after each local training
 
 Shared:  what FedAvg shares. For every lambda, sum and sum of squares of the change of the validation
-         patients' Dice. In the phase `export`, and only at sites that consent to it: the published P_k,
-         its validation Dice beside w_g's, and lambda.
+         patients' Dice. Once, the scores of P_k(lambda) on test and validation patients. In the phase
+         `export`, and only at sites that consent to it: the published P_k, its validation Dice beside w_g's,
+         and lambda.
 Stays:   P_k until then; images, masks, and everything else.
 """
 
@@ -63,6 +64,7 @@ from training.methods.common.local_training import (
     with_statistics,
 )
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import Panel, register
 
@@ -132,7 +134,8 @@ class IopFl(FedAvg):
 
     @override
     def plan(self) -> Plan:
-        """FedAvg's plan, then each site's own model beside the published global one, and the export."""
+        """FedAvg's plan, with each site's own model before the test of both, and the export after it."""
+        *before, _ = super().plan()
         personalise = Phase(
             "personalise",
             1,
@@ -143,6 +146,7 @@ class IopFl(FedAvg):
             self.send_selected,
             everyone=True,
         )
+        test = scoring_phase(self.task, (WEIGHTS, SHARE), self.score_step, self.send_tested, ("", "personal"))
         export = Phase(
             "export",
             1,
@@ -155,11 +159,15 @@ class IopFl(FedAvg):
             consent=True,
             everyone=True,
         )
-        return (*super().plan(), personalise, export)
+        return (*before, personalise, test, export)
 
     def send_share(self, server: Memory, site: str) -> Mapping[str, State]:
         """The federation's lambda."""
         return {SHARE.name: {"share": torch.tensor(server.facts.get("share", 0.0))}}
+
+    def send_tested(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The selected w_g, and the federation's lambda."""
+        return {**self.send_selected(server, site), **self.send_share(server, site)}
 
     def expect_personal(self, server: Memory) -> Mapping[str, State]:
         """An exported model is one like w_g."""
@@ -261,6 +269,28 @@ class IopFl(FedAvg):
         train_locally(network, data.train, schedule, context.generator("personalise"))
         return state_of(network)
 
+    def _share(self, received: Mapping[str, State], memory: Memory) -> tuple[float, bool]:
+        """The site's lambda, and whether it is that of the federation, for want of patients."""
+        if self.config.personal == "moving-average":
+            return 1.0, False
+        changes = torch.tensor(memory.facts["changes"], dtype=torch.float64)
+        if int(changes[0, 2]) < LEAST_PATIENTS:
+            return float(received[SHARE.name]["share"]), True
+        return memory.facts["shares"][chosen(changes)], False
+
+    @override
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the selected w_g and P_k(lambda) on the test patients. With lambda = 0, P_k is w_g."""
+        w_g = network_of(self.network, received[WEIGHTS.name], context.device)
+        shared, own = predicting(w_g, self.config.batch_size), None
+        if "shares" in memory.facts and (share := self._share(received, memory)[0]):
+            start, tuned = part(memory.tensors, "start"), part(memory.tensors, "tuned")
+            network = network_of(self.network, interpolate(start, tuned, share), context.device)
+            own = predicting(network, self.config.batch_size)
+        return score_once({"": shared, "personal": own}, data, self.task)
+
     def export_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
@@ -271,11 +301,7 @@ class IopFl(FedAvg):
         facts = memory.facts
         if "shares" not in facts:
             raise SiteFailed("it has no personal model: it dropped out before the phase `personalise`")
-        shares, changes = facts["shares"], torch.tensor(facts["changes"], dtype=torch.float64)
-        share, borrowed = 1.0, False
-        if self.config.personal == "interpolated":
-            borrowed = int(changes[0, 2]) < LEAST_PATIENTS
-            share = float(received[SHARE.name]["share"]) if borrowed else shares[chosen(changes)]
+        shares, (share, borrowed) = facts["shares"], self._share(received, memory)
         scores = [ValidationScore(total, patients) for total, patients in facts["scores"]]
         before, after = scores[0], scores[shares.index(share)]
         comparison: State = {
@@ -335,7 +361,8 @@ class IopFl(FedAvg):
                     name: value
                     for name, value in compared.get(site, {}).items()
                     if name.startswith("val_dice") and value is not None
-                },
+                }
+                | scored_metrics(server.facts, self.task, "personal", (site,)),
             )
             for site in server.facts.get("exported", ())
         )

@@ -4,8 +4,9 @@ The measure of what a federation is worth to a site: the same rounds, steps and 
 draw of its own. A site validates its model at the start of every round and after the last, and keeps the best
 one, or the last one (`selection: last`).
 
-Shared:  once, summary statistics of the training scans. In the phase `export`, and only at sites that
-         consent: the site's model and its score.
+Shared:  once, summary statistics of the training scans, and the scores of the site's model on test and
+         validation patients. In the phase `export`, and only at sites that consent: the site's model and its
+         score.
 Stays:   everything else.
 """
 

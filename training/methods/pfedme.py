@@ -23,8 +23,8 @@ Batch norm's statistics of w_k are estimated on the site's training slices, beca
 With `statistics: averaged` w_k has theta's. Where beta is not 1, the mean of the sites' statistics is not
 that of w_g, and a site estimates w_g's on its slices before it scores it.
 
-Shared:  what FedAvg shares, with w_k for weights. In the phase `export`, and only at sites that consent:
-         theta_k and its score.
+Shared:  what FedAvg shares, with w_k for weights; once, theta_k's scores on test and validation patients. In
+         the phase `export`, and only at sites that consent: theta_k and its score.
 Stays:   theta_k until then; what stays in FedAvg.
 """
 

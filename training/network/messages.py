@@ -39,6 +39,9 @@ _COMPARED = ("locum", "torch", "numpy")
 
 # Printable ASCII, since names are shown on terminals and in reports.
 Name = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
+# A metric of a label ends in it, and a task's labels may be in any script: the operator compares them.
+MetricName = Annotated[str, Field(pattern=r"^[ -~]{1,128}(?s:/.{1,1000})?$")]
+_MOST_METRICS = 4096  # the scores of the end are four for each label, split and model
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**50)]
 SlotName = Annotated[str, Field(pattern=r"^[a-z]$")]
@@ -158,7 +161,7 @@ class Report(Session):
     failure: Annotated[str, Field(max_length=2_000)] | None = None
     groups: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     weight: FiniteFloat = 0.0
-    metrics: Annotated[dict[Name, FiniteFloat], Field(max_length=64)] = {}
+    metrics: Annotated[dict[MetricName, FiniteFloat], Field(max_length=_MOST_METRICS)] = {}
     withheld: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     slot: SlotName | None = None
     seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0

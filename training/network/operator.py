@@ -145,6 +145,7 @@ class Operator:
         self._kit = kit
         self._sites = tuple(sites)
         self._limits = limits
+        self._labels = frozenset(task.labels)
         self.warn: Callable[[str], None] = lambda _: None
         self._authority = x509.load_pem_x509_certificate(kit.authority.read_bytes())
         algorithm = find_method(method).build(config, task)
@@ -526,6 +527,11 @@ class Operator:
             return Failure(task.site, f"expected the groups {', '.join(declared)}, or a note that one stays")
         if said.slot not in {task.slot, task.to}:
             return Failure(task.site, f"expected memory slot {task.slot} or {task.to}, found {said.slot}")
+        unknown = {name.partition("/")[2] for name in said.metrics} - {"", *self._labels}
+        if unknown:
+            return Failure(
+                task.site, f"expected metrics of the task's labels, found {printable(min(unknown))!r}"
+            )
         files = {name: work.upload(name) for name in said.groups}
         sent: dict[str, int] = {}
         for name, path in files.items():

@@ -21,7 +21,7 @@ from training.algorithm import Plan
 from training.data.cases import FEW_PATIENTS
 from training.engine.history import FinalScore, Observer, RoundEntry, SiteEntry, final_scores
 from training.progress import format
-from training.progress.state import RunState, bytes_of, heading
+from training.progress.state import PREFIXES, RunState, bytes_of, heading
 
 # The score that the sparklines show: the first of these that a run has.
 _TREND = ("personal_val_", "joined_val_", "val_")
@@ -29,6 +29,8 @@ _TREND = ("personal_val_", "joined_val_", "val_")
 _NAMED_SITES = 5
 # Between the lines of a long round, where output is no terminal.
 _REMIND_SECONDS = 60.0
+# Which model a score of the end is of, as its column would be called.
+_OF = {"": "", "cluster": PREFIXES["cluster_val_"].strip(), "personal": PREFIXES["personal_val_"].strip()}
 
 _MARKS = {
     "waiting": Text("·", style="dim"),
@@ -213,6 +215,13 @@ class RichProgress(_Display):
         """Leave the last state on the screen."""
         self._live.stop()
 
+    @override
+    def round_finished(self, entry: RoundEntry) -> None:
+        """Print the scores that are taken once above the table, which shows those of rounds."""
+        super().round_finished(entry)
+        for score in final_scores([entry]):
+            self._console.print(_final(score), markup=False, highlight=False, soft_wrap=True)
+
     def render(self) -> Group | Text:
         """Render the current state."""
         if self._state is None:
@@ -273,10 +282,16 @@ def _time(state: RunState, what: str) -> str:
 def _final(score: FinalScore) -> str:
     """Format a score that is taken once: its mean, n, and each site's."""
     split = {"test": "test", "val": "validation"}[score.split]
-    name = f"{split} {score.label}".strip()
-    sites = ", ".join(f"{site} {format.number(mean)} n={n}" for site, (mean, n) in score.sites.items())
+    name = " ".join(filter(None, (_OF[score.model], split, score.label)))
+    sites = ", ".join(
+        f"{site} {format.number(mean)} {_patients(n)}" for site, (mean, n) in score.sites.items()
+    )
     detail = f" ({sites})" if len(score.sites) <= _NAMED_SITES else ""
-    return f"{name} {format.number(score.mean)} n={score.count}{detail}"
+    return f"{name} {format.number(score.mean)} {_patients(score.count)}{detail}"
+
+
+def _patients(count: int) -> str:
+    return f"n={count}, few" if count < FEW_PATIENTS else f"n={count}"
 
 
 def _summary(name: str, values: Mapping[str, float], basis: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Literal
 from personalization.metrics import METRICS, Metric
 from training.algorithm import Phase, Plan
 from training.data.cases import few_patients
-from training.engine.history import RoundEntry, SiteEntry
+from training.engine.history import RoundEntry, SiteEntry, is_final
 
 # The model that a score is of, by what its name begins with.
 PREFIXES = {
@@ -64,11 +64,6 @@ class SiteState:
 def is_score(metric: str) -> bool:
     """Whether a metric is a score of patients or images."""
     return measured(metric) is not None
-
-
-def is_final(metric: str) -> bool:
-    """Whether a metric is one of those that are taken once, at the end (`history.final_scores`)."""
-    return metric.startswith(("test_", "val_dice/", "val_n"))
 
 
 def bytes_of(entry: SiteEntry) -> int:

@@ -17,10 +17,10 @@ from model_store.durable import write_durably
 from model_store.task import Task
 from training.algorithm import Publication
 from training.data.cases import FEW_PATIENTS, few_patients
-from training.engine.history import FinalScore, RoundEntry, final_scores
+from training.engine.history import FinalScore, RoundEntry, final_scores, is_final
 from training.methods.registry import method
 from training.progress.format import duration, number, size
-from training.progress.state import heading, in_order, is_final, is_score, measured
+from training.progress.state import heading, in_order, is_score, measured
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.transmission import mebibytes
@@ -38,6 +38,9 @@ _CAPTIONS = {
     "key_entropy": "Entropy of the keys that a site's images pick; 1 means that all are used equally.",
     "dead_keys": "Keys that no image of a site picks.",
 }
+
+# Which model a score of the end is of.
+_OF = {"": "shared by all sites", "cluster": "of each site's cluster", "personal": "each site's own"}
 
 # Scores of a model that all sites share.
 _FOR_ALL = ("val_", "joined_val_")
@@ -239,13 +242,17 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def _final_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """The scores of the published model by label, on test patients and on validation patients."""
-    by_label: dict[str, dict[str, FinalScore]] = {}
+    """The scores of each model by label, on test patients and on validation patients."""
+    found: dict[tuple[str, str], dict[str, FinalScore]] = {}
     for score in final_scores(record.rounds):
-        by_label.setdefault(score.label, {})[score.split] = score
+        found.setdefault((score.model, score.label), {})[score.split] = score
     return [
-        {"label": label or "all", "scores": [scores.get(split) for split in ("test", "val")]}
-        for label, scores in sorted(by_label.items())
+        {
+            "model": _OF[model],
+            "label": label or "all",
+            "scores": [scores.get(split) for split in ("test", "val")],
+        }
+        for (model, label), scores in sorted(found.items())
     ]
 
 

@@ -31,13 +31,15 @@ LAPTOP = {"width": 1280, "height": 800}
 class Service:
     """A running service with an outside hospital `dune`, a member `aster`, and three models.
 
-    `organ` is a routing space, `tumour` a cross-attention, and `retina` has labels that overlap.
+    `organ` is a routing space, `tumour` a cross-attention, and `retina` has labels that overlap. `proxied` is
+    the service's address behind a proxy.
     """
 
     client: httpx.Client
     scans: dict[str, Path]
     store: Path
     state: Path
+    proxied: str | None = None
 
     def cohort(self, **scans: bytes) -> str:
         """The path of a new cohort of `dune` with these scans."""
@@ -63,7 +65,8 @@ class Service:
 
     @property
     def address(self) -> str:
-        return str(self.client.base_url)
+        """Where a browser finds the page."""
+        return self.proxied or str(self.client.base_url)
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +111,11 @@ def publish_retina(store: Store) -> None:
     )
     lineage = Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0)
     network = NetworkSpec(name="threshold", arguments={"at": 100})
-    manifest = ModelManifest(name="retina", task=task, network=network, lineage=lineage)
+    metrics = {
+        **{"val_dice": 0.75, "val_n": 5.0, "val_dice/cup": 0.5, "val_n/cup": 2.0},
+        **{"test_dice": 0.625, "test_n": 1.0, "loss": 0.25},
+    }
+    manifest = ModelManifest(name="retina", task=task, network=network, lineage=lineage, metrics=metrics)
     store.publish(manifest, {WEIGHTS: b"none", GRAPH: _nested_graph()})
 
 

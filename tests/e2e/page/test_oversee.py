@@ -38,6 +38,22 @@ def test_view_shows_health_serving_lineage_and_jobs(page: Any, service: Service)
     page.get_by_role("heading", name="Adapt a model to a hospital").wait_for()
 
 
+def test_scores_of_a_version_have_the_patients_that_they_rest_on(page: Any, service: Service) -> None:
+    page.goto(f"{service.address}/#/oversee")
+    models = page.get_by_role("region", name="Models")
+    models.get_by_role("button", name="retina@1").press("Enter")
+    models.get_by_text("Dice on the members' patients").click()
+    rows = models.get_by_role("table").get_by_role("row")
+    assert [rows.nth(number).inner_text().split() for number in (1, 2)] == [
+        ["this", "version", "all", "0.750", "5", "0.625", "1", "few"],
+        ["this", "version", "cup", "0.500", "2", "few", "–", "–"],
+    ]
+    assert rows.count() == 3
+    # A version without scores shows none.
+    models.get_by_role("button", name="organ@1").press("Enter")
+    models.get_by_text("Dice on the members' patients").wait_for(state="detached")
+
+
 def test_row_that_cannot_be_read_is_unknown_and_six_are_asked_for_at_once(
     browser: Any, service: Service
 ) -> None:

@@ -1,22 +1,39 @@
-"""The whole story: look at a scan, adapt a model, assign it, take it back, draw masks, join with them."""
+"""The whole story: look at a scan, adapt a model, assign it, take it back, draw masks, join with them.
+
+The browser reaches the service at a path of a reverse proxy, which strips it: the page loads nothing beside.
+"""
 
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 
-from tests.e2e.page.conftest import Service, shows_all_sections
+from tests.e2e.page.conftest import Service, opened_page, shows_all_sections
 from tests.e2e.page.test_draw import saving
 from tests.e2e.page.test_look import canonical, drawn_slice, mask_of, middle, picture, segment, shown_slice
 from tests.helpers.service.joining_federation import drawn_scans
+from tests.helpers.service.prefix_proxy import prefix_proxy
 
 FINISHED = "[data-state=succeeded], [data-state=fell_back], [data-state=failed]"
 
 
-def test_from_a_scan_to_an_adapted_and_a_joined_model(page: Any, service: Service) -> None:
+def test_from_a_scan_to_an_adapted_and_a_joined_model(browser: Any, service: Service) -> None:
+    port = service.client.base_url.port
+    assert port is not None
+    # Loopback is a trusted proxy by default.
+    with prefix_proxy(port, "/a/locum", {"X-Forwarded-Prefix": "/a/locum"}) as address:
+        behind = replace(service, proxied=address)
+        expected = ("status of 409", "status of 412")
+        with opened_page(browser, f"{address}/", expected=expected) as page:
+            story(page, behind)
+            oversee(page, behind)
+
+
+def story(page: Any, service: Service) -> None:
     look(page, service)
     page.get_by_role("link", name="Adapt").click()
     page.get_by_role("heading", name="Adapt a model to a hospital").wait_for()
@@ -29,6 +46,24 @@ def test_from_a_scan_to_an_adapted_and_a_joined_model(page: Any, service: Servic
     draw(page, service)
     joined = join(page, service)
     decide(page, service, joined)
+    with page.expect_popup() as opened:
+        page.locator("a[href$='/card']").click()
+    card = opened.value
+    assert card.url.startswith(f"{service.address}/jobs/{joined['id']}/card")
+    assert joined["id"] in card.content()
+    card.close()
+
+
+def oversee(page: Any, service: Service) -> None:
+    """The last view, and the description of the API, which names its server by the prefix."""
+    page.get_by_role("link", name="Oversee").click()
+    page.get_by_role("region", name="Health").get_by_text("well").first.wait_for()
+    serving = service.client.get("/hospitals/dune/serving/organ").json()["artefact"]
+    page.get_by_role("region", name="Hospitals").get_by_role("link", name=serving).first.wait_for()
+    page.get_by_role("region", name="Models").get_by_role("button", name="organ@1").first.wait_for()
+    page.goto(f"{service.address}/docs")
+    page.get_by_text("/locum/openapi.json").wait_for()
+    page.get_by_text("/segment").first.wait_for()
 
 
 def look(page: Any, service: Service) -> None:
@@ -116,12 +151,16 @@ def roll_back(page: Any, service: Service) -> None:
     ):
         page.get_by_role("button", name="Roll back").click()
         dialog = page.get_by_role("dialog")
+        dialog.get_by_text(f"{expected}, which served dune before").wait_for()
         dialog.get_by_label("Your name").fill("Ada")
         dialog.get_by_label("Reason").fill(reason)
         dialog.get_by_role("button", name="Roll back").click()
         dialog.wait_for(state="detached")
         page.get_by_role("list", name="History").get_by_text(reason).wait_for()
         assert service.client.get(path).json()["artefact"] == expected
+    # At the beginning of the log there is nothing to return to.
+    page.get_by_text("Nothing served Dune before this version").wait_for()
+    assert page.get_by_role("button", name="Roll back").is_disabled()
     entries = service.client.get(f"{path}/history").json()["entries"]
     assert [each["actor"] for each in entries] == ["service", "Ada", "Ida", "Ada", "Ada"]
     assert page.get_by_role("list", name="History").get_by_text("by default").is_visible()

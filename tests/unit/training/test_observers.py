@@ -14,7 +14,7 @@ from training.data.federation import load_federation
 from training.engine.history import RoundEntry, Silent, SiteEntry
 from training.errors import ConfigurationError
 from training.methods.fedavg import FedAvgConfig
-from training.observers import MLflow, TensorBoard, WithLogs, scalars_of
+from training.observers import MLflow, TensorBoard, WithLogs, few_notes, scalars_of
 from training.phantom import write_federation
 from training.run import Run, execute
 
@@ -51,6 +51,21 @@ def test_figures_of_a_round_have_the_names_that_people_look_for():
     assert scalars_of(ENTRY) == EXPECTED
 
 
+def test_scores_of_a_round_have_the_patients_that_they_rest_on():
+    part = SiteEntry(3.0, {"loss": 0.25, "personal_val_dice": 0.5}, {}, {}, (), 1.0)
+    entry = RoundEntry(
+        "train", 2, 5, 1.5, {"birch": part, "cedar": SiteEntry(1.0, {"loss": 1.0}, {}, {}, (), 1.0)}
+    )
+    found = scalars_of(entry, {"birch": 2, "cedar": 5})
+    assert found["train/val_patients/birch"] == 2.0
+    assert "train/val_patients/cedar" not in found
+    assert few_notes({"birch": 2, "cedar": 5, "dill": 0}) == {
+        "locum.few_patients/birch": "birch validates on 2 patients: its scores say little of other patients",
+        "locum.few_patients/dill": "dill validates on training patients: its scores say little of other "
+        "patients",
+    }
+
+
 def events_of(folder):
     """Read an event file by its own format: length, checksum, protobuf, checksum."""
     from tensorboardX.proto.event_pb2 import Event
@@ -66,15 +81,14 @@ def events_of(folder):
 def test_tensorboard_file_has_the_figures(tmp_path):
     pytest.importorskip("tensorboardX")
     heard = Heard()
-    with WithLogs(heard, [TensorBoard(tmp_path)]) as observer:
+    with WithLogs(heard, [TensorBoard(tmp_path, {"few": "on 2 patients"})]) as observer:
         observer.round_finished(ENTRY)
     assert heard.warnings == []
-    found = {
-        value.tag: (value.simple_value, event.step)
-        for event in events_of(tmp_path)
-        for value in event.summary.value
-    }
+    values = [(event.step, value) for event in events_of(tmp_path) for value in event.summary.value]
+    found = {value.tag: (value.simple_value, step) for step, value in values if not value.HasField("tensor")}
     assert found == {name: (value, 3) for name, value in EXPECTED.items()}
+    (text,) = [value.tensor.string_val[0] for _, value in values if value.HasField("tensor")]
+    assert text == b"on 2 patients"
 
 
 @pytest.fixture
@@ -86,7 +100,7 @@ def uri(tmp_path, monkeypatch):
 
 
 def mlflow(uri):
-    return MLflow(uri, "hearts", "abc", {"method": "fedavg"})
+    return MLflow(uri, "hearts", "abc", {"method": "fedavg", "locum.few_patients/birch": "2 patients"})
 
 
 @pytest.mark.process  # importing MLflow asks uname for the processor
@@ -101,10 +115,27 @@ def test_mlflow_has_the_figures_and_a_resumed_run_goes_on_in_the_same_one(uri):
     client = MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("hearts").experiment_id])
     assert (run.info.run_name, run.info.status, run.data.tags["method"]) == ("abc", "FINISHED", "fedavg")
+    assert run.data.tags["locum.few_patients/birch"] == "2 patients"
     assert run.data.metrics == EXPECTED
     for name, value in EXPECTED.items():
         history = client.get_metric_history(run.info.run_id, name)
         assert sorted((each.step, each.value) for each in history) == [(3, value), (4, value)]
+
+
+@pytest.mark.process  # importing MLflow asks uname for the processor
+def test_mlflow_takes_the_scores_of_many_labels_of_any_name(uri):
+    metrics = {f"test_dice/größe ({index}): +": 0.5 for index in range(1200)}
+    entry = RoundEntry("test", 0, 1, 1.0, {"birch": SiteEntry(1.0, metrics, {}, {}, (), 1.0)})
+    heard = Heard()
+    with WithLogs(heard, [mlflow(uri)]) as observer:
+        observer.round_finished(entry)
+    assert heard.warnings == []
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("hearts").experiment_id])
+    assert run.data.metrics["test/test_dice/größe _7__ _/birch"] == 0.5
+    assert len([name for name in run.data.metrics if "größe" in name]) == 1200
 
 
 @pytest.mark.process  # importing MLflow asks uname for the processor

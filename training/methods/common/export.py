@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from model_store.manifest import NetworkSpec
+from model_store.task import Task
 from training.algorithm import (
     ClientResult,
     ClientStep,
@@ -18,6 +19,7 @@ from training.algorithm import (
 )
 from training.methods.common.local_training import ValidationScore
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import scored_metrics
 
 PERSONAL = Group("personal", "weights", "collect")
 PERSONAL_SCORE = Group(
@@ -67,9 +69,17 @@ def exported_models(server: Memory) -> dict[str, tuple[State, ValidationScore]]:
     }
 
 
-def personal_drafts(server: Memory, network: NetworkSpec, metric: str = "val_dice") -> tuple[ModelDraft, ...]:
-    """The exported models, ready to be published."""
+def personal_drafts(
+    server: Memory, network: NetworkSpec, task: Task, metric: str = "val_dice"
+) -> tuple[ModelDraft, ...]:
+    """The exported models, ready to be published, each with what it scores on its site's test patients."""
     return tuple(
-        ModelDraft("inside", network, weights, site, score.metrics(metric))
+        ModelDraft(
+            "inside",
+            network,
+            weights,
+            site,
+            score.metrics(metric) | scored_metrics(server.facts, task, "personal", (site,)),
+        )
         for site, (weights, score) in exported_models(server).items()
     )

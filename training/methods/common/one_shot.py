@@ -92,6 +92,7 @@ class OneShot(Algorithm):
 
     def __init__(self, config: OneShotConfig, task: Task) -> None:
         self.config = config
+        self.task = task
         self.classes = len(task.classes)
         self.shape = (task.in_channels, *task.size)
         self.network = config.network_for(task)

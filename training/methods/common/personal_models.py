@@ -38,6 +38,7 @@ from training.methods.common.local_training import (
     weight_of,
 )
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import Predict, predicting, score_once, scoring_phase
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 
 _CHOSEN = "chosen"
@@ -66,6 +67,13 @@ class PersonalModels(FedAvg):
         early = {} if self.config.selectable(rounds_done) else {_TOO_EARLY: True}
         facts = {**memory.facts, _CHOSEN: {**score.facts(), **early}}
         return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, facts)
+
+    def predict_chosen(self, context: StepContext, memory: Memory) -> Predict | None:
+        """The answers of the chosen model; None at a site that never trained."""
+        if _CHOSEN not in memory.facts:
+            return None
+        network = network_of(self.network, part(memory.tensors, _CHOSEN), context.device)
+        return predicting(network, self.config.batch_size)
 
     def export_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
@@ -104,7 +112,19 @@ class FullPersonalFedAvg(PersonalModels):
 
     @override
     def plan(self) -> Plan:
-        return (*super().plan(), export_phase(self.export_step, self.expect_whole))
+        """FedAvg's plan, with each site's own model tested beside the global one, and the export."""
+        *before, _ = super().plan()
+        test = scoring_phase(self.task, (WEIGHTS,), self.score_step, self.send_selected, ("", "personal"))
+        return (*before, test, export_phase(self.export_step, self.expect_whole))
+
+    @override
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the selected w_g and the site's own model on the test patients."""
+        network = network_of(self.network, received[WEIGHTS.name], context.device)
+        shared, own = predicting(network, self.config.batch_size), self.predict_chosen(context, memory)
+        return score_once({"": shared, "personal": own}, data, self.task)
 
     @override
     def train_step(
@@ -137,5 +157,5 @@ class FullPersonalFedAvg(PersonalModels):
     def publication(self, server: Memory) -> Publication:
         """The exported models beside the global one; without consent, the global model alone."""
         base = super().publication(server)
-        own = personal_drafts(server, self.network, self.published_metric)
+        own = personal_drafts(server, self.network, self.task, self.published_metric)
         return replace(base, kind="personal-models", models=(*base.models, *own)) if own else base

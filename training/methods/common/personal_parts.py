@@ -34,6 +34,7 @@ from training.methods.common.export import export_phase, personal_drafts
 from training.methods.common.local_training import AnySiteData, ValidationScore
 from training.methods.common.personal_models import PersonalModels
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import score_once, scoring_phase
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvgConfig
 
 _OWN = "kept"
@@ -82,11 +83,12 @@ class PersonalFedAvg(PersonalModels):
 
     @override
     def plan(self) -> Plan:
-        """Describe, train, validate the models after the last round, and the consented export."""
+        """Describe, train, validate the models after the last round, test them, and the consented export."""
         return (
             describe_phase(self.config.aggregation),
             self.train_phase(),
             self.validate_phase(),
+            scoring_phase(self.task, (), self.score_step, models=("personal",)),
             export_phase(self.export_step, self.expect_whole),
         )
 
@@ -120,6 +122,13 @@ class PersonalFedAvg(PersonalModels):
         """Validate the site's whole network."""
         return self._whole(super().validate_step, context, received, memory, data, self.config.rounds)
 
+    @override
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the site's chosen model on its test patients."""
+        return score_once({"personal": self.predict_chosen(context, memory)}, data, self.task)
+
     def _whole(
         self,
         step: ClientStep,
@@ -146,5 +155,5 @@ class PersonalFedAvg(PersonalModels):
 
     @override
     def publication(self, server: Memory) -> Publication:
-        models = personal_drafts(server, self.network, self.published_metric)
+        models = personal_drafts(server, self.network, self.task, self.published_metric)
         return Publication("personal-models", models, statistics=described(server.facts))

@@ -1,14 +1,17 @@
-"""The phase in which sites score the published model, once, on the patients that they kept for testing.
+"""The phase in which sites score the models of the run, once, on the patients that they kept for testing.
 
-Nothing is chosen by these scores. Beside them are those of the validation patients, by which the model was
-chosen, label by label.
+A site scores the published model that all share, that of its cluster, and its own: as many as the method
+makes. Its own model is scored at the site, whether or not it consents to its export; only sums and counts
+leave. Nothing is chosen by these scores. Beside them are those of the validation patients, by which the model
+was chosen, label by label.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,25 +33,34 @@ from training.algorithm import (
     SiteSize,
     State,
     StepContext,
+    send_nothing,
 )
 from training.data.examples import Examples
 from training.engine.history import TEST
 from training.methods.common.local_training import AnySiteData, check_score, predict
 
-_SCORES = "tested"
 Split = Literal["test", "val"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+# Which model: one that all sites share, that of a site's cluster, or the site's own.
+Model = Literal["", "cluster", "personal"]
+MODELS: tuple[Model, ...] = get_args(Model)
+# (images and their answers) -> the class index of every pixel [N, H, W], or of every image [N], uint8
+Predict = Callable[[Examples], Tensor]
 
 
 def scoring_phase(
     task: Task,
     downloads: tuple[Group, ...],
     client_step: ClientStep,
-    broadcast: Callable[[Memory, str], Mapping[str, State]],
+    broadcast: Callable[[Memory, str], Mapping[str, State]] = send_nothing,
+    models: tuple[Model, ...] = ("",),
 ) -> Phase:
-    """The phase. `broadcast` sends the published model as `downloads`; `client_step` gives `score_once`."""
-    scores = Group(_SCORES, "statistics", "collect", essential=False, check=_Check(len(task.labels)))
-    return Phase(TEST, 1, downloads, (scores,), client_step, keep_scores, broadcast, everyone=True)
+    """The phase. `broadcast` sends, as `downloads`, what `client_step` scores by `score_once`: `models`."""
+    scores = tuple(
+        Group(_group(model), "statistics", "collect", essential=False, check=_Check(len(task.labels)))
+        for model in models
+    )
+    return Phase(TEST, 1, downloads, scores, client_step, keep_scores, broadcast, everyone=True)
 
 
 class Untested(Algorithm):
@@ -74,27 +86,56 @@ class Untested(Algorithm):
         return self._method.publication(server)
 
 
-def score_once(network: nn.Module, data: AnySiteData, task: Task, batch_size: int) -> ClientResult:
-    """A site's part: the scores on its test patients, and on validation patients that are not trained on."""
+def predicting(network: nn.Module, batch_size: int) -> Predict:
+    """The answers of a network, for `score_once`."""
+    return partial(predict, network, batch_size=batch_size)
+
+
+def score_once(models: Mapping[Model, Predict | None], data: AnySiteData, task: Task) -> ClientResult:
+    """A site's part: the scores of each model on its test patients, and on validation patients that are not
+    trained on. A model that the site does not have, None, has no scores."""
     labels = _classes_of(task)
     held_out = data.val if data.val is not data.all_train else None
-    scores = torch.stack([_scores(network, each, labels, batch_size) for each in (data.test, held_out)])
-    return ClientResult({_SCORES: {"scores": scores}}, 1.0, metrics=_metrics(scores, tuple(labels)))
+    uploads: dict[str, State] = {}
+    metrics: dict[str, float] = {}
+    for model, answer in models.items():
+        uploads[_group(model)] = {}
+        if answer is not None:
+            scores = torch.stack([_scores(answer, each, labels) for each in (data.test, held_out)])
+            uploads[_group(model)] = {"scores": scores}
+            metrics |= _metrics(scores, tuple(labels), model)
+    return ClientResult(uploads, 1.0, metrics=metrics)
 
 
 def keep_scores(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
     """The server step: its memory with the scores of the sites that let them out."""
-    sent = result.collected.get(_SCORES, {})
-    scores = {site: state["scores"].tolist() for site, state in sent.items()}
-    return Memory(server.tensors, {**server.facts, _SCORES: scores})
+    facts = {
+        _group(model): {
+            site: state["scores"].tolist()
+            for site, state in result.collected.get(_group(model), {}).items()
+            if state
+        }
+        for model in MODELS
+    }
+    return Memory(server.tensors, {**server.facts, **{group: sent for group, sent in facts.items() if sent}})
 
 
-def scored_metrics(facts: Mapping[str, Any], task: Task) -> dict[str, float]:
-    """The scores of all sites together, by the names of `_metrics`."""
-    tensors = [torch.tensor(scores, dtype=torch.float64) for scores in facts.get(_SCORES, {}).values()]
+def scored_metrics(
+    facts: Mapping[str, Any], task: Task, model: Model = "", sites: Collection[str] | None = None
+) -> dict[str, float]:
+    """The scores of a model at all sites together, or at some, by the names of `_metrics` without its own."""
+    tensors = [
+        torch.tensor(scores, dtype=torch.float64)
+        for site, scores in facts.get(_group(model), {}).items()
+        if sites is None or site in sites
+    ]
     if not tensors:
         return {}
     return _metrics(torch.stack(tensors).sum(dim=0), tuple(_classes_of(task)))
+
+
+def _group(model: Model) -> str:
+    return f"{model}_tested" if model else "tested"
 
 
 def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
@@ -102,12 +143,7 @@ def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
 
 
 @torch.no_grad()
-def _scores(
-    network: nn.Module,
-    examples: Examples | None,
-    labels: Mapping[str, tuple[int, ...]],
-    batch_size: int,
-) -> Tensor:
+def _scores(answer: Predict, examples: Examples | None, labels: Mapping[str, tuple[int, ...]]) -> Tensor:
     """Sum and count [1 + L, 2] float64 of all foreground, or of right images, and of each label.
 
     A patient counts for a label that is in the mask or in the prediction.
@@ -115,7 +151,7 @@ def _scores(
     sums = torch.zeros(1 + len(labels), 2, dtype=torch.float64)
     if examples is None or not len(examples):
         return sums
-    predicted = predict(network, examples, batch_size)
+    predicted = answer(examples)
     if not examples.has_masks:
         right = predicted == torch.from_numpy(examples.targets)
         sums[0] = torch.tensor([float(right.sum()), len(right)])
@@ -132,18 +168,20 @@ def _scores(
     return sums
 
 
-def _metrics(scores: Tensor, labels: Sequence[str]) -> dict[str, float]:
+def _metrics(scores: Tensor, labels: Sequence[str], model: Model = "") -> dict[str, float]:
     """Name the means [2, 1 + L, 2]: `test_dice`, `test_dice/LABEL`, and `test_n`, `test_n/LABEL`; so `val_`.
 
-    The mean over validation patients of all foreground is known by its own name already.
+    Names begin with the model, such as `personal_test_dice`, where that is not the shared one. The mean over
+    validation patients of all foreground is known by its own name already.
     """
+    of = f"{model}_" if model else ""
     what = "dice" if labels else "accuracy"
     found: dict[str, float] = {}
     for split, rows in zip(SPLITS, scores.tolist(), strict=True):
         for name, (total, count) in zip(("", *(f"/{label}" for label in labels)), rows, strict=True):
             if count:
-                shown = {f"{split}_{what}{name}": total / count, f"{split}_n{name}": count}
-                found |= shown if name or split == "test" else {f"{split}_n": count}
+                shown = {f"{of}{split}_{what}{name}": total / count, f"{of}{split}_n{name}": count}
+                found |= shown if name or split == "test" else {f"{of}{split}_n": count}
     return found
 
 
@@ -154,6 +192,8 @@ class _Check:
     labels: int
 
     def __call__(self, state: State, size: SiteSize) -> None:
+        if not state:
+            return  # a site without such a model
         if list(state) != ["scores"]:
             raise ValueError(f"expected the tensor 'scores', found {sorted(state)}")
         scores, shape = state["scores"], (len(SPLITS), 1 + self.labels, 2)

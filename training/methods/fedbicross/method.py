@@ -14,7 +14,8 @@ By default all f_i begin alike: weights that begin apart have no average to star
 their outputs for noise differ by seed rather than by hospital. The sites are sent a seed for it, 8 bytes.
 
 Shared:  f_i with its batch-norm statistics, once; the number of training images; summary statistics of the
-         training scans; right answers by class on validation images.
+         training scans; right answers by class on validation images; once, accuracy of the cluster's and the
+         personal model on test and validation images.
 Stays:   images, labels, and the personal model, unless the hospital agrees to its export.
 """
 
@@ -49,6 +50,14 @@ from training.methods.common.data_statistics import described
 from training.methods.common.local_training import network_of, state_of
 from training.methods.common.one_shot import COUNTS, MODEL, OneShot
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import (
+    Model,
+    Predict,
+    predicting,
+    score_once,
+    scored_metrics,
+    scoring_phase,
+)
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
 from training.methods.fedbicross.timing import time_steps
@@ -81,7 +90,8 @@ class FedBiCross(OneShot):
 
     @override
     def plan(self) -> Plan:
-        """Train and upload; cluster; synthesise and distil; personalise; export what hospitals agree to."""
+        """Train and upload; cluster; synthesise and distil; personalise; test; export what hospitals agree
+        to."""
         steps = self.config.epochs * chunks(self.config)
         return (
             self.local_phase(),
@@ -98,6 +108,7 @@ class FedBiCross(OneShot):
                 self.expect_counts,
                 everyone=True,
             ),
+            scoring_phase(self.task, (), self.score_step, models=("cluster", "personal")),
             Phase(
                 "export",
                 1,
@@ -159,9 +170,23 @@ class FedBiCross(OneShot):
         return ClientResult(
             {COUNTS.name: counts.state()},
             float(len(data.train)),
-            Memory(join({"own": own, "personal": state_of(network)}), facts),
+            Memory(join({"own": own, "cluster": cluster, "personal": state_of(network)}), facts),
             {**metrics, **counts.metrics("cluster_val_"), **personal.metrics("personal_val_")},
         )
+
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+    ) -> ClientResult:
+        """Score G_k and the personal model on the test images; neither travels again."""
+        models: tuple[Model, ...] = ("cluster", "personal")
+        states = {model: part(memory.tensors, model) for model in models}
+        answers: dict[Model, Predict | None] = {
+            model: predicting(network_of(self.network, state, context.device), self.config.batch_size)
+            if state
+            else None
+            for model, state in states.items()
+        }
+        return score_once(answers, data, self.task)
 
     def export(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
@@ -206,7 +231,7 @@ class FedBiCross(OneShot):
         """Seconds of one round of every phase on this machine: `training.progress.forecast`.
 
         Batches of local training and steps of the synthesis are counted, and one of each is timed. Two
-        clusters are assumed. Clustering and export count as nothing: they take seconds.
+        clusters are assumed. Clustering, test and export count as nothing: they take seconds.
         """
         config = self.config
         count = min(config.clusters or (2 if sites > 2 else 1), sites)
@@ -216,6 +241,7 @@ class FedBiCross(OneShot):
             "cluster": 0.0,
             SYNTHESIS: config.steps / chunks(config) * step,
             "personalise": config.personal_epochs * images * image,
+            "test": 0.0,
             "export": 0.0,
         }
 
@@ -236,11 +262,14 @@ class FedBiCross(OneShot):
                 counts[site] for site, k in facts["assignment"].items() if k == name and site in counts
             ]
             total = sum(members[1:], members[0]).metrics("val_") if members else {}
+            own = [site for site, k in facts["assignment"].items() if k == name]
+            total |= scored_metrics(facts, self.task, "cluster", own)
             weights = part(server.tensors, f"cluster/{name}")
             drafts.append(ModelDraft("cluster", self.network, weights, metrics=total, cluster=name))
         personal = {site: counts_from(c) for site, c in facts.get("personal_counts", {}).items()}
         for site in facts.get("exported", ()):
             metrics = personal[site].metrics("val_") if site in personal else {}
+            metrics |= scored_metrics(facts, self.task, "personal", (site,))
             weights = part(server.tensors, f"personal/{site}")
             drafts.append(ModelDraft("inside", self.network, weights, site, metrics))
         rows = server.tensors["mixing"].tolist()

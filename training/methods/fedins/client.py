@@ -20,7 +20,7 @@ from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
 from training.data.examples import Examples
-from training.methods.common.local_training import ValidationScore, scored, task_loss
+from training.methods.common.local_training import task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -129,18 +129,18 @@ def train_pool(
 
 
 @torch.no_grad()
-def score_pool(
+def predict_pool(
     network: InstanceAdaptive,
     data: Examples,
     queries_NQ: Tensor,
-    classes: int,
     batch_size: int,
     routing: PoolPicking,
     generator: torch.Generator,
-) -> ValidationScore:
-    """Foreground Dice by patient, or accuracy, with every image's own entries."""
-    if not len(data):
-        return ValidationScore()
+) -> Tensor:
+    """Class indices uint8 of every pixel, [N, H, W], or of every image, [N], with every image's own entries.
+
+    There is at least one image.
+    """
     device = network.pool.keys.device
     found = [
         routed(network, images.clone().to(device), queries.to(device), routing, generator)
@@ -153,7 +153,7 @@ def score_pool(
             strict=True,
         )
     ]
-    return scored(torch.cat(found), data, classes)
+    return torch.cat(found)
 
 
 @torch.no_grad()

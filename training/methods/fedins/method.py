@@ -18,8 +18,9 @@ Beyond the paper: the U-Net, and centring. Its pooled bottleneck is positive, so
 the federation's mean query is subtracted first.
 
 Shared:  pool, keys and heads; the number of training images; Dice or accuracy on validation patients; how
-         often each entry was picked; once, summary statistics of the scans and, where queries are centred,
-         their sum and number (kind `features`, within the site's bounds, not essential).
+         often each entry was picked; once, the scores of the published pool on test and validation patients;
+         once, summary statistics of the scans and, where queries are centred, their sum and number (kind
+         `features`, within the site's bounds, not essential).
 Stays:   images, masks, classes, queries; the backbone.
 """
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,15 +55,17 @@ from training.algorithm import (
     StepContext,
 )
 from training.backbones import has_head_for
+from training.data.examples import Examples
 from training.errors import SiteFailed
 from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
-from training.methods.common.local_training import AnySiteData, weight_of
+from training.methods.common.local_training import AnySiteData, ValidationScore, scored, weight_of
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import score_once, scored_metrics, scoring_phase
 from training.methods.fedavg import SCORES, WEIGHTS, note_scores
 from training.methods.fedins.client import (
     PoolTraining,
+    predict_pool,
     queries_of,
-    score_pool,
     summed_queries,
     train_pool,
     usage_by,
@@ -116,6 +120,7 @@ class FedIns(Algorithm):
     def __init__(self, config: FedInsConfig, task: Task) -> None:
         manifest = config.frozen.manifest
         self.config = config
+        self.task = task
         self.classes = len(task.classes)
         self.network = manifest.network
         self.loss = config.loss_for(task)
@@ -128,7 +133,7 @@ class FedIns(Algorithm):
 
     @override
     def plan(self) -> Plan:
-        """Describe data and queries once, train, and validate the last pool, which no round has."""
+        """Describe data and queries once, train, validate the last pool, which no round has, and test."""
         once = (STATISTICS, QUERIES) if self.centred else (STATISTICS,)
         pool = (WEIGHTS, CENTRE) if self.centred else (WEIGHTS,)
         down = (*pool, USAGE) if self.config.frequency_penalty else pool
@@ -164,6 +169,7 @@ class FedIns(Algorithm):
                 self.expect_picks,
                 everyone=True,
             ),
+            scoring_phase(self.task, pool, self.score_step, partial(self.send_selected, groups=pool)),
         )
 
     @override
@@ -191,6 +197,16 @@ class FedIns(Algorithm):
             USAGE.name: part(server.tensors, "usage") or {"picks": torch.zeros(self.config.entries)},
         }
         return {group.name: found[group.name] for group in groups}
+
+    def send_selected(
+        self,
+        server: Memory,
+        site: str,
+        *,
+        groups: tuple[Group, ...],
+    ) -> Mapping[str, State]:
+        """The pool that is published, and the centre."""
+        return {**self.send(server, site, groups=groups), WEIGHTS.name: self.selected(server)[0]}
 
     def expect_queries(self, server: Memory) -> Mapping[str, State]:
         """A sum of queries, where they are centred."""
@@ -238,22 +254,15 @@ class FedIns(Algorithm):
     ) -> tuple[ClientResult, InstanceAdaptive, State]:
         """What a site says of the pool that came, the network with it, and the site's queries."""
         config = self.config
-        network = self._on(context.device)
+        network = self._received(context, received)
         queries = memory.tensors or self._queries(network, data)
         if not len(data.train):
             raise SiteFailed("expected at least one image to train on, found none")
-        # Where there is no centre, the empty pool's zeros stay.
-        centre = received.get(CENTRE.name, _split(network)[1])
-        network.pool.load_state_dict({**received[WEIGHTS.name], **centre})
-        score = score_pool(
-            network,
-            data.val,
-            queries["val"],
-            self.classes,
-            config.batch_size,
-            config.routing,
-            context.generator("score"),
-        )
+        score = ValidationScore()
+        if len(data.val):
+            score = scored(
+                self._predict(context, network, data.val, queries["val"], "score"), data.val, self.classes
+            )
         picks = usage_by(network, queries["train"])
         uploads = {SCORES.name: score.state(), USAGE.name: {"picks": picks}}
         metrics = {
@@ -265,6 +274,38 @@ class FedIns(Algorithm):
         kept = None if memory.tensors else Memory(queries)
         weight = weight_of(data, config.aggregation)
         return ClientResult(uploads, weight, kept, metrics), network, queries
+
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the selected pool on the test patients, with queries that are made for it."""
+        network = self._received(context, received)
+
+        def answer(examples: Examples) -> Tensor:
+            queries = queries_of(network, examples, self.config.batch_size)
+            return self._predict(context, network, examples, queries, "test")
+
+        return score_once({"": answer}, data, self.task)
+
+    def _predict(
+        self,
+        context: StepContext,
+        network: InstanceAdaptive,
+        examples: Examples,
+        queries_NQ: Tensor,
+        purpose: str,
+    ) -> Tensor:
+        config = self.config
+        draw = context.generator(purpose)
+        return predict_pool(network, examples, queries_NQ, config.batch_size, config.routing, draw)
+
+    def _received(self, context: StepContext, received: Mapping[str, State]) -> InstanceAdaptive:
+        """The backbone with the pool that came."""
+        network = self._on(context.device)
+        # Where there is no centre, the empty pool's zeros stay.
+        centre = received.get(CENTRE.name, _split(network)[1])
+        network.pool.load_state_dict({**received[WEIGHTS.name], **centre})
+        return network
 
     def _queries(self, network: InstanceAdaptive, data: AnySiteData) -> State:
         train = queries_of(network, data.train, self.config.batch_size)
@@ -334,14 +375,19 @@ class FedIns(Algorithm):
             return part(server.tensors, "fixed")
         return {"centre": (total["sum"] / total["count"].double()).float()}
 
+    def selected(self, server: Memory) -> tuple[State, dict[str, Any]]:
+        """The best pool, or the last one where nothing could be validated; its score and round."""
+        chosen = server.facts.get("best")
+        return part(server.tensors, "best" if chosen else "global"), chosen or server.facts["latest"]
+
     @override
     def publication(self, server: Memory) -> Publication:
-        """The best pool, or the last one where nothing could be validated."""
+        """The selected pool."""
         facts = server.facts
-        chosen = facts.get("best")
-        noted = chosen or facts["latest"]
-        weights = {**part(server.tensors, "best" if chosen else "global"), **part(server.tensors, "fixed")}
+        pool, noted = self.selected(server)
+        weights = {**pool, **part(server.tensors, "fixed")}
         metrics = {name: value for name, value in noted.items() if name != "round" and value is not None}
+        metrics |= scored_metrics(facts, self.task)
         usage = next((seen["picks"] for seen in facts["usage"] if seen["round"] == noted["round"]), None)
         return Publication(
             "ssf-pool",

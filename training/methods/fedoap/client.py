@@ -108,9 +108,14 @@ def fine_tune(
     return ClientResult({}, 1.0, Memory(join(states), facts), metrics)
 
 
+def chosen(memory: Memory) -> State:
+    """The model of stage 2 that the site keeps; empty at a site without one."""
+    return part(memory.tensors, "best") or part(memory.tensors, "model")
+
+
 def export(memory: Memory) -> ClientResult:
     """The chosen model. The bank it attends to is the server's already. Raises SiteFailed without one."""
-    model = part(memory.tensors, "best") or _model(memory)
+    model = chosen(memory) or _model(memory)
     facts = memory.facts["best"]
     return export_personal(model, ValidationScore(facts["total"], facts["patients"]))
 

@@ -15,7 +15,8 @@ and keeps the best on its own validation patients.
 
 Shared:  gamma_k; mean tokens (kind `features`, bounded by federation and site, not essential), the last of
          which are published in every model, with or without consent; Dice on validation patients; once,
-         summary statistics. In the phase `export`, and only at sites that consent: the site's whole model.
+         summary statistics; once, the scores of the site's model on its test and validation patients. In the
+         phase `export`, and only at sites that consent: the site's whole model.
 Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 """
 
@@ -56,6 +57,7 @@ from training.methods.common.local_training import (
     weight_of,
 )
 from training.methods.common.state_tree import join, part
+from training.methods.common.tested import predicting, score_once, scoring_phase
 from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import client as local
 from training.methods.fedoap import models
@@ -83,14 +85,14 @@ class FedOap(Algorithm):
     def __init__(self, config: FedOapConfig, task: Task) -> None:
         models.check_task(task)
         self.config = config
-        self.size = task.size
+        self.task = task
         self.network = NetworkSpec(
             name="fedoap", arguments={"in_channels": task.in_channels, **config.network}
         )
 
     @override
     def plan(self) -> Plan:
-        """Describe, stage 1, join and validate the last of it, stage 2, and the consented export."""
+        """Describe, stage 1, join and validate the last of it, stage 2, test, and the consented export."""
         config = self.config
         down = (WEIGHTS, BANK) if config.bank else (WEIGHTS,)
         up = (WEIGHTS, TOKENS) if config.bank else (WEIGHTS,)
@@ -103,6 +105,7 @@ class FedOap(Algorithm):
             ),
             Phase("validate", 1, down, (), self.validate_step, broadcast=self.send, everyone=True),
             *((tune,) if tune.rounds else ()),
+            scoring_phase(self.task, (), self.score_step, models=("personal",)),
             export_phase(self.export_step, self.expect_whole),
         )
 
@@ -120,7 +123,7 @@ class FedOap(Algorithm):
         with torch.device("meta"):
             network = build(self.network.name, **self.network.arguments)
             assert isinstance(network, FedOapUNet)
-            found = network.keys_and_values(torch.empty(1, network.in_channels, *self.size))
+            found = network.keys_and_values(torch.empty(1, network.in_channels, *self.task.size))
         return {TOKENS.name: {name: t[0] for name, t in zip(("key", "value"), found, strict=True)}}
 
     def expect_whole(self, server: Memory) -> Mapping[str, State]:
@@ -185,6 +188,16 @@ class FedOap(Algorithm):
         """A round of stage 2."""
         return local.fine_tune(self.config, self.network, context, memory, data)
 
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Score the site's model, with the bank that it attends to, on the site's test patients."""
+        model, answer = local.chosen(memory), None
+        if model:
+            network = self._network(context, model, part(memory.tensors, "bank"))
+            answer = predicting(network, self.config.batch_size)
+        return score_once({"personal": answer}, data, self.task)
+
     def export_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
@@ -232,4 +245,4 @@ class FedOap(Algorithm):
     @override
     def publication(self, server: Memory) -> Publication:
         """A cross-attention artefact: the global model, and the exported ones. Raises PublishError."""
-        return models.publication(self.config, self.network, server)
+        return models.publication(self.config, self.network, self.task, server)

@@ -18,6 +18,7 @@ from training.methods.common.data_statistics import described
 from training.methods.common.export import exported_models
 from training.methods.common.local_training import network_of
 from training.methods.common.state_tree import part
+from training.methods.common.tested import scored_metrics
 from training.methods.fedoap.config import FedOapConfig
 
 OWN = "own"  # the first source of every attention: the image's own tokens
@@ -71,7 +72,7 @@ def start(config: FedOapConfig, shared: State, drawn: State) -> State:
     return start_personal(shared, drawn) if config.personal_start == "shared" else identity(drawn)
 
 
-def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publication:
+def publication(config: FedOapConfig, spec: NetworkSpec, task: Task, server: Memory) -> Publication:
     """The global model, which attends to the whole bank, and each exported one, which leaves its own out.
 
     Raises PublishError when there is nothing trained that the global one's query stage could be made of.
@@ -84,7 +85,8 @@ def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publ
     drafts = [ModelDraft("global", network, state, sources=sources)]
     for site, (model, score) in exported_models(server).items():
         network, state = with_bank(spec, model, bank, absent=(site,))
-        drafts.append(ModelDraft("inside", network, state, site, score.metrics("val_dice"), sources=sources))
+        metrics = score.metrics("val_dice") | scored_metrics(server.facts, task, "personal", (site,))
+        drafts.append(ModelDraft("inside", network, state, site, metrics, sources=sources))
     return Publication("cross-attention", tuple(drafts), {"zero_shot": began}, described(server.facts))
 
 

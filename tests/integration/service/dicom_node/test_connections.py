@@ -262,3 +262,25 @@ def test_an_address_has_a_share_of_the_associations(node: Node) -> None:
     held.pop().release()
     wait_for(lambda: echoes(scp))
     held.pop().release()
+
+
+def test_connection_for_which_there_is_no_thread_is_closed_and_takes_no_place(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scp = node(max_associations=1)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if getattr(thread, "_target", None) == scp._server.process_request_thread:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        # More than the places that there are.
+        for _ in range(40):
+            with connect(scp) as line:
+                line.settimeout(60)
+                assert line.recv(1) == b""
+    assert scp._server.connections() == []
+    assert echoes(scp)

@@ -111,16 +111,34 @@ def test_head_of_what_has_no_get_is_405_and_allow_names_head(port: int) -> None:
     assert httpx.request("PATCH", f"http://127.0.0.1:{port}/models").headers["allow"] == "GET, HEAD"
 
 
-def test_addresses_are_under_the_prefix_of_a_proxy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("root_path", "headers"),
+    [
+        ("/locum", {}),
+        ("/locum", {"X-Forwarded-Prefix": "/other"}),
+        # The client's address replaces the proxy's before the application runs.
+        (
+            "",
+            {"X-Forwarded-Prefix": "/locum/", "X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"},
+        ),
+    ],
+)
+def test_addresses_are_under_the_prefix_of_a_proxy(
+    tmp_path: Path, root_path: str, headers: dict[str, str]
+) -> None:
     settings = Settings(
         store=tmp_path / "store",
         state_dir=tmp_path / "state",
         port=0,
         redis_url=NO_REDIS,
-        root_path="/locum",
+        root_path=root_path,
         auth="keys",
+        monailabel="root",
     )
-    with serving(settings) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with (
+        serving(settings) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client,
+    ):
         database = Database(settings.resolved_database_url)
         with database.write() as session:
             secret = keys.create(session, "boss", "admin", None)[1]
@@ -133,6 +151,60 @@ def test_addresses_are_under_the_prefix_of_a_proxy(tmp_path: Path) -> None:
         assert client.put("/hospitals/north", json={"name": "North"}).status_code == 201
         made = client.post("/hospitals/north/cohorts")
         assert made.headers["location"] == f"/locum/hospitals/north/cohorts/{made.json()['id']}"
+        assert client.get("/openapi.json").json()["servers"] == [{"url": "/locum"}]
+        # MONAI Label's paths, below /monailabel and at the root.
+        for path in ("/monailabel/info/", "/info/"):
+            assert client.get(path).json()["name"] == "Locum"
+        assert client.get("/monailabel/datastore/").json()["total"] == 0
+        assert client.get("/nowhere/").status_code == 404
+        # Another service of the host does not receive the cookie.
+        cookie = client.post("/session").headers["set-cookie"]
+        assert "; Path=/locum;" in cookie
+        del client.headers["Authorization"]
+        headers = {
+            "Locum-CSRF": client.get("/session", headers=_sent(cookie)).json()["csrf"],
+            **_sent(cookie),
+        }
+        ended = client.delete("/session", headers=headers)
+        assert ended.status_code == 204
+        assert "; Path=/locum;" in ended.headers["set-cookie"]
+
+
+def _sent(cookie: str) -> dict[str, str]:
+    """The cookie as a browser sends it, which asked below the prefix."""
+    return {"Cookie": cookie.partition(";")[0]}
+
+
+@pytest.mark.parametrize(
+    ("trusted", "sent", "expected"),
+    [
+        ("127.0.0.1", ["/locum"], "/locum"),
+        ("127.0.0.0/8", ["/a/b.c-d_e~f/"], "/a/b.c-d_e~f"),
+        ("10.0.0.1", ["/locum"], ""),
+        ("", ["/locum"], ""),
+        ("127.0.0.1", ["/mine", "/locum"], ""),
+        ("127.0.0.1", ["//evil.example"], ""),
+        ("127.0.0.1", ["https://evil.example"], ""),
+        ("127.0.0.1", ["locum"], ""),
+        ("127.0.0.1", ["/a, /b"], ""),
+        ("127.0.0.1", ["/../a%2f"], ""),
+        ("127.0.0.1", ["/" + "a" * 300], ""),
+        ("127.0.0.1", ["/"], ""),
+    ],
+)
+def test_prefix_is_taken_from_a_trusted_proxy_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, sent: list[str], expected: str
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    settings = Settings(store=tmp_path / "store", state_dir=tmp_path / "state", port=0, redis_url=NO_REDIS)
+    with serving(settings) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        client.put("/hospitals/north", json={"name": "North"})
+        headers = [("X-Forwarded-Prefix", value) for value in sent]
+        made = client.post("/hospitals/north/cohorts", headers=headers)
+        assert made.headers["location"] == f"{expected}/hospitals/north/cohorts/{made.json()['id']}"
+        # The next request of the connection has a prefix of its own.
+        again = client.post("/hospitals/north/cohorts")
+        assert again.headers["location"] == f"/hospitals/north/cohorts/{again.json()['id']}"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,24 @@ def test_seg_of_a_scan_that_the_guard_warns_of_is_stored_only_on_request(
     assert len(orthanc.instances("SEG")) == 1
 
 
+def test_scan_that_the_guard_refuses_by_default_is_stored_on_request_and_never_against_guard_refuse(
+    place: Workplace, orthanc: Orthanc, publish_bright: Callable[..., Artefact]
+) -> None:
+    orthanc.clear()
+    orthanc.add(coded_series(Modality="MR"))
+    task = CODED.model_copy(update={"modality": "CT"})
+    publish_bright(place.settings.store, name="of-ct", task=task)
+    refused = done(place, ask(place, model="of-ct"))
+    assert refused.state == "failed"
+    assert refused.reason is not None
+    assert "the scan's modality is MR" in refused.reason
+    assert done(place, ask(place, model="of-ct", store_unlike=True, guard="refuse")).state == "failed"
+    assert orthanc.instances("SEG") == []
+    stored = done(place, ask(place, model="of-ct", store_unlike=True))
+    assert stored.result == {"stored": True, "new": True}
+    assert len(orthanc.instances("SEG")) == 1
+
+
 def test_report_is_stored_after_the_seg_that_it_refers_to(place: Workplace, orthanc: Orthanc) -> None:
     job_id = ask(place, output="dicom-sr")
     assert done(place, job_id).result == {"stored": True, "new": True}

@@ -172,16 +172,19 @@ def test_serving_follows_assignments_and_rollback(client: httpx.Client, serving:
     empty = client.get(serving)
     assert empty.headers["etag"] == '"0"'
     assert (empty.json()["version"], empty.json()["because"]) == (3, "newest")
+    assert empty.json()["returns_to"] is None
     first = assign(client, serving, 1, '"0"')
     assert (first.status_code, first.headers["etag"]) == (200, '"2"')
     second = assign(client, serving, 2, '"2"')
     now = client.get(serving)
     assert now.headers["etag"] == second.headers["etag"] == '"3"'
     assert (now.json()["version"], now.json()["because"]) == (2, "assigned")
+    assert now.json()["returns_to"] == "bright@1"
     assert now.json()["assignment"]["reason"] == WHO["reason"]
     back = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"3"'})
     assert (back.status_code, back.json()["version"], back.json()["restores"]) == (200, 1, 2)
     assert client.get(serving).json()["version"] == 1
+    assert client.get(serving).json()["returns_to"] == "bright@3"
     # What served before the first decision was none, and is returned to all the same.
     first = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"4"'})
     assert (first.status_code, first.json()["version"], first.json()["restores"]) == (200, 3, 1)
@@ -198,6 +201,7 @@ def test_serving_follows_assignments_and_rollback(client: httpx.Client, serving:
         "service",
         "the newest version; no decision was made",
     )
+    assert client.get(serving).json()["returns_to"] is None
     again = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"5"'})
     assert (again.status_code, again.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
 

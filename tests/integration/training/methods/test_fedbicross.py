@@ -50,7 +50,7 @@ def test_federate_fedbicross_publishes_clusters_personal_models_and_report(data,
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "personalise 1, export 1; about " in done.stdout
+    assert "personalise 1, test 1, export 1; about " in done.stdout
     assert "synthesise+bilevel 4/4" in done.stdout
     store = Store(tmp_path / "store")
     assert store.names() == ["shapes", "shapes.cluster-1", "shapes.cluster-2", "shapes.elm"]

@@ -7,12 +7,14 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from onnx import helper
 
 from model_store.errors import ArtefactDamaged, GraphRefused
 from service.errors import RunTooLong
@@ -21,7 +23,7 @@ from service.inference.joined import JoinedRuns
 from service.inference.limits import GraphLimits
 from service.inference.sessions import GraphPart, GraphSession, SessionCache
 from service.settings import Settings
-from tests.helpers.model_store.graphs import SIDE, endless_graph, spying_graph
+from tests.helpers.model_store.graphs import SIDE, endless_graph, network_of, spying_graph, to_bytes
 
 IMAGES = np.zeros((2, 1, SIDE, SIDE), np.float32)
 SECRET = bytes(range(128))
@@ -55,7 +57,7 @@ def test_onnxruntime_reads_no_file_even_of_an_unchecked_graph(beside: str) -> No
     (mask,) = naive.run(["probabilities"], {"image": IMAGES[:1]})
     assert np.packbits(mask.argmax(axis=1)).tobytes() == SECRET
     with pytest.raises(Exception, match="External data path"):
-        sessions._load(GraphPart(spying_graph(beside), {}), 1, "cpu")
+        sessions._load(GraphPart(spying_graph(beside), {}), 1, "cpu", 0, 60.0)
 
 
 def test_bytes_that_are_onnxruntime_s_own_format_too_are_loaded_as_onnx(
@@ -94,6 +96,27 @@ def test_run_without_an_end_is_ended_and_the_next_one_works(threshold_graph: Cal
         endless.run_alone(IMAGES)
     sound = GraphSession("d", threshold_graph(), threads=1, device="cpu", limits=limits)
     assert sound.run(IMAGES).probabilities.shape == (2, 2, SIDE, SIDE)
+
+
+def test_load_that_takes_too_long_is_ended_and_the_next_one_works(
+    threshold_graph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = GraphLimits(seconds_per_slice=0.001)
+    # Its optimisation alone takes seconds.
+    names = ["image", *(f"x{index}" for index in range(20_000)), "shown"]
+    nodes = [
+        helper.make_node("Sigmoid" if index % 2 else "Relu", [before], [after])
+        for index, (before, after) in enumerate(pairwise(names))
+    ]
+    slow = to_bytes(network_of(nodes, []))
+    cache = SessionCache(2, threads=1, device="cpu", limits=limits)
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "_LEAST_LOAD_SECONDS", 0.01)
+        for _ in range(2):
+            with pytest.raises(RunTooLong, match=r"sha256:slow: it was not loaded in 0\.01 s"):
+                cache.get("sha256:slow", lambda: slow)
+    assert len(cache) == 0
+    assert cache.get("d", threshold_graph).provider == "CPUExecutionProvider"
 
 
 def test_joined_calls_of_a_run_that_was_ended_all_fail_with_it() -> None:

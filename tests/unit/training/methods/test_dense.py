@@ -10,7 +10,15 @@ from torch.nn import functional
 from personalization.dense import Generator, generator_loss
 from personalization.networks import build, initialise
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
-from tests.helpers.training.sites import EMPTY, client_step, context, result_of, server_stage, server_step
+from tests.helpers.training.sites import (
+    EMPTY,
+    client_step,
+    context,
+    phase_of,
+    result_of,
+    server_stage,
+    server_step,
+)
 from training.algorithm import Memory, Phase, ServerStage, State
 from training.errors import TrainingError
 from training.methods.common.state_tree import join, part
@@ -135,8 +143,7 @@ def test_a_site_validates_the_student_and_the_counts_add_up() -> None:
     algorithm = Dense(DenseConfig(**SMALL), CORNERS)
     student = part(uploads(algorithm).tensors, "model/A")
     server = Memory(join({"stage/student": student}), {"sites": {"A": 8.0, "B": 4.0}})
-    validate = algorithm.plan()[-1]
-    assert isinstance(validate, Phase)
+    validate = phase_of(algorithm, "validate")
     found = {
         site: client_step(
             algorithm, context("validate", 0, 1, site), validate.broadcast(server, site), EMPTY, data
@@ -168,6 +175,7 @@ def test_what_travels_is_declared_by_group_kind_and_reduction() -> None:
     assert described == [
         ("local", [("model", "weights", "collect"), ("statistics", "statistics", "collect")]),
         ("validate", [("counts", "statistics", "collect")]),
+        ("test", [("tested", "statistics", "collect")]),
     ]
     assert not any(step.consent for step in plan if isinstance(step, Phase))
 

@@ -139,6 +139,7 @@ def test_forecast_counts_passes_over_images_and_synthesis_steps(monkeypatch: pyt
         "cluster": 0,
         method.SYNTHESIS: 2 * 25 * 6.0,
         "personalise": 3 * 40 * 0.5,
+        "test": 0,
         "export": 0,
     }
 

@@ -29,6 +29,7 @@ def test_what_is_declared():
         ("train", 2),
         ("validate", 1),
         ("finetune", 2),
+        ("test", 1),
         ("export", 1),
     ]
     tokens = Group("tokens", "features", "collect", essential=False, bounded=True)

@@ -375,8 +375,11 @@ def test_what_travels_is_fedavgs_and_the_consented_export(method: type, config: 
     def travels(phase: Phase) -> tuple[Any, ...]:
         return phase.name, phase.rounds, phase.downloads, phase.uploads, phase.consent, phase.everyone
 
-    assert [travels(phase) for phase in algorithm.plan()[:-1]] == [travels(phase) for phase in plain.plan()]
-    export = algorithm.plan()[-1]
+    *before, test, export = algorithm.plan()
+    *expected, tested = plain.plan()
+    assert [travels(phase) for phase in before] == [travels(phase) for phase in expected]
+    assert travels(replace(test, uploads=test.uploads[:1])) == travels(tested)
+    assert [(g.name, g.kind) for g in test.uploads[1:]] == [("personal_tested", "statistics")]
     assert export.consent
     assert [(g.name, g.kind, g.reduction) for g in export.uploads] == [
         ("personal", "weights", "collect"),

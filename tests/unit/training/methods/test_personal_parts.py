@@ -82,6 +82,7 @@ def test_only_what_is_shared_travels_and_only_the_rest_stays(method: type[Person
         "describe": {"statistics"},
         "train": {"weights"},
         "validate": set(),
+        "test": {"personal_tested"},
         "export": {"personal", "personal_score"},
     }
 

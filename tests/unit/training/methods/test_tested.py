@@ -13,10 +13,12 @@ from training.algorithm import Memory, RoundResult, SiteSize
 from training.data.classification.dataset import LabelledData
 from training.data.examples import Examples
 from training.data.segmentation.dataset import SiteData
-from training.engine.history import RoundEntry, SiteEntry, final_scores, never_found
-from training.methods.common.tested import keep_scores, score_once, scored_metrics
+from training.engine.history import RoundEntry, SiteEntry, final_scores, is_final, never_found
+from training.methods.common.tested import keep_scores, predicting, score_once, scored_metrics, scoring_phase
 from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.registry import method, methods
 
+PICTURES = Task(name="t", kind="classification", class_names=("no", "yes"), size=(8, 8))
 FUNDUS = Task(name="fundus", labels={"disc": (1, 2), "cup": (2,)}, size=(16, 16))
 
 
@@ -49,7 +51,7 @@ def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
         ("p", "p", "q", "r"),
     )
     data = SiteData("S", test, test, test, None)
-    result = score_once(Says(3), data, FUNDUS, 2)
+    result = score_once({"": predicting(Says(3), 2)}, data, FUNDUS)
     # p: classes 1 and 2 have 2 1/(2+1) and 2 2/(2+3), disc 1, cup 4/5; q: nothing is found where it is.
     expected = {
         "test_dice": pytest.approx(((2 / 3 + 4 / 5) / 2 + 0) / 2),
@@ -62,7 +64,7 @@ def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
     # Its validation patients are those that it trains on, which say nothing.
     assert result.metrics == expected
     held_out = SiteData("S", test, slices([[2, 0]], [[2, 0]], ("v",)), test, None)
-    more = score_once(Says(3), held_out, FUNDUS, 2)
+    more = score_once({"": predicting(Says(3), 2)}, held_out, FUNDUS)
     validated = {"val_n": 1.0, "val_dice/disc": 1.0, "val_n/disc": 1.0, "val_dice/cup": 1.0, "val_n/cup": 1.0}
     assert more.metrics == {**expected, **validated}
     sites = {"A": dict(result.uploads["tested"]), "B": dict(more.uploads["tested"])}
@@ -78,6 +80,78 @@ def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
     assert never_found([entry]) == []
 
 
+def test_the_models_of_a_site_are_told_apart_and_one_that_it_does_not_have_is_left_out():
+    test = slices([[1, 1]], [[1, 0]], ("p",))
+    data = SiteData("A", test, test, test, None)
+    task = Task(name="discs", labels={"disc": (1,)}, size=(16, 16))
+
+    def wrong(examples: Examples) -> torch.Tensor:
+        return torch.ones(examples.targets.shape, dtype=torch.uint8)  # finds 2 of 1: 2 1/(2+1)
+
+    def right(examples: Examples) -> torch.Tensor:
+        return torch.from_numpy(examples.targets)
+
+    a = score_once({"": wrong, "personal": right}, data, task)
+    b = score_once({"": wrong, "personal": None}, data, task)
+    scores = {"test_dice": pytest.approx(2 / 3), "test_n": 1.0}
+    scores |= {"test_dice/disc": pytest.approx(2 / 3), "test_n/disc": 1.0}
+    own = dict.fromkeys(
+        ("personal_test_dice", "personal_test_n", "personal_test_dice/disc", "personal_test_n/disc"), 1.0
+    )
+    assert (a.metrics, b.metrics) == ({**scores, **own}, scores)
+    assert b.uploads["personal_tested"] == {}
+    groups = scoring_phase(task, (), FedAvg.score_step, models=("", "personal")).uploads
+    for group in groups:
+        for result in (a, b):
+            group.check(result.uploads[group.name], SiteSize(1))
+    collected = {
+        group.name: {site: dict(each.uploads[group.name]) for site, each in (("A", a), ("B", b))}
+        for group in groups
+    }
+    server = keep_scores(context("test", 0), Memory(), RoundResult({}, collected, {"A": 1.0, "B": 1.0}, {}))
+    assert scored_metrics(server.facts, task)["test_n"] == 2.0
+    assert scored_metrics(server.facts, task, "personal", ("A",))["test_dice"] == 1.0
+    assert scored_metrics(server.facts, task, "personal", ("B",)) == {}
+    entry = RoundEntry("test", 0, 1, 0.0, {"A": entry_of(a.metrics), "B": entry_of(b.metrics)})
+    found = {(score.model, score.label): score.sites for score in final_scores([entry])}
+    assert found["personal", ""] == {"A": (1.0, 1)}
+    assert found["", "disc"] == {"A": (pytest.approx(2 / 3), 1), "B": (pytest.approx(2 / 3), 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "final"),
+    [
+        ("test_dice", True),
+        ("test_n/cup", True),
+        ("personal_test_accuracy", True),
+        ("cluster_test_n", True),
+        ("personal_val_dice/cup", True),
+        ("val_n", True),
+        ("val_dice", False),
+        ("personal_val_dice", False),
+        ("cluster_val_accuracy", False),
+        ("val_nsd", False),
+        ("loss", False),
+    ],
+)
+def test_metrics_of_the_end_are_told_from_those_of_rounds(name: str, final: bool):
+    assert is_final(name) == final
+
+
+def test_every_method_ends_with_the_test_and_exports_after_it():
+    for name in methods():
+        chosen = method(name)
+        if name == "fedins":
+            continue  # is built on a backbone: tests/integration/training/methods/test_test_patients.py
+        task = FUNDUS if "segmentation" in chosen.kinds else PICTURES
+        if name == "fedoap":
+            task = Task(name="discs", labels={"disc": (1,)}, size=(32, 32))
+        plan = chosen.build(chosen.config(), task).plan()
+        names = [step.name for step in plan]
+        assert names.count("test") == 1, name
+        assert names[names.index("test") + 1 :] in ([], ["export"]), name
+
+
 def entry_of(metrics) -> SiteEntry:
     return SiteEntry(1.0, metrics, {}, {}, (), 0.0)
 
@@ -85,15 +159,16 @@ def entry_of(metrics) -> SiteEntry:
 def test_accuracy_counts_images():
     images = np.array([0, 1, 1], np.float32).reshape(3, 1, 1, 1)
     test = Examples(images, np.array([0, 1, 0]), ("a",) * 3, ("a",) * 3, (0, 1, 2))
-    task = Task(name="t", kind="classification", class_names=("no", "yes"), size=(8, 8))
-    result = score_once(Says(2), LabelledData("S", test, test, test, None), task, 2)
+    result = score_once({"": predicting(Says(2), 2)}, LabelledData("S", test, test, test, None), PICTURES)
     assert result.metrics == {"test_accuracy": pytest.approx(2 / 3), "test_n": 3.0}
 
 
 def test_a_label_that_is_found_in_no_patient_is_a_warning():
     metrics = {"test_dice": 0.4, "test_n": 3.0, "test_dice/disc": 0.8, "test_n/disc": 3.0}
     never = {"test_dice/cup": 0.0, "test_n/cup": 3.0, "val_dice/cup": 0.0, "val_n/cup": 2.0}
-    entry = RoundEntry("test", 0, 1, 0.0, {"A": entry_of({**metrics, **never})})
+    # Its own model does not find it either, in the same patients.
+    own = {"personal_test_dice/cup": 0.0, "personal_test_n/cup": 3.0}
+    entry = RoundEntry("test", 0, 1, 0.0, {"A": entry_of({**metrics, **never, **own})})
     (warning,) = never_found([entry])
     assert warning.startswith("label 'cup' is never found: its Dice is 0 in all 5 patients that were scored")
 

@@ -6,10 +6,12 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import pytest
 import torch
 
+from model_store.task import Task as ModelTask
 from training.algorithm import Memory
 from training.bounds import FeatureBounds
 from training.config import RunConfig
@@ -33,7 +35,7 @@ from training.network.messages import (
     pack,
     unpack,
 )
-from training.network.operator import Operator, RoundLimits, network_id, run_to_resume
+from training.network.operator import Operator, RoundLimits, _Work, network_id, run_to_resume
 from training.phantom.federation import TASK
 
 pytest.importorskip("nvflare")
@@ -54,11 +56,11 @@ def kits(provisioned, tmp_path):
     return shutil.copytree(provisioned, tmp_path / "kits")
 
 
-def opened(kits, limits=None):
+def opened(kits, limits=None, task=TASK):
     kit = Kit.open(kits / "server", server=True)
     config = FedAvgConfig(width=2, rounds=2)
     limits = limits or RoundLimits()
-    return Operator(kit, kits.parent / "run", SITES, "fedavg", config, RunConfig(), TASK, limits)
+    return Operator(kit, kits.parent / "run", SITES, "fedavg", config, RunConfig(), task, limits)
 
 
 @pytest.fixture
@@ -434,6 +436,32 @@ class TestRound:
             birch.upload(task.id, group, tensor_file(tmp_path))
         birch.report(task.id, **change)
         assert isinstance(operator._work["birch"].answer, Failure)
+
+    def test_scores_of_every_label_are_taken_in_any_script_and_those_of_other_labels_drop_the_hospital(
+        self, kits, tmp_path
+    ):
+        labels = {f"größe {index}/{index}\n": (index,) for index in range(1, 31)}
+        task = ModelTask(name="many", labels=labels, size=(32, 32))
+        metrics = {
+            f"{model}{split}_{what}/{label}": 1.0
+            for model in ("", "personal_")
+            for split in ("test", "val")
+            for what in ("dice", "n")
+            for label in labels
+        }
+        operator = opened(kits, task=task)
+        work = _Work("id", Task("birch", TRAIN, 0, {}, None), operator._plan[TRAIN])
+        report = Report(session="s", task="id", withheld=("weights", "scores"), metrics=metrics)
+        sent, _ = unpack(Report, pack(report))
+        assert sent.metrics == metrics
+        work.phase = replace(work.phase, uploads=())
+        said = sent.model_copy(update={"withheld": ()})
+        assert isinstance(operator._delivery(work, said), Delivery)
+        other = said.model_copy(update={"metrics": {"test_dice/cup\u202e": 1.0}})
+        answer = operator._delivery(work, other)
+        assert isinstance(answer, Failure)
+        assert "expected metrics of the task's labels, found 'cup" in answer.reason
+        assert "\u202e" not in answer.reason
 
     @pytest.mark.parametrize("value", ["NaN", "Infinity", '"x"', "null"])
     def test_report_with_a_weight_that_is_no_number_is_rejected(self, birch, round_, value):

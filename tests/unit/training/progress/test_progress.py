@@ -175,6 +175,18 @@ def test_a_score_of_few_patients_says_so_and_a_loss_does_not(validated: int, sai
             assert "loss 0.500 (aster 0.500)" in stream.getvalue()
 
 
+@pytest.mark.parametrize("display", [PlainProgress, RichProgress])
+def test_scores_of_the_end_say_which_model_they_are_of_and_of_how_many_patients(display: type) -> None:
+    made, stream = console(terminal=display is RichProgress)
+    progress = display(made)
+    progress.run_started("run", PLAN, SITES)
+    aster = {"test_dice": 0.5, "test_n": 3.0, "personal_test_dice/cup": 0.75, "personal_test_n/cup": 2.0}
+    birch = {"test_dice": 0.8, "test_n": 1.0}
+    play(progress, "test", 0, 1, 1.0, aster=entry(**aster), birch=entry(**birch))
+    assert "test 0.575 n=4 (aster 0.500 n=3, birch 0.800 n=1, few)" in stream.getvalue()
+    assert "own test cup 0.750 n=2, few (aster 0.750 n=2, few)" in stream.getvalue()
+
+
 def test_plain_progress_counts_scores_of_few_patients_where_it_names_no_site() -> None:
     made, stream = console(terminal=False)
     progress = PlainProgress(made)

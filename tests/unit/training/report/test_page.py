@@ -129,6 +129,28 @@ class TestReport:
         ):
             assert fragment in text, fragment
 
+    def test_scores_of_the_end_are_by_model_and_label_with_n(self, tmp_path: Path) -> None:
+        def scored(**metrics: float) -> SiteEntry:
+            named = {name.replace("_of_", "/"): value for name, value in metrics.items()}
+            return SiteEntry(1.0, named, {}, {}, (), 0.1)
+
+        north = scored(test_dice=0.5, test_n=4.0, personal_test_dice=0.75, personal_test_n=2.0)
+        south = scored(test_dice=0.8, test_n=2.0, personal_val_dice_of_disc=0.25, personal_val_n_of_disc=3.0)
+        rounds = (RoundEntry("test", 0, 1, 1.0, {"north": north, "south": south}),)
+        record = make_record(rounds=rounds)
+        (published,) = record.published
+        metrics = {"val_dice": 0.75, "val_n": 5.0, "test_dice": 0.625, "test_n": 2.0}
+        published = published.model_copy(update={"metrics": metrics})
+        record = record.model_copy(update={"published": (published,)})
+        text = " | ".join(read(write_report(record, tmp_path / "report.html")).texts)
+        for fragment in (
+            "shared by all sites | all | 0.600 | 6 | north 0.500 | n = 4 | , south 0.800 | n = 2",
+            "each site's own | all | 0.750 | 2 | few | north 0.750 | n = 2",
+            "each site's own | disc | – | – | 0.250 | 3",
+            "inside | north | 0.750 | 5 | 0.625 | 2 | few",
+        ):
+            assert fragment in text, fragment
+
     def test_best_own_score_averages_the_best_round_of_each_site(self, tmp_path: Path) -> None:
         def own(dice: float) -> SiteEntry:
             return SiteEntry(1.0, {"personal_val_dice": dice}, {}, {}, (), 0.1)

@@ -16,7 +16,7 @@ const BECAUSE: Record<Serving["because"], string> = {
   nothing: "no version of the model can serve",
 };
 
-type Decision = { kind: "assign" | "newer" | "override"; version: string } | { kind: "back"; version: string };
+type Decision = { kind: "assign" | "newer" | "override" | "back"; version: string };
 
 export function ServingPanel(given: { hospital: string; name: string; model: string; job: Job | null }) {
   const { hospital, name, model, job } = given;
@@ -42,7 +42,8 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
   const passed = (job?.gate as { passed?: boolean } | null | undefined)?.passed === true;
   const canAssign = candidate !== undefined && serving?.artefact !== candidate;
   const newer = serving?.newer ?? null;
-  const canReturn = entries.length > 1;
+  const returnsTo = serving?.returns_to ?? null;
+  const atFirst = serving !== null && entries.length > 0 && returnsTo === null;
   return (
     <section class="card stack" aria-label="Serving">
       <h2>What serves {name}</h2>
@@ -63,7 +64,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
         <Notice tone="warn">It descends from {serving.flagged.join(", ")}, withdrawn since. Its answers carry a warning.</Notice>
       )}
       {!has("approver") && <p class="hint">An approver decides which version serves.</p>}
-      {has("approver") && (canAssign || newer || canReturn) && (
+      {has("approver") && (canAssign || newer || returnsTo || atFirst) && (
         <div class="row">
           {canAssign && (
             <button
@@ -79,10 +80,21 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
               Assign the newer version
             </button>
           )}
-          {canReturn && (
-            <button type="button" class="button" onClick={() => setDecision({ kind: "back", version: "" })}>
+          {(returnsTo || atFirst) && (
+            <button
+              type="button"
+              class="button"
+              disabled={returnsTo === null}
+              aria-describedby={atFirst ? "at-first" : undefined}
+              onClick={() => setDecision({ kind: "back", version: returnsTo! })}
+            >
               Roll back
             </button>
+          )}
+          {atFirst && (
+            <span class="hint" id="at-first">
+              Nothing served {name} before this version.
+            </span>
           )}
         </div>
       )}
@@ -177,7 +189,7 @@ function Decide(given: {
         )}
         <p>
           {decision.kind === "back"
-            ? `The version that served ${hospital} before serves again from now on.`
+            ? `${decision.version}, which served ${hospital} before, serves again from now on.`
             : `${decision.version} serves ${hospital} for ${model} from now on.`}
         </p>
         {!isKnown && (

@@ -9,6 +9,7 @@ import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { graphOf, type Graph, type Node, referenceOf, type Version } from "./layout";
+import { Scores } from "./scores";
 
 export interface Served {
   /** Names of the hospitals that a version (`name@version`) serves now. */
@@ -229,6 +230,7 @@ function Details({ node, served }: { node: Node; served: Served }) {
       {version.flagged.length > 0 && <p>Descends from {version.flagged.join(", ")}, withdrawn since.</p>}
       <p>{`Now it serves ${served.by.get(reference)?.join(", ") ?? (served.isWhole ? "no hospital" : "unknown hospitals")}.`}</p>
       <p class="mono soft">{version.digest}</p>
+      <Scores version={version} />
       <div class="row">
         <Report version={version} words="Report of the federation" />
         {version.hospital !== null && has("reader") && (
