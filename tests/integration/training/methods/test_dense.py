@@ -53,12 +53,13 @@ def test_one_upload_per_hospital_becomes_one_model_that_serves(data: Path, tmp_p
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
     (draft,) = result.publication.models
     size = sum(tensor.numel() * tensor.element_size() for tensor in draft.weights.values())
-    local, *stage, validate = result.history
+    local, *stage, validate, tested = result.history
     assert [entry.phase for entry in stage] == ["distil"] * 4
     for site in local.sites.values():
         assert (site.sent["model"], site.received) == (size, {"seed": 8})
-    for site in validate.sites.values():
-        assert (set(site.sent), site.received) == ({"counts", "metrics"}, {"weights": size})
+    for entry, group in ((validate, "counts"), (tested, "tested")):
+        for site in entry.sites.values():
+            assert (set(site.sent), site.received) == ({group, "metrics"}, {"weights": size})
 
 
 def test_uploads_cannot_have_differential_privacy_and_the_run_says_so(data: Path, tmp_path: Path) -> None:
