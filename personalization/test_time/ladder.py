@@ -43,6 +43,8 @@ PRIOR_IMAGES = 5.0
 # Statistics are measured in one pass, on as many evenly spaced images as have this many pixels together.
 MOST_PIXELS = 2**22
 BATCH = 16
+# The slices by which a scan's shift is measured: neighbours say the same, in half of a pass.
+SCAN_STEP = 2
 # Every so many images are looked at in negative.
 _EVERY = 4
 Doses = tuple[float, float, float]
@@ -250,9 +252,9 @@ class ScanLadder(nn.Module):
 class ScanByShift(nn.Module):
     """The answer for one scan with the dose that its shift asks for, in one graph of two passes.
 
-    The first pass measures the scan's shift at every batch norm as it is, the second answers with statistics
-    moved as `blend_statistics` moves them. Equals `blended` by `dose_by_shift` of the scan as one patient.
-    For export; the network's weights are shared, and there once in the graph.
+    The first pass measures the scan's shift at every batch norm as it is, on every second slice; the second
+    answers with statistics moved as `blend_statistics` moves them. Equals `blended` by `dose_by_shift` of
+    these slices as one patient. For export; the network's weights are shared, and there once in the graph.
     """
 
     def __init__(self, network: nn.Module, spread: Spread) -> None:
@@ -269,7 +271,7 @@ class ScanByShift(nn.Module):
         """Logits [B, K, H, W]; the images of a batch are one scan."""
         for norm in self._norms:
             norm.dose, norm.measures = 0.0, True
-        self.network(images_BCHW)
+        self.network(images_BCHW[::SCAN_STEP])
         shift_L2 = torch.stack([norm.shift for norm in self._norms])
         _, _, doses_3 = _dose(_ratios(shift_L2, self._usual))
         # A sum, since a graph that is exported keeps no number of images.

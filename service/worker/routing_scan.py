@@ -18,7 +18,7 @@ from personalization.options.presets import AUTO, SCAN_FALLBACK
 from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.ladder import dose_by_shift
+from personalization.test_time.ladder import SCAN_STEP, dose_by_shift
 from personalization.test_time.recipe import recipe_of
 from service.catalog.network import adapted_to_scan
 from service.database.hospitals import site_of_hospital
@@ -113,6 +113,7 @@ def _configured(
         return AdaptationConfig(**{**given, "preset": SCAN_FALLBACK})
     network = loaded.space.plain().to(slices.device)
     # A scan is one patient.
-    found = profile(network, slices, [0] * len(slices), check_cancelled=check_cancelled)
+    few = slices[::SCAN_STEP]
+    found = profile(network, few, [0] * len(few), check_cancelled=check_cancelled)
     doses = dose_by_shift(found, loaded.spread).doses
     return AdaptationConfig(**{**given, "preset": "ladder", "doses": doses})

@@ -19,7 +19,7 @@ import pytest
 from model_store import guard
 from model_store.artefact import Artefact
 from model_store.digest import sha256
-from model_store.manifest import GRAPH, SCAN_GRAPH
+from model_store.manifest import GRAPH, SCAN_GRAPH, SHIFT_GRAPH
 from model_store.scan import decode
 from model_store.scans import formats
 from model_store.store import Store
@@ -145,19 +145,19 @@ def test_waiting_scan_has_its_patient_only_where_the_answer_repeats_it(
             assert planted not in kept.content
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("at_once", [SHIFT_GRAPH, SCAN_GRAPH, None])
 def test_scan_request_resolves_its_version_and_reads_its_scan_once(
     start: Callable[..., Any],
     tmp_path: Path,
     publish_bright: Publish,
     scan: bytes,
     monkeypatch: pytest.MonkeyPatch,
-    at_once: bool,
+    at_once: str | None,
 ) -> None:
     space, calls = publish_space(tmp_path / "store", publish_bright), Counter[str]()
     if at_once:
         store = Store(tmp_path / "store")
-        store.publish(space.manifest, {SCAN_GRAPH: store.by_digest(space.manifest.global_model).read(GRAPH)})
+        store.publish(space.manifest, {at_once: store.by_digest(space.manifest.global_model).read(GRAPH)})
     api = start(tmp_path / "store")
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,8 @@ def test_the_graph_answers_as_the_ladder_with_the_dose_of_the_scan(spread: Sprea
     graph = onnxruntime.InferenceSession(shift_graph(network, spread, 1, (32, 32)))
     for count in (1, 5):
         scan = gain * discs(count, 9)[0]
-        dose = dose_by_shift(profile(network, scan, [0] * count), spread)
+        few = scan[::2]
+        dose = dose_by_shift(profile(network, few, [0] * len(few)), spread)
         moved = blended(space().plain(), scan, dose.doses)
         with torch.no_grad():
             expected = torch.softmax(moved(scan), dim=1)
@@ -40,13 +41,13 @@ def test_the_graph_answers_as_the_ladder_with_the_dose_of_the_scan(spread: Sprea
     assert (dose.doses[2] > 0) == (gain > 2)
 
 
-def test_the_graph_takes_two_passes(spread: Spread) -> None:
-    """A plain answer is one: the cost of a scan is at most 2.2 plain answers."""
+def test_the_graph_takes_a_pass_and_a_half(spread: Spread) -> None:
+    """A plain answer is one pass; what is measured takes the rest of the 2.2 that a scan may take."""
     answers, seen = ScanByShift(space().plain(), spread), []
     for convolution in answers.network.modules():
         if isinstance(convolution, torch.nn.Conv2d):
-            convolution.register_forward_hook(lambda *_: seen.append(1))
+            convolution.register_forward_hook(lambda _module, inputs, _output: seen.append(len(inputs[0])))
     with torch.no_grad():
-        answers(discs(2, 1)[0])
+        answers(discs(4, 1)[0])
     convolutions = sum(isinstance(module, torch.nn.Conv2d) for module in space().plain().modules())
-    assert len(seen) == 2 * convolutions
+    assert sum(seen) == (2 + 4) * convolutions
