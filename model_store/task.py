@@ -240,7 +240,11 @@ class Task(BaseModel):
         """Read a task.yaml. Raises TaskError naming the file and every field that is wrong."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except UnicodeDecodeError as error:
+            raise TaskError(
+                f"{path}: cannot be read as YAML: it is not in UTF-8; save it in UTF-8"
+            ) from error
+        except (OSError, yaml.YAMLError) as error:
             raise TaskError(f"{path}: cannot be read as YAML: {error}") from error
         if not isinstance(content, dict):
             raise TaskError(f"{path}: expected a mapping of fields, found {type(content).__name__}")

@@ -182,6 +182,14 @@ def _by_stem(paths: Mapping[str, Path]) -> dict[str, str]:
     return {stem: names[0] for stem, names in stems.items() if len(names) == 1}
 
 
+def _advice(columns: Sequence[str]) -> str:
+    """What to do about a usual fault of a first line, or nothing."""
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
+        return "; separate the columns by commas"
+    small = [column.strip().lower() for column in columns]
+    return "; write them in small letters" if {"file"} <= {*small} <= {"file", "patient", "split"} else ""
+
+
 def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
     """Read cases.csv by file name; empty without the file. Problems are appended to `problems`."""
     if not path.is_file():
@@ -191,13 +199,19 @@ def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
             reader = csv.DictReader(stream, skipinitialspace=True)
             columns = reader.fieldnames or []
             lines = [(reader.line_num, line) for line in reader]
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        problems.append(
+            f"{site}/{CASES}: cannot be read as CSV: it is not in UTF-8; save it again in UTF-8 "
+            "(in Excel: CSV UTF-8)"
+        )
+        return {}
+    except csv.Error as error:
         problems.append(f"{site}/{CASES}: cannot be read as CSV: {error}")
         return {}
     if "file" not in columns or not set(columns) <= {"file", "patient", "split"}:
         problems.append(
             f"{site}/{CASES}: expected the columns file, patient, split (the last two are optional), "
-            f"found {', '.join(columns) or 'none'}"
+            f"found {', '.join(columns) or 'none'}{_advice(columns)}"
         )
         return {}
     twice = sorted({column for column in columns if columns.count(column) > 1})

@@ -301,6 +301,8 @@ def test_cases_csv_ignores_empty_fields_at_the_end_of_a_row(root: Path) -> None:
         ("name,patient\np1_0.png,a\n", "expected the columns file, patient, split"),
         ("file\np1_0.png\np1_0.png\n", "line 3: 'p1_0.png' is named twice"),
         ("", "found none"),
+        ("file;patient\np1_0.png;a\n", "found file;patient; separate the columns by commas"),
+        ("File,Patient\np1_0.png,a\n", "found File, Patient; write them in small letters"),
         ("file,patient\n\np1_0.png,Doe, Jane\n", "line 3: expected 2 fields, found more; quote a field"),
         ('file,patient\n"p1_0.png","Doe,\nJane"\np1_1.png,a,val\n', "line 4: expected 2 fields, found more"),
         ("file,patient,split,patient\np1_0.png,a,val,b\n", "found patient more than once; keep one"),
@@ -316,7 +318,13 @@ def test_invalid_cases_csv_is_rejected_with_its_reason(root: Path, content: str,
 def test_binary_cases_csv_is_rejected(root: Path) -> None:
     (root / "north" / "cases.csv").write_bytes(b"\xff\xfe\x00file")
     (problem,) = problems(root)
-    assert "cannot be read as CSV" in problem
+    assert "cannot be read as CSV: it is not in UTF-8; save it again in UTF-8" in problem
+
+
+def test_task_in_another_encoding_is_rejected_with_what_to_do(root: Path) -> None:
+    (root / "task.yaml").write_bytes("name: t\nlabels: {Läsion: [1]}\n".encode("cp1252"))
+    with pytest.raises(FederationError, match=r"it is not in UTF-8; save it in UTF-8"):
+        load_federation(root)
 
 
 @pytest.mark.parametrize("name", ["a b", "über", "-x", "a" * 65])
