@@ -31,6 +31,8 @@ from tests.helpers.training.sites import (
     site_data,
 )
 from training.algorithm import Algorithm, RoundResult
+from training.data.federation import load_federation
+from training.engine.history import Silent
 from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
@@ -45,6 +47,8 @@ from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
 from training.methods.iop_fl import IopFlConfig
 from training.methods.registry import method, methods
+from training.phantom import write_federation
+from training.run import Run, execute
 
 ROOT = Path(__file__).parents[4]
 SITES: dict[str, tuple[Task, AnySiteData]] = {
@@ -269,3 +273,28 @@ def test_recorded_rows_of_the_unseen_hospital_have_the_cells_that_they_had() -> 
     for cell in cells:
         where = (cell["set"], cell["site"], cell["seed"], cell["part"])
         assert cell_of("cpu", PROFILES["cpu"], *where)["method"] == cell["method"], where
+
+
+class StoppedError(Exception):
+    """The run was stopped by the test."""
+
+
+class Stop(Silent):
+    """Stops a run when its second round of training starts."""
+
+    def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
+        if (phase, round) == ("train", 1):
+            raise StoppedError
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    data = write_federation(tmp_path / "data", ("aster", "birch"), patients_per_site=3, size=16)
+    config = FedAvgConfig(rounds=3, width=2, batch_size=8, domain_randomisation="throughout")
+    run = Run(load_federation(data), "fedavg", config)
+    whole = execute(run, tmp_path / "whole", workers=0)
+    with pytest.raises(StoppedError):
+        execute(run, tmp_path / "stopped", workers=0, observer=Stop())
+    resumed = execute(run, tmp_path / "stopped", workers=0, resume=True)
+    (expected,), (found,) = whole.publication.models, resumed.publication.models
+    assert all(torch.equal(tensor, found.weights[name]) for name, tensor in expected.weights.items())
+    assert run.identity()["config"]["domain_randomisation"] == "throughout"
