@@ -1,35 +1,42 @@
-"""`python -m service`: run the API with an embedded Redis and worker, or a command on the database."""
+"""`python -m service`: run the API with an embedded Redis and worker, or a command on the database.
+
+What serves is imported when it is needed: `--help` needs none of it.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sys
-from contextlib import ExitStack
+import gc
+from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
-import uvicorn
+from typer.core import TyperGroup
 
-from service.app import FILES, create_app
-from service.commands import audit, keys
-from service.commands.database import opened
-from service.commands.doctor import doctor
-from service.errors import ServiceError, SettingsInvalid
-from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
-from service.inference.sessions import probe_provider
-from service.runtime import logs
-from service.runtime.broker import Broker
-from service.runtime.embedded_worker import EmbeddedWorker
-from service.settings import Settings, read_settings
+
+class _Commands(TyperGroup):
+    """The commands of `service.commands.NAME`, imported when one of them is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names."""
+        return self._imported().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name."""
+        return self._imported().get_command(ctx, cmd_name)
+
+    def _imported(self) -> TyperGroup:
+        found = typer.main.get_command(import_module(f"service.commands.{self.name}").app)
+        assert isinstance(found, TyperGroup)
+        return found
+
 
 app = typer.Typer(add_completion=False)
-app.add_typer(keys.app, name="keys", help="Create, list, rotate and revoke API keys.")
-app.command("doctor")(doctor)
-app.add_typer(audit.app, name="audit", help="Verify, export and shorten the audit trail.")
+for name, words in {
+    "keys": "Create, list, rotate and revoke API keys.",
+    "audit": "Verify, export and shorten the audit trail.",
+}.items():
+    app.add_typer(typer.Typer(cls=_Commands, no_args_is_help=True), name=name, help=words)
 
 
 @app.callback(invoke_without_command=True)
@@ -50,115 +57,33 @@ def serve(
         "host": host,
         "state_dir": state_dir,
         "embedded_worker": worker,
-        **_for_a_terminal(),
     }
+    # Half a million objects are made, and none is garbage: looking for some takes a quarter of the start.
+    gc.disable()
+    from service import server
+    from service.errors import SettingsInvalid
+
+    gc.freeze()
+    gc.enable()
     try:
-        settings = read_settings(FILES, **{name: value for name, value in given.items() if value is not None})
+        settings = server.settings_of({name: value for name, value in given.items() if value is not None})
     except SettingsInvalid as error:
         raise typer.BadParameter(str(error)) from None
     if context.invoked_subcommand is not None:
         context.obj = settings
         return
-    logs.configure(settings, whole_process=True)
-    signal.signal(signal.SIGTERM, _end)
-    server = _server(settings)
-    try:
-        _check_port(settings)
-        settings.make_state_dir()
-        if settings.device.startswith("cuda"):
-            probe_provider(settings.device)
-        with ExitStack() as stack:
-            # Before anything is started, so that what is wrong with it is one line.
-            with opened(settings):
-                pass
-            # Opened in this order, so that at the end the worker goes before the Redis it works on.
-            broker = Broker(settings)
-            stack.callback(broker.stop)
-            if broker.embedded:
-                broker.start()
-            if settings.embedded_worker:
-                stack.enter_context(EmbeddedWorker(settings, ready=lambda: server.started))
-            server.run()
-    except KeyboardInterrupt:
-        # Ctrl-C is how one ends it: uvicorn has finished its requests, and repeats the signal.
-        return
-    except ServiceError as error:
-        typer.echo(f"locum: {error}", err=True)
-        raise typer.Exit(1) from error
-    if not server.started:
-        raise typer.Exit(1)
+    server.run(settings)
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn waits for every answer to end; this lets the endless ones know."""
+@app.command()
+def doctor(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per part, by lines.")] = False,
+) -> None:
+    """Say what this machine has, what will be used, and what is wrong; end with 1 if anything is."""
+    from service.commands.doctor import report
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by the first signal that asks the process to end."""
-        self.config.app.state.closing.set()  # type: ignore[union-attr]
-        super().handle_exit(sig, frame)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the port; at a terminal, say where."""
-        await super().startup(sockets=sockets)
-        if self.started and _at_a_terminal():
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            host = f"[{host}]" if ":" in host else host
-            scheme = "https" if self.config.is_ssl else "http"
-            typer.echo(f"Locum is at {scheme}://{host}:{port}{self.config.root_path}, until Ctrl-C.")
-
-
-def _server(settings: Settings) -> uvicorn.Server:
-    config = uvicorn.Config(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        http=BoundedProtocol,
-        root_path=settings.root_path,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        log_config=None,
-        access_log=False,
-        # Do not reveal the name and version of the server.
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        # A client that holds its connection open must not hold up the end.
-        timeout_graceful_shutdown=30,
-    )
-    return _Server(config)
-
-
-def _at_a_terminal() -> bool:
-    return sys.stderr.isatty()
-
-
-def _for_a_terminal() -> dict[str, Any]:
-    """Settings of the log for a person who looks on: warnings as text, if the environment does not say."""
-    wanted = {"log_format": "plain", "log_level": "WARNING"} if _at_a_terminal() else {}
-    return {name: value for name, value in wanted.items() if f"LOCUM_{name.upper()}" not in os.environ}
-
-
-def _check_port(settings: Settings) -> None:
-    """Raise SettingsInvalid if the port cannot be opened: before anything is migrated or started."""
-    try:
-        places = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, kind, protocol, _, address in places:
-            with socket.socket(family, kind, protocol) as listener:
-                # As servers do: connections that ended a moment ago do not occupy the port.
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-    except OSError as error:
-        raise SettingsInvalid(
-            f"port {settings.port} of {settings.host} (LOCUM_PORT, LOCUM_HOST): expected a free one, found: "
-            f"{error.strerror}; stop what listens there, or choose another with --port"
-        ) from error
-
-
-def _end(_: int, __: FrameType | None) -> None:
-    # uvicorn has shut down in good order by the time it repeats the signal; this lets the children be
-    # stopped too.
-    raise SystemExit(0)
+    raise typer.Exit(int(report(context.obj, as_json)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from redis import Redis
@@ -75,16 +75,13 @@ def diagnose(settings: Settings) -> Iterator[Finding]:
             yield Finding(part, "wrong", f"{type(error).__name__}: {error}")
 
 
-def doctor(
-    context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per part, by lines.")] = False,
-) -> None:
-    """Say what this machine has, what will be used, and what is wrong; end with 1 if anything is."""
-    worst = 0
-    for found in diagnose(context.obj):
+def report(settings: Settings, as_json: bool) -> bool:
+    """Print what was found of every part, as text or JSON by lines. Returns whether anything is wrong."""
+    wrong = False
+    for found in diagnose(settings):
         typer.echo(json.dumps(asdict(found)) if as_json else f"{found.state:8}{found.part:17}{found.words}")
-        worst |= found.state == "wrong"
-    raise typer.Exit(int(worst))
+        wrong |= found.state == "wrong"
+    return wrong
 
 
 def _software(_: Settings) -> str:

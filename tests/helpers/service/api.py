@@ -14,10 +14,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from model_store.store import Store
-from service.__main__ import _server
 from service.app import create_app
 from service.context import ServiceContext
 from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
+from service.server import make_server
 from service.settings import Settings
 
 # Nothing listens there: the API segments without Redis, and starts faster.
@@ -95,7 +95,7 @@ def running(settings: Settings) -> Iterator[Api]:
 @contextmanager
 def serving(settings: Settings) -> Iterator[int]:
     """The server that `python -m service` runs; gives its port."""
-    server = _server(settings)
+    server = make_server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     while not server.started:
