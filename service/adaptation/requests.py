@@ -135,6 +135,11 @@ class AdaptationSubmission:
         asked = self._by_masks(parent)
         adaptation = adaptation_of(parent, asked)
         assert adaptation is not None
+        if adaptation.needs_masks and not isinstance(self.asked, CohortAdaptation):
+            raise MasksMissing(
+                f"'{parent}' is adapted by masks of some scans, and a form with scans has no place for them: "
+                "make a cohort, PUT scans and masks, then ask with its id"
+            )
         options = parse(adaptation.options, asked, "options").model_dump(mode="json")
         return parent, adaptation, options
 
