@@ -21,7 +21,6 @@ from model_store import graphs
 from model_store.manifest import SHIFT_GRAPH
 from model_store.store import Store
 from personalization.iop_fl.spread import FILE as SPREAD
-from personalization.iop_fl.spread import Spread
 from personalization.networks import build
 from personalization.playbook import FILE, Playbook
 from personalization.state import from_safetensors
@@ -131,12 +130,9 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(dat
     assert playbook.episodes == 3 * len(DEFAULT.severities)
     bounds = [record.bound for record in playbook.recipes]
     assert bounds == sorted(bounds, reverse=True)
-    # The dose by shift was practised too, and is what one scan gets at once.
-    assert playbook.by_shift is not None
-    assert playbook.by_shift.episodes == 3 * len(DEFAULT.severities)
-    assert set(playbook.by_shift.members) == set(playbook.members)
-    spread = Spread.model_validate_json(artefact.read(SPREAD))
-    assert (spread.members, SHIFT_GRAPH in artefact.manifest.files) == (3, True)
+    # Members that train on one patient cannot say how far they are apart.
+    assert playbook.by_shift is None
+    assert not {SPREAD, SHIFT_GRAPH} & artefact.manifest.files.keys()
     cost = artefact.manifest.lineage.details["playbook"]
     assert cost["rounds"] == 3 * (2 + 6)
     # From a member, two numbers for the scans' targets and twelve for each of its episodes, as JSON.

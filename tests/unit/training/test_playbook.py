@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
-from personalization.playbook import Practice
+import json
+from dataclasses import asdict
+
+import torch
+
+from model_store.manifest import NetworkSpec
+from personalization.gate import Targets
+from personalization.iop_fl.batch_norm import profile
+from personalization.iop_fl.spread import Spread, sent_by
+from personalization.networks import build
+from personalization.playbook import Practice, Trial
+from personalization.test_time.config import AdaptationConfig
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data, slices
+from training.algorithm import Memory, ModelDraft
 from training.data.segmentation.dataset import SiteData
-from training.playbook import TARGETS, Rotations
+from training.playbook import EPISODES, TARGETS, Rotations
 
 
 def measured(data: SiteData) -> dict[str, list[float]]:
     rotations = Rotations(TASK, {}, Practice(()))
     result = client_step(rotations, context("measure", 0, site="A"), {}, EMPTY, data)
     return {name: tensor.tolist() for name, tensor in result.uploads[TARGETS.name].items()}
+
+
+def test_the_dose_by_shift_is_practised_with_the_spread_of_the_others() -> None:
+    spec = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
+    network = build(spec.name, **spec.arguments)
+    data = site_data("A", 8, 4, 0)
+    found = profile(network, torch.from_numpy(data.train.images), data.train.patients)
+    spread = Spread.of(found.layers, sent_by(found, (0.1, 0.2, 1.0)), 2)
+    practice = Practice((Trial("half", AdaptationConfig(preset="ladder")),), (0.0,), damage=0)
+    drafts = {"A": (ModelDraft("global", spec, network.state_dict()),)}
+    for spreads, expected in (({"A": spread.to_bytes()}, ["half", "by shift"]), ({}, ["half"])):
+        rotations = Rotations(TASK, drafts, practice, spreads)
+        measured = client_step(rotations, context("measure", 0, site="A"), {}, EMPTY, data)
+        server = Memory(
+            {}, {"targets": {"B": asdict(Targets(*measured.uploads[TARGETS.name]["targets"].tolist()))}}
+        )
+        received = rotations.send_space(server, "A")
+        result = client_step(rotations, context("practise", 0, site="A"), received, EMPTY, data)
+        sent = json.loads(bytes(result.uploads[EPISODES.name]["json"].tolist()))
+        assert [episode["trial"] for episode in sent] == expected
 
 
 def test_targets_are_measured_on_slices_that_training_leaves_out_too() -> None:
