@@ -65,7 +65,7 @@ def test_row_that_cannot_be_read_is_unknown_and_six_are_asked_for_at_once(
     with opened_page(browser, service.address, expected=("status of 404", "status of 500")) as page:
         # Another document: the first view's catalogue, when it arrives late, would begin all requests again.
         page.goto("about:blank")
-        page.route("**/hospitals", lambda route: route.fulfill(json={"hospitals": hospitals}))
+        page.route("**/hospitals", lambda route: route.fulfill(json={"hospitals": hospitals, "next": None}))
         page.route(re.compile(r"/hospitals/h\d/serving/"), lambda route: held.append(route))
         page.goto(f"{service.address}/#/oversee")
         models = page.get_by_role("region", name="Models")
@@ -103,8 +103,8 @@ def test_drift_is_asked_for_once_for_each_hospital_and_six_at_once(browser: Any,
     held: list[Any] = []
     with opened_page(browser, service.address, expected=("status of 404",)) as page:
         page.goto("about:blank")
-        page.route("**/hospitals", lambda route: route.fulfill(json={"hospitals": hospitals}))
-        page.route("**/models", lambda route: route.fulfill(json=models))
+        page.route("**/hospitals", lambda route: route.fulfill(json={"hospitals": hospitals, "next": None}))
+        page.route(re.compile(r"/models($|\?)"), lambda route: route.fulfill(json=models))
         # Each row that is read draws the view again.
         page.route(
             re.compile(r"/hospitals/h\d/serving/pool$"), lambda route: route.fulfill(status=404, json={})
