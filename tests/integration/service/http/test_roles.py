@@ -67,6 +67,10 @@ LEAST: dict[Operation, Role | None] = {
     ("GET", "/jobs/{job}/preview"): "operator",
     ("DELETE", "/jobs/{job}"): "operator",
     ("DELETE", "/jobs/{job}/files"): "operator",
+    ("GET", "/jobs/{job}/checks"): "reader",
+    ("POST", "/jobs/{job}/checks"): "operator",
+    ("POST", "/jobs/{job}/checks/{check}/verdict"): "operator",
+    ("DELETE", "/jobs/{job}/checks/verdict"): "operator",
     ("GET", "/pacs"): "operator",
     ("POST", "/pacs/{pacs}/segment"): "operator",
     ("POST", f"{COHORT}/pacs"): "operator",
@@ -143,7 +147,7 @@ def ask(
     api: Any, operation: Operation, key: str | None, hospital: str = "north", **headers: str
 ) -> httpx.Response:
     names = {"cohort": "c" * 32, "job": "d" * 32, "key": "0" * 12, "name": "a.png", "model": "bright"}
-    names |= {"session": "e" * 32, "strategy": "random", "pacs": "main"}
+    names |= {"session": "e" * 32, "strategy": "random", "pacs": "main", "check": "f" * 32}
     path = operation[1].format(hospital=hospital, version=1, **names)
     sent = dict(headers) if key is None else {"Authorization": f"Bearer {key}", **headers}
     # That of a session.
