@@ -86,7 +86,7 @@ export async function pagesOf<T extends { next: string | null }>(
   read: (cursor: { after?: string }) => Promise<Reply<T>>,
 ): Promise<T[]> {
   const found: T[] = [];
-  for (let after: string | null | undefined; after !== null; after = found.at(-1)!.next) {
+  for (let after: string | null | undefined; after !== null; after = found.at(-1)!.next ?? null) {
     found.push((await read(after === undefined ? {} : { after })).data);
   }
   return found;
