@@ -5,8 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the path in an error of the system that names none, as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -14,7 +26,8 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         # For its owner alone until it is complete: the content may be a private key.
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fchmod(file.fileno(), mode)

@@ -31,7 +31,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
-from model_store.durable import sync_folder, write_durably
+from model_store.durable import naming, sync_folder, write_durably
 from training.algorithm import Memory
 from training.engine.tensorfile import read_tensors, write_tensors
 from training.errors import RunMismatch, TrainingError
@@ -225,7 +225,7 @@ class RunFolder:
         line = json.dumps(note).encode() + b"\n"
         path = self.root / "history.jsonl"
         new = not path.exists()
-        with path.open("wb" if new else "r+b") as file:
+        with naming(path), path.open("wb" if new else "r+b") as file:
             file.truncate(checkpoint.history_bytes)
             file.seek(checkpoint.history_bytes)
             file.write(line)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from model_store.durable import sync_folder
+from model_store.durable import naming, sync_folder
 from training.algorithm import State
 from training.errors import TrainingError
 
@@ -230,18 +230,19 @@ def _write_over(path: Path, buffers: list[memoryview], durable: bool) -> None:
     new = durable and not path.exists()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        total = 0
-        pending = list(buffers)
-        while pending:
-            written = os.writev(descriptor, pending[:_MOST_BUFFERS])
-            total += written
-            while pending and written >= pending[0].nbytes:
-                written -= pending.pop(0).nbytes
-            if written:
-                pending[0] = pending[0].cast("B")[written:]
-        os.ftruncate(descriptor, total)
-        if durable:
-            _sync(descriptor)
+        with naming(path):
+            total = 0
+            pending = list(buffers)
+            while pending:
+                written = os.writev(descriptor, pending[:_MOST_BUFFERS])
+                total += written
+                while pending and written >= pending[0].nbytes:
+                    written -= pending.pop(0).nbytes
+                if written:
+                    pending[0] = pending[0].cast("B")[written:]
+            os.ftruncate(descriptor, total)
+            if durable:
+                _sync(descriptor)
     finally:
         os.close(descriptor)
     if new:

@@ -182,7 +182,9 @@ class Worker:
             text = "".join(traceback.format_exception(error))
             SiteFolder(self._root, task.site).note_failure(f"{head}\n{text}")
             pointer = f"see sites/{task.site}/{FAILURES} in the run's folder"
-            return Failure(task.site, f"{type(error).__name__} at {place}; {pointer}")
+            # The system's own words for its error, such as a full disk, name no file.
+            why = f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
+            return Failure(task.site, f"{type(error).__name__}{why} at {place}; {pointer}")
 
     def _do(self, task: Task) -> Delivery:
         started = time.perf_counter()

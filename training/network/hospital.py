@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from model_store.durable import naming
 from model_store.task import Task as ModelTask
 from training.algorithm import Algorithm, Phase, Plan
 from training.config import MethodConfig, RunConfig, parse
@@ -527,7 +528,7 @@ class Hospital:
         for group, size in said.downloads.items():
             paths[group] = prepared.folder / "files" / f"down-{group}"
             paths[group].parent.mkdir(parents=True, exist_ok=True)
-            with paths[group].open("wb") as file:
+            with naming(paths[group]), paths[group].open("wb") as file:
                 while (at := file.tell()) < size:
                     part = Slice(session=session, task=said.id, group=group, offset=at)
                     chunk = self._ask("read", part)

@@ -12,6 +12,7 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.durable import naming
 from model_store.task import Normalisation, Task
 from training.phantom.scanners import SCANNERS, make_volume
 
@@ -68,8 +69,9 @@ def write_federation(
             patient = f"{site}-{index + 1:02d}"
             voxels, mask = make_volume(scanner, patient_seed(seed, site, index), affine, shape)
             name = f"{patient}.nii.gz"
-            (folder / "images" / name).write_bytes(nifti_bytes(voxels, affine))
-            (folder / "masks" / name).write_bytes(nifti_bytes(mask, affine))
+            for path, content in ((folder / "images" / name, voxels), (folder / "masks" / name, mask)):
+                with naming(path):
+                    path.write_bytes(nifti_bytes(content, affine))
             rows.append(f"{name},{patient},")
         (folder / "cases.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return root
