@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from model_store.artefact import Artefact
 from model_store.store import Store
+from personalization.metrics import metrics_of
 from personalization.networks import build
 from personalization.state import from_safetensors
 from tests.helpers.training.killing import Zygote
@@ -121,7 +122,11 @@ def test_only_the_bytes_of_the_shared_part_travel(scans: Path, tmp_path: Path, n
             if entry.phase in ("train", "validate"):
                 assert site.received == {"weights": shared}
             if entry.phase == "export":
-                assert sent == {"personal": everything, "personal_score": 16}
+                # A sum and a number of each metric.
+                assert sent == {
+                    "personal": everything,
+                    "personal_score": 16 * len(metrics_of("segmentation")),
+                }
 
 
 @pytest.mark.parametrize("name", ["fedprox", "scaffold", "fedavgm", "fedyogi", *PERSONAL])
