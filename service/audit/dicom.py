@@ -23,6 +23,7 @@ _EVENTS = {
     "key": ("110113", "Security Alert", "E"),
     "hospital": ("110113", "Security Alert", "U"),
     "version": ("110113", "Security Alert", "E"),
+    "gate": ("110113", "Security Alert", "U"),
     "trail": ("110101", "Audit Log Used", "E"),
 }
 _STORED = ("110104", "DICOM Instances Transferred", "C")

@@ -243,8 +243,10 @@ def test_resolve_parent_prefers_named_then_assigned_then_newest(
     assert str(resolve_parent(*catalogue, None, "dune")) == "brain@2"
 
 
-def test_resolve_parent_of_a_plain_model_is_rejected(catalogue: Catalogue) -> None:
+def test_resolve_parent_of_a_member_s_model_is_rejected(catalogue: Catalogue) -> None:
     publish_model(catalogue.store, "plain")
+    assert str(resolve_parent(*catalogue, "plain", "dune")) == "plain@1"  # by masks
+    publish_model(catalogue.store, "own", role="inside", site="aster")
     with pytest.raises(NotAdaptable, match="routing-space") as refused:
-        resolve_parent(*catalogue, "plain", "dune")
+        resolve_parent(*catalogue, "own", "dune")
     assert (refused.value.status, refused.value.slug) == (422, "not-adaptable")
