@@ -26,6 +26,8 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "many":
         monkeypatch.setattr(folder, "_FEW", 0)
         monkeypatch.setattr(folder, "_SWEEP_S", 3600.0)
+        # What tells of a change has to do it, not the seconds after it.
+        monkeypatch.setattr(folder, "_SETTLED_NS", 0)
 
 
 def publish_family(store: Store, seed: int = 0) -> list[Artefact]:
