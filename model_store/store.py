@@ -242,6 +242,7 @@ class Store:
                     else f"names: {some(self.names()) or 'none'}"
                 )
             )
+        in_force: list[int] = []
         if number is None and digest is None:
             withdrawn = self._backend.listed(name, self._now()).withdrawn
             in_force = [n for n in numbers if n not in withdrawn] if withdrawn else numbers[:]
@@ -254,7 +255,13 @@ class Store:
         artefact = self._artefact(name, numbers[-1])
         if digest is not None and artefact.digest != digest:
             return self.open(reference, verify=verify)
-        artefact = self._admitted(artefact)
+        try:
+            artefact = self._admitted(artefact)
+        except ArtefactWithdrawn:
+            # Withdrawn since that look: the version before it is the newest now.
+            if number is not None or digest is not None or not in_force:
+                raise
+            return self.open(reference, verify=verify)
         if verify:
             artefact.verify(self._operators)
         return artefact
