@@ -149,6 +149,12 @@ def store(context: typer.Context) -> None:
     _start("model_store", context.args)
 
 
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def doctor(context: typer.Context) -> None:
+    """Say what this machine has, what the service will use, and what is wrong."""
+    _start("service", ["doctor", *context.args])
+
+
 @app.command(rich_help_panel=_SCANS)
 def segment(
     paths: Scans,

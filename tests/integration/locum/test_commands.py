@@ -242,6 +242,7 @@ def test_help_has_groups_examples_and_exit_codes_and_imports_little(command: Run
         ("site", "--policy"),
         ("store", "withdraw"),
         ("demo", "--once"),
+        ("doctor", "service doctor"),
     ],
 )
 def test_rooms_have_their_own_help(command: Run, name: str, words: str) -> None:
