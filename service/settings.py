@@ -459,12 +459,16 @@ def settings_or_exit(files: FileReaders | None = None) -> Settings:
         raise SystemExit(f"locum: {error}") from None
 
 
+OF_CLIENTS = ("LOCUM_HOSPITAL", "LOCUM_KEY", "LOCUM_URL")
+"""Variables of the `locum` command and the client, which the service does not read."""
+
+
 def ignored_variables() -> list[str]:
     """A line on each variable `LOCUM_...` that is no setting, with the one that is alike."""
     known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
     lines = []
     for name in sorted(os.environ):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
+        if name.upper().startswith(PREFIX) and name.upper() not in (*known, *OF_CLIENTS):
             alike = get_close_matches(name.upper(), known, n=1, cutoff=0.8)
             lines.append(f"{name} is ignored: no such setting" + (f", but {alike[0]}" if alike else ""))
     return lines

@@ -165,3 +165,11 @@ def test_closed_state_folder_of_another_user_is_accepted(volume: Path) -> None:
     volume.chmod(0o2770)
     os.seteuid(10001)
     Settings(state_dir=volume).make_state_dir()
+
+
+def test_variables_of_the_client_are_no_misspelt_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCUM_URL", "LOCUM_KEY", "LOCUM_HOSPITAL", "LOCUM_PROT"):
+        monkeypatch.setenv(name, "x")
+    lines = ignored_variables()
+    assert not any(name in line for line in lines for name in ("LOCUM_URL", "LOCUM_KEY", "LOCUM_HOSPITAL"))
+    assert any(line.startswith("LOCUM_PROT is ignored") for line in lines)
