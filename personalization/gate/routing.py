@@ -104,12 +104,14 @@ class Shifted:
         size_gain: how much nearer than the parent's the target is to the federation's size (`Features`);
             None: that is unknown.
         negative: how many times farther the scans are than in negative; None: not measured.
+        mistaken: share of the scans that no training scan resembles in kind (the guard's gross warnings).
     """
 
     beyond: float
     lost: float | None
     size_gain: float | None
     negative: float | None = None
+    mistaken: float = 0.0
 
 
 class Observed:
@@ -440,6 +442,20 @@ def negative(observed: Observed) -> float | None:
 
 
 @check(
+    "mistaken",
+    "at most",
+    0.5,
+    "share of the scans that no training scan resembles in kind",
+    "Most of these scans are of another kind than those of training.",
+)
+def mistaken(observed: Observed) -> float | None:
+    """Another modality can be nearer to the members than a strong scanner. That many scans only look unlike
+    says little: behind a scanner of severity 3 nearly all do.
+    """
+    return None if observed.shifted is None else observed.shifted.mistaken
+
+
+@check(
     "practice_lost",
     "at most",
     MOST_LOST,
@@ -456,6 +472,7 @@ BY_SHIFT: tuple[Check[Observed], ...] = (
     size_gain,
     shift_beyond_practice,
     negative,
+    mistaken,
     practice_lost,
     size_factor,
     lost_target_rate,
@@ -467,6 +484,7 @@ BY_SHIFT: tuple[Check[Observed], ...] = (
 BY_SHIFT_WITHOUT_MASKS: tuple[Check[Observed], ...] = (
     shift_beyond_practice,
     negative,
+    mistaken,
     practice_lost,
 )
 

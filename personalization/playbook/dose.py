@@ -53,6 +53,7 @@ class ByShift:
         record: what the members practised; None: they did not practise it.
         negative: how many times farther the scans are than in negative (`mirrored`); None: they are too near
             to be inverted.
+        mistaken: share of the scans that no training scan resembles in kind.
     """
 
     dose: Dose
@@ -65,6 +66,7 @@ class ByShift:
     targets: Targets
     record: ShiftRecord | None
     negative: float | None = None
+    mistaken: float = 0.0
 
     @cached_property
     def verdict(self) -> GateVerdict:
@@ -75,6 +77,7 @@ class ByShift:
             record.lost if record is not None and moves else None,
             size_gain(self.parent, self.candidate, self.targets.share),
             self.negative,
+            self.mistaken,
         )
         masks = self.candidate.maps.ndim > 1
         count = len(self.candidate.maps)
@@ -113,8 +116,11 @@ def by_shift(
     patients: Sequence[Hashable],
     device: torch.device | None = None,
     check_cancelled: CancelCheck = never_cancelled,
+    mistaken: float = 0.0,
 ) -> ByShift:
     """The dose by shift for images [N, C, H, W]; `patients` has that of every image. Deterministic.
+
+    `mistaken` is the share of the scans of which the guard says that they are of another kind.
 
     Costs three forward passes: of the global model, which measures the shift too; of the candidate's
     statistics; of the candidate. With a dose of 0 it is one; where the scans are far away, a twelfth more, to
@@ -145,6 +151,7 @@ def by_shift(
         targets=targets_known(spread, playbook),
         record=None if playbook is None else playbook.by_shift,
         negative=negative,
+        mistaken=mistaken,
     )
 
 

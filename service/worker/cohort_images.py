@@ -142,14 +142,16 @@ class CohortImages:
     """Slices of a cohort, `images` float32 [N, C, H, W].
 
     `scan_of_image` [N] is the scan's index of each slice. `patient_of_image` [N] is the patient's, as far as
-    the task can derive it from the scans' names. `warned` is the share of scans that the guard warns of.
-    `statistics` describes the scans for the guard. `left_out` is the number of slices beyond MOST_IMAGES.
+    the task can derive it from the scans' names. `warned` is the share of scans that the guard warns of,
+    `mistaken` of those that no training scan resembles in kind. `statistics` describes the scans for the
+    guard. `left_out` is the number of slices beyond MOST_IMAGES.
     """
 
     images: Tensor
     scan_of_image: NDArray[np.int64]
     patient_of_image: NDArray[np.int64]
     warned: float
+    mistaken: float
     statistics: ReferenceStatistics
     left_out: int
 
@@ -201,12 +203,14 @@ def load_images(
         parts.append(evenly(slices, budget))
         summaries.append(summary)
     images = torch.cat(parts)
+    warnings = [check(summary, reference, task) for summary in summaries]
     patients = numbered([file.name for file in files], task)
     return CohortImages(
         images=images,
         scan_of_image=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
         patient_of_image=np.repeat(patients, [len(part) for part in parts]),
-        warned=float(np.mean([bool(check(summary, reference, task)) for summary in summaries])),
+        warned=float(np.mean([bool(found) for found in warnings])),
+        mistaken=float(np.mean([any(each.gross for each in found) for found in warnings])),
         statistics=merged(summaries),
         left_out=total - len(images),
     )

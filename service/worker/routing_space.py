@@ -104,6 +104,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
                 patients,
                 self.device,
                 attempt.check_cancelled,
+                cohort.mistaken,
             )
             return Candidate(task, dose.adapted, dose.config, dose=dose)
         if auto and loaded.playbook is not None:

@@ -33,8 +33,10 @@ from benchmarks.accuracy.unseen.hospital import (
 )
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import Scans, mean_dice
+from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
 from model_store.preprocessing import prepare
 from model_store.scan import Scan
+from model_store.task import Task
 from personalization.gate import ROUTING, Observed, consensus, judge, shift_of_statistics
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE, Spread
@@ -60,10 +62,12 @@ def rung_of(rung: str, site: str, seed: int) -> Callable[[Scan], Scan] | None:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a federation published: its global model and how far its members are apart."""
+    """What a federation published: global model, how far members are apart, what their scans are like."""
 
     space: RoutingSpace
     spread: Spread
+    reference: ReferenceStatistics | None
+    task: Task
     device: torch.device
 
     @classmethod
@@ -73,7 +77,8 @@ class Trained:
         (draft,) = publication.models
         space = RoutingSpace.of(draft.network.name, draft.network.arguments, {}, draft.weights)
         spread = Spread.model_validate_json(publication.files[FILE])
-        return cls(space, spread, torch.device(run.settings.device))
+        device = torch.device(run.settings.device)
+        return cls(space, spread, publication.statistics, run.federation.task, device)
 
     def network(self) -> nn.Module:
         """A copy of the global model."""
@@ -83,9 +88,16 @@ class Trained:
         """The global model with a dose of the images' statistics."""
         return blended(self.network(), images_NCHW.to(self.device), doses)
 
-    def auto(self, images_NCHW: Tensor, patients_N: Sequence[int]) -> ByShift:
-        """What `preset: auto` makes of a cohort, and what the gate says of it."""
-        return by_shift(self.space, self.spread, None, images_NCHW, patients_N, self.device)
+    def auto(
+        self, images_NCHW: Tensor, patients_N: Sequence[int], summaries: Sequence[ScanSummary] = ()
+    ) -> ByShift:
+        """What `preset: auto` makes of a cohort, and what the gate says of it; `summaries` of its scans."""
+        warnings = [check(summary, self.reference, self.task) for summary in summaries]
+        gross = [any(warning.gross for warning in found) for found in warnings]
+        mistaken = sum(gross) / max(len(gross), 1)
+        return by_shift(
+            self.space, self.spread, None, images_NCHW, patients_N, self.device, mistaken=mistaken
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class Hospitals:
             parent = {patient: before[patient] for patient in turn.reported.patients}
             for name, doses in LADDER.items():
                 arms[name] |= dice_of(trained.dosed(turn.learned.images, doses), turn.reported)
-            made = trained.auto(turn.learned.images, turn.learned.patient_index)
+            made = trained.auto(turn.learned.images, turn.learned.patient_index, _summaries(turn.learned))
             after = dice_of(made.adapted.merged, turn.reported)
             arms["by shift"] |= after
             arms["auto"] |= after if made.passed else parent
@@ -142,12 +154,14 @@ class Hospitals:
     ) -> Iterator[dict[str, Any]]:
         """Candidates that are bad on purpose, and what the gate says of each."""
         images, patients = turn.learned.images, turn.learned.patient_index
+        own = _summaries(turn.learned)
         noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
-        wrong = {"noise": (noise, patients), "inverted scans": (-images, patients)}
+        wrong = {"noise": (noise, patients, own), "inverted scans": (-images, patients, own)}
         if self.foreign is not None:
-            wrong["another modality"] = (self._foreign, list(range(len(self._foreign))))
-        for kind, (cohort, whose) in wrong.items():
-            met = trained.auto(cohort, whose)
+            other, summaries = self._foreign
+            wrong["another modality"] = (other, list(range(len(other))), summaries)
+        for kind, (cohort, whose, summaries) in wrong.items():
+            met = trained.auto(cohort, whose, summaries)
             change = change_of(parent, dice_of(met.adapted.merged, turn.reported))
             yield {"kind": f"a cohort of {kind}", **facts_of(met, change)}
             candidate = trained.dosed(cohort, FULL)
@@ -168,18 +182,25 @@ class Hospitals:
         yield name, network
 
     @cached_property
-    def _foreign(self) -> Tensor:
+    def _foreign(self) -> tuple[Tensor, list[ScanSummary]]:
         """Slices [N, C, H, W] of one site of the other modality, prepared as this task asks for."""
         assert self.foreign is not None
         colour = "luminance" if self.federation.task.channels == 1 else "replicate"
         task = self.federation.task.model_copy(update={"colour": colour})
         cases = self.foreign.sites[0].cases
         some = cases[:: math.ceil(len(cases) / MOST_SLICES)]
-        return torch.cat([torch.tensor(prepare(read_scan(case.image), task).slices) for case in some])
+        scans = [read_scan(case.image) for case in some]
+        prepared = [prepare(scan, task) for scan in scans]
+        slices = torch.cat([torch.tensor(each.slices) for each in prepared])
+        return slices, [summarise(scan, each) for scan, each in zip(scans, prepared, strict=True)]
 
     def _run(self, seed: int, leave_out: str) -> Run:
         settings = RunConfig(seed=seed, leave_out=(leave_out,), device=self.device)
         return Run(self.federation, "fedavg", FedAvgConfig(**self.method), settings)
+
+
+def _summaries(scans: Scans) -> list[ScanSummary]:
+    return [scan.summary for scan in scans.scans]
 
 
 def facts_of(made: ByShift, change: float) -> dict[str, Any]:

@@ -117,6 +117,8 @@ def test_scans_that_are_far_nearer_in_negative_are_refused() -> None:
     assert served.negative == pytest.approx(math.exp(sum(map(math.log, ratios)) / len(ratios)), rel=1e-2)
     assert "negative" in replace(served, negative=2.1).failed
     assert "negative" not in replace(served, negative=1.9).failed
+    assert "mistaken" in replace(served, mistaken=0.6).failed
+    assert "mistaken" not in replace(served, mistaken=0.4).failed
 
 
 def test_a_classification_is_judged_without_masks() -> None:
@@ -132,6 +134,7 @@ def test_a_classification_is_judged_without_masks() -> None:
     assert [result.name for result in served.verdict.checks] == [
         "shift_beyond_practice",
         "negative",
+        "mistaken",
         "practice_lost",
     ]
 

@@ -50,6 +50,7 @@ def cohort_of(patients: list[int]) -> CohortImages:
         np.arange(len(patients)),  # every image a file of its own
         np.array(patients),
         0.0,
+        0.0,
         ReferenceStatistics.model_construct(),
         0,
     )
