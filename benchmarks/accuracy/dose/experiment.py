@@ -73,19 +73,22 @@ class Dose(Experiment[Profile]):
     data_help = "the folder that has the sets; the phantom is written to the state folder"
 
     def cells(self) -> list[Cell]:
-        """Seed by seed, every hospital of every set that is there, by both trainings."""
+        """Seed by seed, every hospital of every set that is there, by both trainings; then with masks."""
+        there = [set_ for set_ in self.profile.sets if set_ == PHANTOM or (self.data / set_).is_dir()]
         return [
-            self._cell(set_, site, seed, training)
+            self._cell(set_, site, seed, training, part)
             for seed in self.profile.seeds
-            for set_ in self.profile.sets
-            if set_ == PHANTOM or (self.data / set_).is_dir()
+            for part, trainings in (("served", tuple(TRAININGS)), ("masks", ("before",)))
+            for set_ in there
+            if part == "served" or set_ != POLYPS
             for site in self._federation(set_).names
-            for training in TRAININGS
+            for training in trainings
         ]
 
-    def _cell(self, set_: str, site: str, seed: int, training: str) -> Cell:
+    def _cell(self, set_: str, site: str, seed: int, training: str, part: str) -> Cell:
         chosen = self.profile.sets[set_]
         return {
+            "part": part,
             "set": set_,
             "site": site,
             "seed": seed,
@@ -107,6 +110,9 @@ class Dose(Experiment[Profile]):
         if federation.task.kind == "classification":
             return Classifiers(*parts, self._device).served(cell["site"], cell["seed"], cell["rungs"])
         hospitals = Hospitals(*parts, self._device, self._foreign)
+        if cell["part"] == "masks":
+            severities = [int(rung) for rung in cell["rungs"] if rung in ("0", "3")]
+            return hospitals.by_masks(cell["site"], cell["seed"], severities)
         return hospitals.served(cell["site"], cell["seed"], cell["rungs"])
 
     def sections(self, rows: Sequence[Row]) -> list[str]:

@@ -31,6 +31,7 @@ from benchmarks.accuracy.unseen.hospital import (
     shuffled,
     some_of,
 )
+from benchmarks.accuracy.unseen.masks import by_masks
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import Scans, mean_dice
 from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
@@ -127,6 +128,13 @@ class Hospitals:
             tested = Scans.load(member.of_split("test"), self.federation.task)
             home[member.name] = short(mean_dice(dice_of(trained.network(), tested)))
         return {"device": self.device, "home": home, "at": found}
+
+    def by_masks(self, site: str, seed: int, severities: Sequence[int]) -> dict[str, Any]:
+        """What masks of a few patients add to the global model (`benchmarks.accuracy.unseen.masks`)."""
+        run = self._run(seed, site)
+        trained = Trained.of(run, self.folder / run.id, self.workers)
+        found = by_masks(trained.network(), self.federation, site, seed, severities)
+        return {"device": self.device, **found}
 
     def _at_rung(self, trained: Trained, site: str, seed: int, rung: str) -> dict[str, Any]:
         cases = some_of(self.federation.site(site).cases)

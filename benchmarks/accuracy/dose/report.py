@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
+from benchmarks.accuracy.unseen import masks
 from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import table
 
@@ -25,22 +26,37 @@ At: TypeAlias = Mapping[str, Any]
 
 def sections(rows: Sequence[Row]) -> list[str]:
     """All sections for which there are rows."""
+    with_masks = [row for row in rows if row["cell"]["part"] == "masks"]
+    about, rows = _about(rows), [row for row in rows if row["cell"]["part"] == "served"]
     by_training = {
-        name: [row for row in rows if row["cell"]["training"] == name] for name in ("after", "before")
+        name: [row for row in rows if row["cell"]["training"] == name] for name in ("before", "after")
     }
     after, before = by_training["after"], by_training["before"]
-    found = [_about(rows)]
-    criteria = [*_criteria(_segmented(after), _segmented(before))]
-    if criteria:
-        found += ["## Criteria", table(["criterion", "found", "met"], criteria)]
+    found = [about]
+    criteria = {
+        name: {a: rest for a, *rest in _criteria(_segmented(rows))} for name, rows in by_training.items()
+    }
+    # By their numbers: the trainings need not have the same ones.
+    asked = sorted({name for each in criteria.values() for name in each})
+    if asked:
+        head = ["criterion", *(cell for name in criteria for cell in (name, "met"))]
+        body = [
+            [name, *(cell for each in criteria.values() for cell in each.get(name, ("", "")))]
+            for name in asked
+        ]
+        found += ["## Criteria of what is served", table(head, body)]
     if after and before:
+        training = [*_training_criteria(_segmented(after), _segmented(before))]
+        found += ["## Criteria of the training", table(["criterion", "found", "met"], training)]
         found += ["## Training: the global model after, minus before", _training(after, before)]
     for name, own in by_training.items():
         if own:
             found += [f"## Served, {name}: minus the global model", _served(own)]
-    if segmented := _segmented(after) or _segmented(before):
-        found += ["## The gate", *_gate(segmented), "## Every hospital: `auto`", _hospitals(segmented)]
-    return found
+    for name, own_rows in by_training.items():
+        if segmented := _segmented(own_rows):
+            found += [f"## The gate, {name}", *_gate(segmented)]
+            found += [f"## Every hospital, {name}: `auto`", _hospitals(segmented)]
+    return [*found, *masks.section(with_masks)]
 
 
 def _about(rows: Sequence[Row]) -> str:
@@ -133,8 +149,8 @@ def _home(after: Sequence[Row], before: Sequence[Row]) -> dict[str, float]:
 # ---------------------------------------------------------------------- criteria
 
 
-def _criteria(after: Sequence[Row], before: Sequence[Row]) -> Iterable[tuple[str, str, str]]:
-    auto = _values(after, _change("auto"))
+def _criteria(rows: Sequence[Row]) -> Iterable[tuple[str, str, str]]:
+    auto = _values(rows, _change("auto"))
     places = _places(auto)
     real = list(dict.fromkeys(set_ for set_, _ in places if set_ != PHANTOM))
     for set_, rung in places:
@@ -144,8 +160,8 @@ def _criteria(after: Sequence[Row], before: Sequence[Row]) -> Iterable[tuple[str
     for rung, least in (("2", 0.02), ("3", 0.05)):
         if real and all((set_, rung) in places for set_ in real):
             mean = fmean(_mean(auto, set_, rung) for set_ in real)
-            arms = [name for name in _arms(after) if name != "auto"]
-            best = max(fmean(_mean(_values(after, _change(arm)), s, rung) for s in real) for arm in arms)
+            arms = [name for name in _arms(rows) if name != "auto"]
+            best = max(fmean(_mean(_values(rows, _change(arm)), s, rung) for s in real) for arm in arms)
             yield _criterion(
                 f"2. real sets at severity {rung}: >= {100 * least:+g}, or a point below the best arm",
                 f"{_points(mean)}, best arm {_points(best)}",
@@ -162,22 +178,26 @@ def _criteria(after: Sequence[Row], before: Sequence[Row]) -> Iterable[tuple[str
             f"{_points(worst)} ({unit[2]} of {unit[0]}, {_rung(unit[1])})",
             met=worst >= -POINT,
         )
-        harmful = [each for each in _planted(after) if each["change"] < -POINT]
+        harmful = [each for each in _planted(rows) if each["change"] < -POINT]
         share = _accepted(harmful) / len(harmful) if harmful else 0.0
         yield _criterion(
             "5. planted candidates that lose a point: at most 1 % accepted",
             f"{_accepted(harmful)} of {len(harmful)}",
             met=share <= 0.01,
         )
-        gainers = [each for each in _cohorts(after) if each["change"] > POINT]
+        gainers = [each for each in _cohorts(rows) if each["change"] > POINT]
         yield _criterion(
             "6. candidates that gain a point: at least 70 % accepted",
             f"{_accepted(gainers)} of {len(gainers)}",
             met=not gainers or _accepted(gainers) >= 0.7 * len(gainers),
         )
+
+
+def _training_criteria(after: Sequence[Row], before: Sequence[Row]) -> Iterable[tuple[str, str, str]]:
     gains = _paired(after, before)
     places = _places(gains)
-    if real and gains:
+    real = [set_ for set_, _ in places if set_ != PHANTOM]
+    if gains:
         for words, rungs in (
             ("severity 3", ("3",)),
             (
@@ -185,7 +205,7 @@ def _criteria(after: Sequence[Row], before: Sequence[Row]) -> Iterable[tuple[str
                 tuple(r for r in dict.fromkeys(r for _, r in places) if r not in LADDER_RUNGS),
             ),
         ):
-            found = [_mean(gains, set_, rung) for set_, rung in places if set_ != PHANTOM and rung in rungs]
+            found = [_mean(gains, set_, rung) for set_, rung in places if set_ in real and rung in rungs]
             if found:
                 yield _criterion(
                     f"7. training, {words}: mean of the real sets >= +5",

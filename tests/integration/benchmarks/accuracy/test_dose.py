@@ -34,7 +34,8 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_cells_are_every_hospital_by_both_trainings(tmp_path: Path) -> None:
     experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path))
     cells = experiment.cells()
-    assert len(cells) == PROFILES["smoke"].scanners * len(TRAININGS)
+    assert len(cells) == PROFILES["smoke"].scanners * (len(TRAININGS) + 1)
+    assert [cell["training"] for cell in cells if cell["part"] == "masks"] == ["before"] * 3
     assert {cell["set"] for cell in cells} == {PHANTOM}
     assert {cell["seed"] for cell in cells} == {3}
 
@@ -60,6 +61,17 @@ def test_auto_is_the_dose_where_both_halves_pass_and_the_parent_where_none_does(
             assert at["arms"]["auto"] == at["arms"]["by shift"]
         if not any(passed):
             assert at["arms"]["auto"][0] == 0
+
+
+def test_a_cell_with_masks_never_scores_a_patient_with_one(tmp_path: Path) -> None:
+    experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path))
+    [cell, *_] = [cell for cell in experiment.cells() if cell["part"] == "masks"]
+    result = experiment.compute(cell, tmp_path / "work")
+    at = result["at"]["0"]
+    assert at["scored"] + max(map(int, at["masks"])) <= PROFILES["smoke"].phantoms
+    assert "With masks of a few patients" in "\n".join(
+        experiment.sections([{"cell": cell, "result": result}])
+    )
 
 
 def test_the_page_has_its_criteria(row: dict[str, Any], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def at(level: float, auto: float, early: float, *, failed: tuple[str, ...] = ())
 
 
 def row(set_: str, site: str, seed: int, training: str, rungs: dict[str, Any], home: float) -> dict[str, Any]:
-    cell = {"set": set_, "site": site, "seed": seed, "training": training}
+    cell = {"part": "served", "set": set_, "site": site, "seed": seed, "training": training}
     return {"cell": cell, "result": {"device": "cpu", "home": {"other": home}, "at": rungs}}
 
 
@@ -52,14 +52,14 @@ def line(text: str, opening: str) -> list[str]:
 
 def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
     page = "\n".join(sections(rows()))
-    assert line(page, "1. lungs_cxr at severity 0")[1:] == ["+0.0", "yes"]
+    assert line(page, "1. lungs_cxr at severity 0")[1:] == ["+0.0", "yes", "+0.0", "yes"]
     # (10 + 2) / 2 in each set; the best arm without a gate has 8.
-    assert line(page, "2. real sets at severity 3")[1:] == ["+6.0, best arm +8.0", "yes"]
+    assert line(page, "2. real sets at severity 3")[3:] == ["+6.0, best arm +8.0", "yes"]
     # (-3 + 2) / 2, not the worst seed.
-    assert line(page, "4. no hospital below -1")[1:] == ["-0.5 (a of lungs_cxr, speckle)", "yes"]
-    assert line(page, "5. planted")[1:] == ["0 of 24", "yes"]
+    assert line(page, "4. no hospital below -1")[3:] == ["-0.5 (a of lungs_cxr, speckle)", "yes"]
+    assert line(page, "5. planted")[3:] == ["0 of 24", "yes"]
     # Half of the candidates that gain, those behind speckle, are refused.
-    assert line(page, "6. candidates that gain")[1:] == ["16 of 32", "**no**"]
+    assert line(page, "6. candidates that gain")[3:] == ["16 of 32", "**no**"]
     assert line(page, "7. training, severity 3")[1:] == ["+10.0", "yes"]
     assert line(page, "7. training, kinds that are not drawn")[1:] == ["+20.0", "yes"]
     assert line(page, "8. training, retina_vessels at severity 0")[1:] == ["+0.0", "yes"]
@@ -68,5 +68,7 @@ def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
 
 def test_a_criterion_without_rows_is_left_out() -> None:
     page = "\n".join(sections([each for each in rows() if each["cell"]["training"] == "before"]))
-    assert "## Criteria" not in page
+    assert "## Criteria of what is served" in page
+    assert "## Criteria of the training" not in page
     assert "## Served, before" in page
+    assert "## Served, after" not in page
