@@ -96,7 +96,7 @@
         ├── IdempotencyConflict  422  the idempotency key belongs to another request
         ├── NotAdaptable         422  the artefact is of a kind that no job adapts
         │   └── NotAdaptableToScan   nor to one scan
-        ├── CandidateNotCheckable 409 the job has no candidate that masks can check
+        ├── CandidateNotCheckable  409  the job has no candidate that masks can check
         ├── MemberCannotJoin     422  the hospital is a member of the federation
         ├── MasksMissing         422  too few masks to learn from, or to check a candidate with
         ├── MasksInvalid         422  masks with values outside the task

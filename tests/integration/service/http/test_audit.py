@@ -41,6 +41,7 @@ WITHOUT_ROW = {
     ("GET", "/jobs"),
     ("GET", "/jobs/{job}"),
     ("GET", "/jobs/{job}/events"),
+    ("GET", "/jobs/{job}/checks"),
     ("GET", "/keys"),
     ("GET", "/pacs"),
     ("GET", "/monailabel/info/"),

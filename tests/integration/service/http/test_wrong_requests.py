@@ -65,12 +65,12 @@ def test_path_with_a_trailing_slash_is_a_404_problem(api: Any, scan: bytes) -> N
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/jobs?hopsital=north", "query.hopsital: not a parameter; there are: hospital, limit, state"),
+        ("/jobs?hopsital=north", "query.hopsital: not a parameter; there are: after, hospital, limit, state"),
         (
             "/hospitals/north/serving/bright?At=2026-03-01T00:00:00Z",
             "query.At: not a parameter; there are: at",
         ),
-        ("/hospitals?site=CS", "query.site: not a parameter; this path takes none"),
+        ("/hospitals?site=CS", "query.site: not a parameter; there are: after, limit"),
         ("/models?a%0Ab=1", "query.a\\nb: not a parameter"),
     ],
 )

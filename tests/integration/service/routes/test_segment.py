@@ -185,7 +185,7 @@ def test_segment_of_equal_requests_is_bit_identical_across_apis(
     [
         ({"output": "dicom"}, "output"),
         ({"personalization": "whose"}, "personalization"),
-        ({"personalization": "scan"}, "expected a routing-space"),
+        ({"personalization": "scan"}, "name a routing-space"),
         ({"guard": "shrug"}, "guard"),
         ({"personalisation": "auto"}, "not a parameter"),
         ({"hospital": "../../etc"}, "hospital"),

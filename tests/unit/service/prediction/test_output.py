@@ -169,7 +169,9 @@ def test_overlay_footer_names_the_warnings(
     names: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(output, "overlay", lambda _panels, _legend, _title, footer: lines.append(footer))
+    monkeypatch.setattr(
+        output, "overlay", lambda _panels, _legend, _title, footer, _compression: lines.append(footer)
+    )
     classes = np.zeros((16, 16), np.uint8)
     wanted: Output = "overlay"
     encode(wanted, segmentation(classes, None), FUNDUS, "fundus@1", names, lambda: pytest.fail("no JSON"))
