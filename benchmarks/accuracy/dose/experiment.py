@@ -24,7 +24,7 @@ from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
 from benchmarks.accuracy.dose.report import sections
 from benchmarks.accuracy.unseen.experiment import FOREIGN, PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment
+from benchmarks.harness.experiment import Experiment, Table
 from training.data.cases import Federation
 from training.data.federation import load_federation
 from training.methods.fedavg import FedAvgConfig
@@ -69,34 +69,15 @@ class Dose(Experiment[Profile]):
     title = "A dose by shift, and training with batches of one kind"
     question = "Do the dose by shift, and training with batches of one kind, help a hospital from outside?"
     profiles = PROFILES
-    tables = ()
+    tables = (Table("dose.cpu", data="../shared/data"),)
+    # Sites are known from the data, so the page shows every row.
+    shows_tries = True
     data_help = "the folder that has the sets; the phantom is written to the state folder"
 
     def cells(self) -> list[Cell]:
-        """Seed by seed, every hospital of every set that is there, by both trainings; then with masks."""
+        """The cells of the sets that are there."""
         there = [set_ for set_ in self.profile.sets if set_ == PHANTOM or (self.data / set_).is_dir()]
-        return [
-            self._cell(set_, site, seed, training, part)
-            for seed in self.profile.seeds
-            for part, trainings in (("served", tuple(TRAININGS)), ("masks", ("before",)))
-            for set_ in there
-            if part == "served" or set_ != POLYPS
-            for site in self._federation(set_).names
-            for training in trainings
-        ]
-
-    def _cell(self, set_: str, site: str, seed: int, training: str, part: str) -> Cell:
-        chosen = self.profile.sets[set_]
-        return {
-            "part": part,
-            "set": set_,
-            "site": site,
-            "seed": seed,
-            "training": training,
-            "size": chosen.size,
-            "rungs": ["0"] if set_ == PHANTOM else [*RUNGS],
-            "method": FedAvgConfig(**chosen.method, **TRAININGS[training]).identity(),
-        }
+        return cells_of(self.profile, {set_: self._federation(set_).names for set_ in there})
 
     @property
     def _device(self) -> str:
@@ -153,3 +134,30 @@ class Dose(Experiment[Profile]):
     def _foreign(self) -> Federation | None:
         root = self.data / FOREIGN
         return load_federation(root, template(FOREIGN)) if root.is_dir() else None
+
+
+def cells_of(profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """Seed by seed, every hospital by both trainings; then with masks, by the default. `sites` by set."""
+    return [
+        _cell(profile, set_, site, seed, training, part)
+        for seed in profile.seeds
+        for part, trainings in (("served", tuple(TRAININGS)), ("masks", ("before",)))
+        for set_, there in sites.items()
+        if part == "served" or set_ != POLYPS
+        for site in there
+        for training in trainings
+    ]
+
+
+def _cell(profile: Profile, set_: str, site: str, seed: int, training: str, part: str) -> Cell:
+    chosen = profile.sets[set_]
+    return {
+        "part": part,
+        "set": set_,
+        "site": site,
+        "seed": seed,
+        "training": training,
+        "size": chosen.size,
+        "rungs": ["0"] if set_ == PHANTOM else [*RUNGS],
+        "method": FedAvgConfig(**chosen.method, **TRAININGS[training]).identity(),
+    }

@@ -19,9 +19,11 @@ import numpy as np
 from benchmarks.accuracy.picking.report import CHANCE, regrets
 from benchmarks.accuracy.summary.arms import ALIASES, leaves
 from benchmarks.accuracy.summary.settings import (
+    DOSE,
     SETS,
     Setting,
     Shift,
+    of_dose,
     of_members,
     of_papers,
     of_unseen,
@@ -252,6 +254,7 @@ def sections() -> list[str]:
         ),
         *_sets(),
         *_unseen(shifts),
+        *_dose(),
         *_members(members),
         *chain.from_iterable(question.sections() for question in QUESTIONS if question.found),
         *_picking(),
@@ -367,6 +370,21 @@ def _unseen(shifts: Sequence[Shift]) -> list[str]:
         "scans; 0 is none. `auto` is what is served by default: where it refuses every candidate, the change "
         "is 0. From [unseen.cpu](unseen.cpu.md), one to three seeds. Only members' models and scans are "
         "needed: nothing leaves the hospital.",
+        _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
+    ]
+
+
+def _dose() -> list[str]:
+    """What the dose by shift serves, and doses without a gate."""
+    shifts = of_dose()
+    seeds = sorted({row["cell"]["seed"] for row in recorded(DOSE)})
+    return [
+        "## A hospital from outside, by a dose that grows with the shift",
+        "Needs: a cohort of unlabeled scans, the federation's global model, and how far its members are "
+        "apart. Columns and figures are those of the section above. `auto` is what is served by default "
+        "since then; `by shift` is its dose without the gate. From [dose.cpu](dose.cpu.md), seeds "
+        f"{', '.join(map(str, seeds))}; what is not there yet has not been computed. Nothing leaves the "
+        "hospital.",
         _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
     ]
 

@@ -161,6 +161,35 @@ def of_unseen() -> list[Shift]:
     ]
 
 
+DOSE = "dose.cpu"
+
+
+def of_dose() -> list[Shift]:
+    """Every set and severity of `dose`, of the training that is the default."""
+    levels: dict[tuple[str, int], dict[str, list[float]]] = {}
+    found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
+    for row in recorded(DOSE):
+        cell = row["cell"]
+        if cell["part"] != "served" or cell["training"] != "before":
+            continue
+        for rung, at in row["result"]["at"].items():
+            if not rung.isdigit():
+                continue
+            place, site = (cell["set"], int(rung)), cell["site"]
+            levels.setdefault(place, {}).setdefault(site, []).append(at["arms"]["global"])
+            for arm, each in at["arms"].items():
+                if arm not in ("global", "patients"):
+                    found.setdefault(place, {}).setdefault(arm, {}).setdefault(site, []).append(each[0])
+    return [
+        Shift(
+            *place,
+            fmean(map(fmean, levels[place].values())),
+            {arm: {site: fmean(each) for site, each in sites.items()} for arm, sites in arms.items()},
+        )
+        for place, arms in sorted(found.items())
+    ]
+
+
 def of_members() -> list[Shift]:
     """Every set of `unseen`: what members are served by default, and their personal models."""
     scores: dict[str, dict[str, list[Mapping[str, float]]]] = {}

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy.dose.experiment import Dose
+from benchmarks.accuracy.dose.experiment import cells_of as dose_cells
 from benchmarks.accuracy.unseen.experiment import Unseen
 from benchmarks.accuracy.unseen.experiment import cells_of as unseen_cells
 from benchmarks.harness.cells import Rows, key
@@ -21,13 +23,16 @@ def test_every_row_is_a_cell_of_its_profile(name: str, table: Table) -> None:
     rows = Rows(RESULTS / f"{table.name}.jsonl").read()
     assert rows
     experiment = find(name).of_table(table)
-    if isinstance(experiment, Unseen):
+    if isinstance(experiment, Unseen | Dose):
         # Sites are in the data, so they are taken from the rows.
         sites: dict[str, set[str]] = {}
         for row in rows:
             sites.setdefault(row["cell"]["set"], set()).add(row["cell"]["site"])
         named = {set_: sorted(there) for set_, there in sites.items()}
-        cells = unseen_cells(table.profile, experiment.profile, named)
+        if isinstance(experiment, Unseen):
+            cells = unseen_cells(table.profile, experiment.profile, named)
+        else:
+            cells = dose_cells(experiment.profile, named)
     else:
         cells = experiment.cells()
     assert {key(row["cell"]) for row in rows} <= {key(cell) for cell in cells}
