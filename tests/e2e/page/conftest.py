@@ -177,9 +177,12 @@ def opened_page(browser: Any, address: str, *, expected: tuple[str, ...]) -> Ite
     opened.on("console", note)
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on("request", lambda sent: _is_own(sent.url, address) or complaints.append(f"loads {sent.url}"))
-    opened.goto(address)
-    yield opened
-    context.close()
+    try:
+        opened.goto(address)
+        yield opened
+    finally:
+        # After a failed test, too: a page that stays open follows its job, and its API waits for it to stop.
+        context.close()
     assert complaints == []
 
 

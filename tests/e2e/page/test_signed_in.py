@@ -185,7 +185,7 @@ def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api,
 
         def reach(number: int) -> None:
             note(api, lease, "progress", {"stage": "adapting", "epoch": number, "epochs": 9})
-            page.get_by_role("status").get_by_text(f"pass {number} of 9").wait_for()
+            page.get_by_role("status").get_by_text(f"epoch {number} of 9").wait_for()
 
         # A stream that is cut before its first event has no id to continue from.
         while api.context.followers.count != 1:
@@ -215,7 +215,7 @@ def test_job_is_followed_where_a_proxy_keeps_its_events_back(
         page.goto(f"{api.client.base_url}/#/adapt?hospital=dune&model=organ&job={job}")
         for number in (1, 2):
             note(api, lease, "progress", {"stage": "adapting", "epoch": number, "epochs": 9})
-            page.get_by_role("status").get_by_text(f"pass {number} of 9").wait_for()
+            page.get_by_role("status").get_by_text(f"epoch {number} of 9").wait_for()
         page.get_by_role("button", name="Cancel the job").click()
         page.get_by_role("region", name="Jobs").get_by_text("Stopping").wait_for()
 
