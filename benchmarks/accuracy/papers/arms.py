@@ -23,7 +23,7 @@ from training.config import MethodConfig, RunConfig
 from training.data.cases import Case, Federation, Site
 from training.data.splits import folds
 from training.engine.client import RunEnvironment
-from training.engine.history import RoundEntry
+from training.engine.history import TEST, RoundEntry
 from training.methods.common.export import EXPORT
 from training.methods.common.local_training import network_of
 from training.methods.fedavg import FedAvg, FedAvgConfig
@@ -182,10 +182,12 @@ def networks(
 def cost(history: Sequence[RoundEntry]) -> dict[str, float]:
     """What a run cost a site in the mean: bytes sent and received, and seconds of its own computing.
 
-    The export of personal models is not counted: serving needs it, the method does not.
+    Test and export are not counted: no method needs the scores of test patients, nor the export of personal
+    models, which is for serving.
     """
     sites = {name for entry in history for name in entry.sites}
-    entries = [entry for round_ in history if round_.phase != EXPORT for entry in round_.sites.values()]
+    counted = [round_ for round_ in history if round_.phase not in (TEST, EXPORT)]
+    entries = [entry for round_ in counted for entry in round_.sites.values()]
     return {
         "sent": round(sum(sum(entry.sent.values()) for entry in entries) / len(sites)),
         "received": round(sum(sum(entry.received.values()) for entry in entries) / len(sites)),
