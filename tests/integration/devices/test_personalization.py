@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -19,7 +20,7 @@ from personalization.labelled_slices import LabelledSlices
 from personalization.networks import build, initialise
 from personalization.options.picking import CRITERIA
 from personalization.options.presets import PRESETS
-from personalization.playbook.practice import Practice, Trial, practise
+from personalization.playbook.practice import PLANTED, Practice, Trial, damaged, practise
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, Routing, recipe_of
@@ -117,7 +118,15 @@ def test_playbook_practises(cuda: Cuda) -> None:
     practice = Practice(trials, (0.0, 1.0), 64)
     with cuda.present() as device:
         episodes = list(practise(space, x, masks, ["a", "a", "b", "b", "c", "c"], practice, 0.1, 0, device))
-    assert {episode.trial for episode in episodes} == {"ladder", "anchored", "distilled"}
+    planted = [kind for kind, _ in damaged(space, x, torch.Generator())]
+    assert len(planted) == 4
+    # Behind the first scanner damage is planted, behind the second none.
+    names = ["ladder", "anchored", "distilled"]
+    assert [(each.trial, each.severity) for each in episodes] == [
+        *((name, 0.0) for name in (*names, *(PLANTED + kind for kind in planted))),
+        *((name, 1.0) for name in names),
+    ]
+    assert all(math.isfinite(each.change) for each in episodes)
 
 
 def test_joining_repeats_and_resumes(cuda: Cuda) -> None:
