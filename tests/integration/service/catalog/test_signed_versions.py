@@ -53,16 +53,27 @@ def test_only_signed_versions_are_served(
     assert api.segment(png(picture), model="bright@2").status_code == 503
 
 
+@pytest.mark.parametrize(("auth", "level"), [("none", "INFO"), ("keys", "WARNING")])
 @pytest.mark.parametrize("signed", [True, False])
-def test_service_says_at_its_start_what_it_trusts(
-    signed: bool, tmp_path: Path, keys: Path, start: Callable[..., Api], caplog: pytest.LogCaptureFixture
+def test_service_says_once_at_its_start_what_it_trusts(
+    signed: bool,
+    auth: str,
+    level: str,
+    tmp_path: Path,
+    keys: Path,
+    start: Callable[..., Api],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A warning where others reach the service; where it is one person's, a line at the default level."""
     trust = {"trusted_keys": keys / "trusted", "signing_key": keys / "hospital.pem"} if signed else {}
     caplog.set_level("INFO", "locum.service")
-    start(tmp_path / "store", **trust)
-    said = [r.message for r in caplog.records if r.levelname == "WARNING" and "TRUSTED_KEYS" in r.message]
-    expected = f"everyone who can write to the store {tmp_path / 'store'} is trusted"
-    assert [expected in each for each in said] == ([] if signed else [True])
+    start(tmp_path / "store", auth=auth, **trust)
+    said = [(r.levelname, r.message) for r in caplog.records if "TRUSTED_KEYS" in r.message]
+    expected = (
+        f"LOCUM_TRUSTED_KEYS is not set: everyone who can write to the store {tmp_path / 'store'} is trusted "
+        "with what hospitals are served"
+    )
+    assert said == ([] if signed else [(level, expected)])
 
 
 def test_a_job_signs_its_candidate_with_the_service_s_key(
