@@ -85,8 +85,8 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
         )
         raise GateNotPassed(
             f"'{artefact}' has not passed its gate ({found}). "
-            f"{'' if job is None else f'Look at its card, /jobs/{job.id}/card; '}to assign it all the same, "
-            "say override=true: it is recorded with actor and reason.",
+            f"{'To' if job is None else f'Look at its card, /jobs/{job.id}/card; to'} assign it all the "
+            "same, say override=true: it is recorded with actor and reason.",
             job=None if job is None else job.id,
             gate=gate or None,
         )

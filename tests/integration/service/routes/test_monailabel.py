@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from service.audit import trail
 from service.database import Hospital, ViewerScanRow
 from service.identity import keys
 from tests.helpers.model_store.dicom_files import PLANES, series, turned, uid, zipped
-from tests.helpers.service.adapted_store import publish_space
+from tests.helpers.service.adapted_store import publish_adapted, publish_space
 from tests.helpers.service.viewer_clients import Ohif, Slicer, labels_of, parts_as_text, voxels_of
 from tests.helpers.waiting import wait_for
 
@@ -299,7 +300,11 @@ def test_info_offers_the_options_of_each_model(api: Any) -> None:
     assert set(info["models"]) == {"bright", "coded"}, "a classifier gives no mask"
     space, plain = info["models"]["bright"], info["models"]["coded"]
     assert (plain["type"], plain["labels"], plain["dimension"]) == ("segmentation", {"bright": 1}, 3)
-    assert plain["config"] == {"personalization": ["auto", "global"], "hospital": ["", "north", "south"]}
+    # A few masks adapt a model to a hospital, so that it can have versions of hospitals.
+    assert plain["config"] == {
+        "personalization": ["auto", "hospital", "global"],
+        "hospital": ["", "north", "south"],
+    }
     assert space["config"]["personalization"] == ["auto", "hospital", "member", "global", "scan"]
     assert space["config"]["preset"][:2] == ["", "ladder"]
     assert "paper" in space["config"]["preset"]
@@ -314,13 +319,34 @@ def test_info_offers_a_hospitals_caller_its_own_hospital_first(guarded: tuple[An
         assert info["models"]["coded"]["config"]["hospital"] == expected
 
 
-def test_every_offered_choice_is_an_option_that_infer_takes(api: Any, scan: Path) -> None:
+def test_every_offered_choice_is_an_option_that_infer_takes(
+    start: Any, tmp_path: Path, publish_bright: Any, scan: Path
+) -> None:
+    root, publish = tmp_path / "store", partial(publish_bright, task=CODED)
+    publish_adapted(root, publish, publish(root, "coded"), "north", 120)
+    api = start(root, monailabel="prefix")
     session = Slicer(url(api), scan.parent).create_session(scan)
+    served = {"version": "coded.at-north@1", "actor": "ada", "reason": "no job made it", "override": True}
+    for hospital in ("north", "south"):
+        assert api.client.put(f"/hospitals/{hospital}", json={"name": hospital}).status_code == 201
+    tag = {"If-None-Match": "*"}
+    assigned = api.client.put("/hospitals/north/serving/coded", json=served, headers=tag)
+    assert assigned.status_code == 200, assigned.text
     config = api.client.get("/monailabel/info/").json()["models"]["coded"]["config"]
     for name, values in config.items():
         for value in values:
-            answer = infer(api, params={name: value}, session_id=session, output="json")
+            # An adapted version is one hospital's.
+            about = {"hospital": "north"} if value == "hospital" else {}
+            answer = infer(api, params={name: value, **about}, session_id=session, output="json")
             assert answer.status_code == 200, (name, value, answer.text)
+            adapted = "north" in (value, *about.values())
+            expected = "coded.at-north@1" if adapted else "coded@1"
+            assert answer.json()["receipt"]["model"]["name"] == expected, (name, value)
+    # Without a hospital, or one that has no such version, the answer says what to do.
+    for about, status in (({}, (422, "contradiction")), ({"hospital": "south"}, (404, "no-adapted-version"))):
+        answer = infer(api, params={"personalization": "hospital", **about}, session_id=session)
+        assert slug(answer) == status
+        assert "hospital" in answer.json()["detail"]
 
 
 # --- requests that are wrong, or try to be more
