@@ -103,10 +103,10 @@ def join(visit: Visit) -> Scores:
 
 
 def adapt(visit: Visit, scans: int) -> Scores:
-    """Adapt without masks: the members' practice predicts the gain, and the gate passes the candidate."""
+    """Adapt without masks, the more the farther the scans are; the gate passes the candidate."""
     candidate = visit.fit("adapted", cohort_of(OUTSIDE, scans))
     before, after = visit.compare("adapted", candidate)
-    visit.assign(candidate, "the federation's practice predicts a gain")
+    visit.assign(candidate, "the members gained by it in practice, and the pictures look right")
     visit.measure(f"{OUTSIDE} is now served", model=api.MODEL)
     return {
         f"{api.MODEL}, the global model": before,
@@ -161,7 +161,7 @@ def main(
         visit = Visit(console, client, folder, patients)
         console.rule(f"3  {OUTSIDE}, from outside, joins with a few masks, and the gate passes it")
         scores = join(visit)
-        console.rule(f"4  {OUTSIDE} adapts without masks, and the members' practice vouches for it")
+        console.rule(f"4  {OUTSIDE} adapts without masks, by how far its scans are from the members'")
         scores |= adapt(visit, scans)
         console.rule(f"5  {OUTSIDE} sends scans that do harm, and the gate rejects the candidate")
         scores |= adapt_to_negatives(visit)

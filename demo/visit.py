@@ -116,10 +116,10 @@ class Visit:
         for check in checks:
             mark = "[green]✓[/]" if check["passed"] else "[red]✗[/]"
             if check["value"] is None:
-                self._say(f"  · {check['name']:<20}  not measured")
+                self._say(f"  · {check['name']:<22}  not measured")
             else:
                 limit = f"{check['bound']} {check['limit']:g}"
-                self._say(f"  {mark} {check['name']:<20} {check['value']:>8.3f}  ({limit})")
+                self._say(f"  {mark} {check['name']:<22} {check['value']:>8.3f}  ({limit})")
 
     def _show(self, what: str, place: Path | str) -> None:
         self._say(f"  {what:<8} {place}")
