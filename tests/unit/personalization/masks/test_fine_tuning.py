@@ -137,11 +137,14 @@ def test_each_baseline_moves_its_parameters_alone(trains: str) -> None:
     }[trains]
     assert moved == expected
     if trains == "ssf":
-        name = next(name for name in names if name.endswith("conv1.weight"))
-        ratio = tuned[name] / began.state_dict()[name]
-        # One factor per output channel.
-        assert torch.allclose(ratio, ratio[:, :1, :1, :1].expand_as(ratio), atol=1e-4)
-        assert not torch.allclose(ratio, torch.ones_like(ratio), atol=1e-6)
+        far = []
+        for name in sorted(each for each in names if each.endswith("conv1.weight")):
+            ratio = tuned[name] / began.state_dict()[name]
+            # One factor per output channel.
+            assert torch.allclose(ratio, ratio[:, :1, :1, :1].expand_as(ratio), atol=1e-4)
+            far.append(not torch.allclose(ratio, torch.ones_like(ratio), atol=1e-6))
+        # Batch norm undoes a factor before it, so that some move by rounding alone.
+        assert any(far)
 
 
 def test_folds_hold_every_patient_out_once_and_spread_targets() -> None:
