@@ -168,8 +168,8 @@ class Hospitals:
         if self.foreign is not None:
             other, summaries = self._foreign
             wrong["another modality"] = (other, list(range(len(other))), summaries)
-        for kind, (cohort, whose, summaries) in wrong.items():
-            met = trained.auto(cohort, whose, summaries)
+        for kind, (cohort, owners, summaries) in wrong.items():
+            met = trained.auto(cohort, owners, summaries)
             change = change_of(parent, dice_of(met.adapted.merged, turn.reported))
             yield {"kind": f"a cohort of {kind}", **facts_of(met, change)}
             candidate = trained.dosed(cohort, FULL)
