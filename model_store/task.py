@@ -18,18 +18,38 @@ from numpy.typing import NDArray
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     SerializerFunctionWrapHandler,
+    Tag,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_serializer,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from model_store.errors import TaskError
 from model_store.misfits import misfits
+from model_store.normalisation import Normalisation
 from model_store.patient_pattern import PatientPattern, patient_in
+from model_store.volume import MOST_CHANNELS, Channel, VolumeGeometry, of_a_volume
+
+__all__ = [
+    "LEAST_SIDE",
+    "SIZE_MULTIPLE",
+    "Channel",
+    "Code",
+    "LabelCodes",
+    "Normalisation",
+    "Plane",
+    "Task",
+    "TaskClass",
+    "TaskKind",
+    "VolumeGeometry",
+]
 
 TaskKind = Literal["segmentation", "classification"]
 Plane = Literal["axial", "coronal", "sagittal"]
@@ -44,6 +64,17 @@ LEAST_SIDE: Final = 8
 _LARGEST_SIDE: Final = 1024
 # Masks hold class indices in 8 bits.
 _MOST_CLASSES: Final = 256
+# Every combination of regions has an entry in a table.
+_MOST_REGIONS: Final = 12
+# A task of volumes has a patch in place of a size; unpacking this fails where code expects slices.
+_NO_SIZE: Any = ()
+# Fields of slices, that a task of volumes leaves out.
+_OF_SLICES: Final = ("size", "plane", "neighbours", "colour")
+_OF_VOLUMES: Final = ("geometry", "regions", "stacked")
+
+
+def _form_of_channels(value: Any) -> str:
+    return "list" if isinstance(value, list | tuple) else "number"
 
 
 @dataclass(frozen=True)
@@ -74,41 +105,19 @@ class LabelCodes(BaseModel):
     type: Code
 
 
-class Normalisation(BaseModel):
-    """Normalisation of raw intensities: clip to `window`, clip to `percentiles`, then apply `method`.
-
-    `scope` selects the pixels for the percentiles and the moments: each image (slice), or its whole volume.
-    A 2-D scan is its own volume.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    scope: Literal["image", "volume"] = "image"
-    method: Literal["zscore", "minmax", "none"] = "zscore"
-    window: tuple[float, float] | None = None
-    percentiles: tuple[float, float] | None = None
-
-    @field_validator("window", "percentiles")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and not value[0] < value[1]:
-            raise ValueError(f"expected [low, high] with low < high, found {list(value)}")
-        return value
-
-    @field_validator("percentiles")
-    @classmethod
-    def _percent(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and not (value[0] >= 0 and value[1] <= 100):
-            raise ValueError(f"expected percentiles from 0 to 100, found {list(value)}")
-        return value
-
-
 class Task(BaseModel):
     """A task: segmentation (labels per pixel) or classification (one class per image).
 
     For segmentation, `labels` maps a label's name to its mask values. Labels may nest or overlap (an optic
     disc is {1, 2}, its cup {2}). A mask value in neither `labels` nor `background` is rejected. For
     classification, `class_names` has the classes in the order of the network's outputs.
+
+    A network sees slices of `size` pixels in a `plane`, or, with a `geometry`, volumes in millimetres:
+
+    - `channels` is then 1, or a list of names, each with its own normalisation. Each channel of a case is a
+      file of its own, or with `stacked` all are one 4-D file, in this order.
+    - `regions` says that the network has one sigmoid for each label, in their order, in place of exclusive
+      classes; see `region_classes`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -118,15 +127,27 @@ class Task(BaseModel):
     class_names: tuple[ClassName, ...] = Field((), validate_default=True)
     labels: dict[str, tuple[MaskValue, ...]] = Field({}, validate_default=True)
     background: tuple[MaskValue, ...] = (0,)
-    channels: Literal[1, 3] = 1
+    channels: Annotated[
+        Annotated[Literal[1, 3], Tag("number")]
+        | Annotated[tuple[Channel, ...], Field(min_length=1, max_length=MOST_CHANNELS), Tag("list")],
+        Discriminator(_form_of_channels),
+    ] = 1
     colour: Literal["refuse", "luminance", "replicate"] = "refuse"
     neighbours: int = Field(default=0, ge=0, le=3)
     plane: Plane = "axial"
-    normalisation: Normalisation = Normalisation()
-    size: tuple[int, int]
+    geometry: VolumeGeometry | None = None
+    regions: bool = False
+    stacked: bool = False
+    normalisation: Normalisation = Field(Normalisation(), validate_default=True)
+    size: tuple[int, int] = Field(_NO_SIZE, validate_default=True)
     patient: PatientPattern | None = None
     modality: str | None = Field(None, pattern=r"^[A-Z]{2,16}$")
     codes: dict[str, LabelCodes] = Field({})
+
+    @field_validator("normalisation", mode="before")
+    @classmethod
+    def _of_its_scope(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if info.data.get("geometry") is None else of_a_volume(value)
 
     @field_validator("class_names")
     @classmethod
@@ -148,9 +169,22 @@ class Task(BaseModel):
             raise ValueError("a segmentation needs at least 1; for one class per image: kind: classification")
         return labels
 
-    @field_validator("size")
+    @field_validator("size", mode="wrap")
     @classmethod
-    def _fits(cls, size: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+    def _fits(
+        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> tuple[int, int]:
+        if value == _NO_SIZE:
+            if info.data.get("geometry", "found wrong") is None:
+                raise PydanticCustomError(
+                    "missing",
+                    "expected the pixels of the network's input, [H, W], or, for volumes, a geometry with "
+                    "spacing and patch in its place; found neither",
+                )
+            return _NO_SIZE  # type: ignore[no-any-return]
+        size: tuple[int, int] = handler(value)
+        if info.data.get("geometry") is not None:
+            raise ValueError("of slices, and a network of this task sees volumes (geometry); remove it")
         segments = info.data.get("kind") == "segmentation"
         multiple, least = (SIZE_MULTIPLE, SIZE_MULTIPLE) if segments else (1, LEAST_SIDE)
         if any(side % multiple or not least <= side <= _LARGEST_SIDE for side in size):
@@ -179,21 +213,108 @@ class Task(BaseModel):
             raise ValueError(f"codes: {unknown} are no labels; the labels are {list(self.labels)}")
         return self
 
+    @model_validator(mode="after")
+    def _of_its_dimensions(self) -> Task:
+        if self.geometry is None:
+            wrong = {
+                "regions": self.regions,
+                "stacked": self.stacked,
+                "channels": self.channels not in (1, 3),
+            }
+            if found := [name for name, is_wrong in wrong.items() if is_wrong]:
+                raise ValueError(
+                    f"{', '.join(found)}: a list of channels, regions and stacked files are of volumes; "
+                    "give the task a geometry with a spacing and a patch"
+                )
+            if new := sorted(self.normalisation.said):
+                raise ValueError(f"normalisation: {', '.join(new)}: only for volumes (a task with geometry)")
+            return self
+        if found := [name for name in ("plane", "neighbours", "colour") if self._differs(name)]:
+            raise ValueError(
+                f"{', '.join(found)}: of slices, and this task has a geometry, so its network sees volumes; "
+                "remove what is of slices"
+            )
+        if self.kind == "classification":
+            raise ValueError("geometry: volumes are segmented; a classification has a size")
+        if self.channels == 3:
+            raise ValueError(
+                "channels: expected 1 or a list of names for volumes, found 3, the colours of a picture"
+            )
+        channels = self.channel_list
+        names = [channel.name.lower() for channel in channels]
+        if len({*names}) < len(names):
+            raise ValueError(f"channels: expected different names, found {[each.name for each in channels]}")
+        if sliced := [each.name for each in channels if each.normalisation.scope != "volume"]:
+            raise ValueError(
+                f"normalisation of {sliced}: expected scope: volume, found image; a volume has no slices"
+            )
+        if self.channels != 1 and self.normalisation != Normalisation(scope="volume"):
+            raise ValueError("normalisation: each channel of the list has its own; move it there")
+        if self.stacked and len(channels) == 1:
+            raise ValueError("stacked: expected at least 2 channels in one file, found 1")
+        if self.regions and len(self.labels) > _MOST_REGIONS:
+            raise ValueError(f"regions: expected at most {_MOST_REGIONS} labels, found {len(self.labels)}")
+        return self
+
+    def _differs(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
     @model_serializer(mode="wrap")
     def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit fields of the other kind, so that artefacts from before kinds keep their digests."""
-        content: dict[str, Any] = handler(self)
+        # Pydantic would warn of an empty size.
+        sized = self if self.geometry is None else self.model_copy(update={"size": (0, 0)})
+        content: dict[str, Any] = handler(sized)
         unsaid = {"kind", "class_names"} if self.kind == "segmentation" else {"labels", "background"}
         if not self.codes:
             unsaid.add("codes")
         if self.modality is None:
             unsaid.add("modality")
+        if self.geometry is None:
+            unsaid.update(_OF_VOLUMES)
+        else:
+            unsaid.update(_OF_SLICES)
+            unsaid.update(name for name in ("regions", "stacked") if not content[name])
+            if self.channels != 1:
+                unsaid.add("normalisation")
         return {name: value for name, value in content.items() if name not in unsaid}
 
     @property
     def in_channels(self) -> int:
         """Number of input channels of the network: the scan's, times the slice and its neighbours."""
-        return self.channels * (2 * self.neighbours + 1)
+        return self.channel_count * (2 * self.neighbours + 1)
+
+    @property
+    def out_channels(self) -> int:
+        """Number of outputs of the network per voxel: one per class, or per label of regions."""
+        return len(self.labels) if self.regions else len(self.classes)
+
+    @property
+    def channel_count(self) -> int:
+        """Number of channels of a scan."""
+        return self.channels if isinstance(self.channels, int) else len(self.channels)
+
+    @property
+    def channel_list(self) -> tuple[Channel, ...]:
+        """The channels of a volume; the only one of a task that does not list them is called `image`."""
+        if isinstance(self.channels, int):
+            return (Channel(name="image", normalisation=self.normalisation),) * self.channels
+        return self.channels
+
+    @property
+    def is_volume(self) -> bool:
+        """Whether the network sees volumes, by patches, and not slices."""
+        return self.geometry is not None
+
+    @property
+    def spatial_dims(self) -> int:
+        """3 for volumes, 2 for slices."""
+        return len(self.input_shape)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The sides of one input of the network: the patch of volumes, or [H, W] of slices."""
+        return self.size if self.geometry is None else self.geometry.patch
 
     @cached_property
     def classes(self) -> tuple[TaskClass, ...]:
@@ -215,6 +336,31 @@ class Task(BaseModel):
     def label_classes(self, label: str) -> tuple[int, ...]:
         """Return the indices of the classes that together are `label`."""
         return tuple(c.index for c in self.classes if label in c.labels)
+
+    @cached_property
+    def region_members(self) -> NDArray[np.bool_]:
+        """[K, L]: whether each of the classes belongs to each of the labels, both in their order."""
+        return np.array([[label in each.labels for label in self.labels] for each in self.classes], bool)
+
+    @cached_property
+    def region_classes(self) -> NDArray[np.uint8]:
+        """[2^L]: the class of each combination of L regions, the first label being the lowest bit.
+
+        A combination that is a class is that class. Any other is a disagreement of the network with itself
+        (a core without its whole): there the last label decides, as nnU-Net's regions_class_order does, by
+        the class with the fewest labels that has it. So write the larger regions first.
+        """
+        members = self.region_members
+        bits = 1 << np.arange(members.shape[1])
+        own = [
+            min(np.flatnonzero(column), key=lambda index: (int(members[index].sum()), int(index)))
+            for column in members.T
+        ]
+        found = np.zeros(1 << len(bits), np.uint8)
+        for index, class_of_last in enumerate(own):
+            found[1 << index : 2 << index] = class_of_last
+        found[(members * bits).sum(axis=1)] = np.arange(len(members))
+        return found
 
     def lookup(self) -> NDArray[np.int16]:
         """Make a table [max value + 1] from mask value to class index, -1 for a value outside the task."""

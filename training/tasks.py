@@ -64,7 +64,7 @@ def _list(context: typer.Context) -> None:
         labels = ", ".join(
             task.class_names or (f"{label} {{{', '.join(map(str, v))}}}" for label, v in task.labels.items())
         )
-        channels = str(task.channels) + (f", ±{task.neighbours} slices" if task.neighbours else "")
+        channels = str(task.channel_count) + (f", ±{task.neighbours} slices" if task.neighbours else "")
         table.add_row(name, labels, channels, "x".join(map(str, task.size)))
     Console().print(table)
 

@@ -47,7 +47,7 @@ def prepare(scan: Scan, task: Task) -> Prepared:
     common = scale_of(_volume_parts(voxels, native, geometry), task.normalisation) if per_volume else None
     margin = task.neighbours
     height, width = task.size
-    padded = np.empty((len(native) + 2 * margin, task.channels, height, width), np.float32)
+    padded = np.empty((len(native) + 2 * margin, task.channel_count, height, width), np.float32)
     for index in range(len(native)):
         plane = native[index]
         scale = common or _scale_of_slice(plane, native.inside(index), task)

@@ -162,7 +162,7 @@ def _check(geometry: Geometry, task: Task) -> None:
             f"voxels (expected at least {MIN_SIDE} per side); send a volume, or an image of that plane"
         )
     height, width = geometry.size
-    elements = (count + 2 * task.neighbours) * task.channels * height * width
+    elements = (count + 2 * task.neighbours) * task.channel_count * height * width
     if geometry.resampled:
         elements = max(elements, count * rows * columns)
     if elements > MOST_ELEMENTS:

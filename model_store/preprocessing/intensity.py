@@ -35,7 +35,7 @@ def match_channels(scan: Scan, task: Task) -> NDArray[Any]:
     is lost. Raises ScanMismatch.
     """
     voxels = scan.voxels
-    found, expected = scan.channels, task.channels
+    found, expected = scan.channels, task.channel_count
     if found == expected:
         return voxels
     if found == 3 and expected == 1:

@@ -345,7 +345,7 @@ def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
         task=manifest.task.name,
         answers=route_of(manifest.task.kind),
         labels=list(manifest.task.labels or manifest.task.class_names),
-        channels=manifest.task.channels,
+        channels=manifest.task.channel_count,
         sites=list(manifest.lineage.sites),
         personalizations=personalizations(shown.artefact),
     )

@@ -87,7 +87,7 @@ class Preview:
             chosen = choose_slices((classes > 0).sum(axis=(1, 2)), _PREVIEW_SLICES)
             self._images, classes, self._is_chosen = self._images[chosen], classes[chosen], True
         # The slices themselves, without their neighbouring slices.
-        channels, first = self._task.channels, self._task.channels * self._task.neighbours
+        channels, first = self._task.channel_count, self._task.channel_count * self._task.neighbours
         shown = self._images[:, first : first + channels]
         panels = [Panel(_grey(image), found) for image, found in zip(shown, classes, strict=True)]
         legend = [(c.index, " + ".join(c.labels)) for c in self._task.classes[1:]]

@@ -31,7 +31,7 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
     """Collect the variables of `clusters.html` from a publication of kind `clusters`; None without one."""
     if publication is None:
         return None
-    colours = record.task.channels
+    colours = record.task.channel_count
     composite, exhibits = publication.composite, publication.exhibits
     drafts = {draft.cluster: draft for draft in publication.models if draft.cluster is not None}
     names = list(composite["mixing"])

@@ -88,11 +88,11 @@ def _dice(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float | Non
 def _overlay(slices: Examples, task: Task, index: int, predicted: NDArray[np.uint8]) -> str:
     """Draw a slice with the outlines of every class, as a data URL."""
     # The slice itself, without its neighbouring slices.
-    middle = slices.images[index][task.channels * task.neighbours :][: task.channels]
+    middle = slices.images[index][task.channel_count * task.neighbours :][: task.channel_count]
     low, high = np.percentile(middle, (1, 99))
     scaled = np.clip((middle - low) / max(float(high - low), 1e-6), 0, 1) * 255
     pixels = scaled.astype(np.uint8).transpose(1, 2, 0)
-    image = Image.fromarray(np.repeat(pixels, 3, axis=2) if task.channels == 1 else pixels)
+    image = Image.fromarray(np.repeat(pixels, 3, axis=2) if task.channel_count == 1 else pixels)
     factor = max(1, round(_SIDE / max(image.size)))
     size = image.width * factor, image.height * factor
     canvas = np.array(image.resize(size, Image.Resampling.BICUBIC))

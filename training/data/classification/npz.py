@@ -132,11 +132,11 @@ def _problems(arrays: dict[str, NDArray[Any]], task: Task) -> list[str]:
             problems.append(
                 f"{split}_images: expected at least {MIN_SIDE} pixels a side, found {images.shape}"
             )
-        elif images.shape[3:] == (3,) and task.channels == 1 and task.colour != "luminance":
+        elif images.shape[3:] == (3,) and task.channel_count == 1 and task.colour != "luminance":
             problems.append(
                 f"{split}_images: in colour, and task '{task.name}' expects grey (colour: refuse)"
             )
-        elif images.shape[3:] != (3,) and task.channels == 3 and task.colour != "replicate":
+        elif images.shape[3:] != (3,) and task.channel_count == 3 and task.colour != "replicate":
             problems.append(f"{split}_images: grey, and task '{task.name}' expects colour (colour: refuse)")
         if images.dtype not in _IMAGE_TYPES:
             problems.append(f"{split}_images: expected 8 or 16 bit integers, found {images.dtype}")
