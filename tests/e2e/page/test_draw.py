@@ -350,3 +350,16 @@ def test_dicom_series_of_several_files_is_one_scan_and_drawn_on_its_grid(page: A
     expected = np.zeros((24, 24, 7), np.uint8)
     expected[12:19, 5:11, 3] = 1
     np.testing.assert_array_equal(stored(service, cohort, listed["name"]), expected)
+
+
+def test_scan_that_came_after_the_list_was_read_opens_by_its_address(page: Any, service: Service) -> None:
+    cohort = service.cohort()
+    address = f"{service.address}/#/draw?hospital=dune&model=tumour&cohort={cohort[-32:]}"
+    page.goto(address)
+    page.get_by_text("0 masks of 0 scans").wait_for()
+    page.get_by_text("No scan", exact=True).wait_for()
+    service.client.put(f"{cohort}/scans/late", content=service.scans["patient-500.nii.gz"].read_bytes())
+
+    page.goto(f"{address}&scan=late")
+
+    page.get_by_role("toolbar").wait_for()

@@ -1,5 +1,5 @@
 /** Draw: masks on the scans of a cohort, and a job that learns from them. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
 import { keepInAddress, place } from "../../app/router";
@@ -66,6 +66,12 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
     else scansOf(hospital, cohort).then((list) => !over && setScans(list), setError);
     return () => (over = true);
   }, [cohort, version]);
+  // An address may name a scan that the cohort got after its list was read.
+  const namedBefore = useRef(named);
+  useEffect(() => {
+    if (named !== null && named !== namedBefore.current && scan === undefined) setVersion((last) => last + 1);
+    namedBefore.current = named;
+  }, [named]);
   // An address names a scan that may be on a later page.
   useEffect(() => open(scans.findIndex((each) => each.name === named)), [scans.length]);
   useEffect(() => {
