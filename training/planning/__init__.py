@@ -1,0 +1,1 @@
+"""Plan a federation of volumes from aggregates that its sites send: geometry, network, normalisation."""
