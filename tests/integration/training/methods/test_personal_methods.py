@@ -97,7 +97,7 @@ def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path,
     assert "own Dice" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedavgm", "centralised"])
+@pytest.mark.parametrize("name", ["scaffold", "fedavgm", "centralised", "feddg"])
 def test_the_graph_of_a_global_model_serves(scans: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "store")
     execute(run_of(scans, name), tmp_path / "run", workers=0, store=store)
@@ -159,6 +159,21 @@ def test_differential_privacy_covers_what_a_method_with_a_global_model_sends(
     for entry in result.history:
         for site in entry.sites.values():
             assert set(site.privacy) == ({"weights"} if entry.phase == "train" else set())
+
+
+def test_a_site_that_refuses_features_sends_no_amplitudes_and_gets_the_others(
+    scans: Path, tmp_path: Path
+) -> None:
+    job = run_of(scans, "feddg", egress={"aster": ["weights", "statistics"]})
+    result = execute(job, tmp_path / "run", workers=0)
+    phases = {entry.phase: entry for entry in result.history}
+    sent = {site: entry.sent for site, entry in phases["amplitudes"].sites.items()}
+    received = {site: entry.received for site, entry in phases["bank"].sites.items()}
+    images = phases["describe"].sites["birch"].weight
+    # Three times three frequencies of one channel, in float32.
+    assert sent == {"aster": {}, "birch": {"amplitudes": 36 * images}}
+    assert received == {"aster": {"bank": 36 * images}, "birch": {"bank": 0}}
+    assert all({"weights", "scores", "metrics"} == {*entry.sent} for entry in phases["train"].sites.values())
 
 
 def test_fedprox_with_mu_0_is_a_run_of_fedavg(scans: Path, tmp_path: Path) -> None:
@@ -223,6 +238,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
         ("ditto", [3]),
         ("pfedme", [4]),
         ("fedsoup", [5]),
+        ("feddg", [2, 5]),
     ],
 )
 def test_killed_and_resumed_it_publishes_the_same_bytes(
