@@ -39,6 +39,7 @@ class _Ranged(BaseModel):
 
     window: Pair | None = None
     percentiles: Pair | None = None
+    within: Within = "all"
 
     _in_order = field_validator("window", "percentiles")(_ordered)
     _in_percent = field_validator("percentiles")(_percent)
@@ -148,11 +149,11 @@ class Normalisation(BaseModel):
             return self.steps
         steps: list[Clip | Rescale | ZScore] = []
         if self.window is not None:
-            steps.append(Clip(window=self.window))
+            steps.append(Clip(window=self.window, within=self.within))
         if self.percentiles is not None:
-            steps.append(Clip(percentiles=self.percentiles))
+            steps.append(Clip(percentiles=self.percentiles, within=self.within))
         if self.method == "minmax":
-            steps.append(Rescale())
+            steps.append(Rescale(within=self.within))
         if self.method in {"zscore", "fixed"}:
             steps.append(ZScore(mean=self.mean, std=self.std, within=self.within))
         return tuple(steps)

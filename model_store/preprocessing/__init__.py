@@ -12,11 +12,20 @@ Pillow only.
     display_slices the slices for display, at the scan's own resolution
     display_image  an image for display, without a task
     to_slices      a mask on the scan's own grid -> the same slices
+
+For tasks of volumes (`Task.is_volume`):
+
+    join_channels        channels that are files of their own -> one scan
+    prepare_volume       scan -> [C, X, Y, Z] float32 on the network's grid, and that grid
+    prepare_volume_mask  mask -> class indices [X, Y, Z] of the same voxels
+    windows              where a network's windows start, their weights, and the average over them (`slide`)
+    VolumeRestorer       planes of probabilities or logits -> class indices on the scan's own grid
 """
 
 from model_store.preprocessing.display import DisplaySlices, display_image, display_slices, to_slices
 from model_store.preprocessing.forward import Prepared, prepare
 from model_store.preprocessing.geometry import Geometry, geometry_of
+from model_store.preprocessing.grid import VolumeGrid, volume_grid
 from model_store.preprocessing.masks import (
     align,
     check_grid,
@@ -26,13 +35,24 @@ from model_store.preprocessing.masks import (
     prepare_mask,
 )
 from model_store.preprocessing.restore import PercentRestorer, Restorer, check_restorable, restore
+from model_store.preprocessing.volume_restore import PercentVolumeRestorer, VolumeRestorer
+from model_store.preprocessing.volumes import (
+    PreparedVolume,
+    join_channels,
+    prepare_volume,
+    prepare_volume_mask,
+)
 
 __all__ = [
     "DisplaySlices",
     "Geometry",
     "PercentRestorer",
+    "PercentVolumeRestorer",
     "Prepared",
+    "PreparedVolume",
     "Restorer",
+    "VolumeGrid",
+    "VolumeRestorer",
     "align",
     "check_grid",
     "check_restorable",
@@ -41,9 +61,13 @@ __all__ = [
     "display_image",
     "display_slices",
     "geometry_of",
+    "join_channels",
     "label_values",
     "prepare",
     "prepare_mask",
+    "prepare_volume",
+    "prepare_volume_mask",
     "restore",
     "to_slices",
+    "volume_grid",
 ]

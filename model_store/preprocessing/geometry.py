@@ -96,7 +96,7 @@ def geometry_of(scan: Scan, task: Task) -> Geometry:
     directions = _DIRECTIONS[task.plane]
     wanted = _orientations.axcodes2ornt(directions)
     stored = _orientations.io_orientation(affine)
-    tilt = _tilt(affine, stored)
+    tilt = tilt_of(affine, stored)
     if tilt <= OBLIQUE_DEGREES:
         transform = _orientations.ornt_transform(stored, wanted)
         shape = np.empty(3, np.int64)
@@ -110,18 +110,18 @@ def geometry_of(scan: Scan, task: Task) -> Geometry:
         grid=scan.grid,
         slices=(int(shape[0]), int(shape[1]), int(shape[2])),
         size=task.size,
-        to_own=_frozen(to_own),
+        to_own=frozen(to_own),
         resampled=tilt > OBLIQUE_DEGREES,
         spacing=(float(spacing[0]), float(spacing[1]), float(spacing[2])),
         tilt_degrees=tilt,
-        affine=_frozen(affine),
-        other_affine=None if scan.other_affine is None else _frozen(scan.other_affine),
+        affine=frozen(affine),
+        other_affine=None if scan.other_affine is None else frozen(scan.other_affine),
     )
     _check(geometry, task)
     return geometry
 
 
-def _tilt(affine: NDArray[np.float64], stored: NDArray[np.float64]) -> float:
+def tilt_of(affine: NDArray[np.float64], stored: NDArray[np.float64]) -> float:
     """Compute the largest angle, in degrees, between a stored axis and its assigned patient axis."""
     directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
     cosines = [abs(directions[int(world), axis]) for axis, (world, _) in enumerate(stored)]
@@ -172,5 +172,6 @@ def _check(geometry: Geometry, task: Task) -> None:
         )
 
 
-def _frozen(matrix: NDArray[np.float64]) -> Matrix:
+def frozen(matrix: NDArray[np.float64]) -> Matrix:
+    """A matrix as tuples, which an immutable geometry can hold."""
     return tuple(tuple(float(value) for value in row) for row in matrix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from model_store.task import Normalisation, Task
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 
 # A standard deviation that rounding alone can give a constant image, relative to its level.
-_CONSTANT = 1e-6
+CONSTANT = 1e-6
 
 
 def is_grey(voxels: NDArray[Any]) -> bool:
@@ -95,13 +95,16 @@ def scale_of(parts: Sequence[NDArray[Any]], normalisation: Normalisation) -> Sca
         ends = [value for part in parts for value in (float(part.min()), float(part.max()))]
         least, most = np.clip([min(ends), max(ends)], low, high).tolist()
         span = most - least
-        return Scale(low, high, least, 1 / span if span > _CONSTANT * abs(least) else 0.0)
-    mean, deviation = _moments(parts, low, high)
-    constant = deviation <= _CONSTANT * max(abs(mean), 1e-30)
+        return Scale(low, high, least, 1 / span if span > CONSTANT * abs(least) else 0.0)
+    mean, deviation = moments_of(parts, low, high)
+    constant = deviation <= CONSTANT * max(abs(mean), 1e-30)
     return Scale(low, high, mean, 0.0 if constant else 1 / deviation)
 
 
-def _moments(parts: Sequence[NDArray[Any]], low: float, high: float) -> tuple[float, float]:
+def moments_of(
+    parts: Iterable[NDArray[Any]], low: float = -math.inf, high: float = math.inf
+) -> tuple[float, float]:
+    """Mean and standard deviation of the clipped values of all parts, none of them empty."""
     clipped = math.isfinite(low) or math.isfinite(high)
     count, mean, squares = 0, 0.0, 0.0
     for part in parts:

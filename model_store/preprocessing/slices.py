@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from model_store.preprocessing.geometry import Geometry
 from model_store.preprocessing.resample import sample
 
+# The stored axis of each axis of a turned volume, and whether it is reversed.
+Order = tuple[tuple[int, bool], ...]
+
 
 class NativeSlices(Sequence[NDArray[Any]]):
     """The slices [R, C, channels] of `voxels`, contiguous, in the stored type (float32 if resampled).
@@ -77,19 +80,27 @@ class NativeSlices(Sequence[NDArray[Any]]):
 
 def stacked(volume: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
     """View a volume [I, J, K, …] as slices [S, R, C, …] along its stored axes."""
-    order = geometry.order
-    rest = range(len(order), volume.ndim)
-    turned = volume.transpose(*(axis for axis, _ in order), *rest)
-    return turned[tuple(slice(None, None, -1 if backwards else None) for _, backwards in order)]
+    return turned(volume, geometry.order)
 
 
 def unstacked(stack: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
     """View slices [S, R, C, …] as the volume [I, J, K, …], the inverse of `stacked`."""
-    order = geometry.order
-    turned = stack[tuple(slice(None, None, -1 if backwards else None) for _, backwards in order)]
+    return turned_back(stack, geometry.order)
+
+
+def turned(volume: NDArray[Any], order: Order) -> NDArray[Any]:
+    """View a volume [I, J, K, …] with its axes in another order and some of them reversed."""
+    rest = range(len(order), volume.ndim)
+    axes = volume.transpose(*(axis for axis, _ in order), *rest)
+    return axes[tuple(slice(None, None, -1 if backwards else None) for _, backwards in order)]
+
+
+def turned_back(volume: NDArray[Any], order: Order) -> NDArray[Any]:
+    """The inverse of `turned`."""
+    upright = volume[tuple(slice(None, None, -1 if backwards else None) for _, backwards in order)]
     axes = [axis for axis, _ in order]
-    rest = range(len(order), stack.ndim)
-    return turned.transpose(*(axes.index(axis) for axis in range(len(order))), *rest)
+    rest = range(len(order), volume.ndim)
+    return upright.transpose(*(axes.index(axis) for axis in range(len(order))), *rest)
 
 
 def thinned(voxels: NDArray[Any], samples: int) -> NDArray[Any]:

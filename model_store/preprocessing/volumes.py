@@ -1,0 +1,242 @@
+"""Prepare a volume as the network's input: turn, crop, normalise, resample.
+
+The volume is read plane by plane along the axis on which it is stored plane by plane, so besides the result
+only a few planes are in memory (but for nnU-Net's cubic resampling, which needs the whole).
+
+Shape suffixes: C channels, X Y Z voxels of the network's grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ScanMismatch
+from model_store.preprocessing.grid import VolumeGrid, volume_grid, volume_order
+from model_store.preprocessing.intensity import is_grey
+from model_store.preprocessing.lines import Between, across, nearest
+from model_store.preprocessing.masks import align, class_map
+from model_store.preprocessing.slices import turned
+from model_store.preprocessing.volume_intensity import Normaliser, normaliser_of
+from model_store.scans.types import Scan, largest_shift
+from model_store.task import Task
+
+# Share of a voxel by which the corners of two channels' grids may differ: programs round affines.
+_SAME_GRID = 0.01
+
+
+@dataclass(frozen=True)
+class PreparedVolume:
+    """A network's input [C, X, Y, Z] float32, of which it sees patches, and the grid for the way back."""
+
+    volume: NDArray[np.float32]
+    grid: VolumeGrid
+
+
+def join_channels(scans: Mapping[str, Scan], task: Task) -> Scan:
+    """Make one scan of the channels that came as files of their own, by the names of the task's channels.
+
+    Raises ScanMismatch for a channel that is missing or unknown, and for channels on different grids, which
+    are never resampled onto each other: that is a registration, and its errors would not be seen.
+    """
+    names = [channel.name for channel in task.channel_list]
+    given = {name.lower(): scan for name, scan in scans.items()}
+    expected = f"task '{task.name}' expects the channels {', '.join(names)}"
+    if missing := [name for name in names if name.lower() not in given]:
+        raise ScanMismatch(f"{expected}; {', '.join(missing)} is missing; send one file for each")
+    if unknown := sorted(given.keys() - {name.lower() for name in names}):
+        raise ScanMismatch(f"{expected}; found {', '.join(unknown)} too, which is none of them")
+    first, *others = (given[name.lower()] for name in names)
+    for name, scan in zip(names, (first, *others), strict=True):
+        if scan.affine is None or scan.channels != 1:
+            what = "an image" if scan.affine is None else f"a volume with {scan.channels} values per voxel"
+            raise ScanMismatch(f"{expected}, each a volume with one value per voxel; {name} is {what}")
+        if difference := _other_grid(first, scan):
+            raise ScanMismatch(
+                f"channel {name} is not on the grid of channel {names[0]}: {difference}. Channels must share "
+                "one grid; register and resample them together before you send them"
+            )
+    if not others:
+        return first
+    # Channel by channel in memory, each in the order in which the first is stored.
+    voxels = np.stack([scan.voxels[..., 0].T for scan in (first, *others)]).T
+    voxels.flags.writeable = False
+    notes = tuple(dict.fromkeys(note for scan in (first, *others) for note in scan.notes))
+    return replace(first, voxels=voxels, notes=notes)
+
+
+def _other_grid(one: Scan, other: Scan) -> str | None:
+    """What is different between the grids of two volumes; None if they are the same."""
+    if one.grid != other.grid:
+        return f"it has {' x '.join(map(str, other.grid))} voxels, the other {' x '.join(map(str, one.grid))}"
+    assert one.affine is not None
+    assert other.affine is not None
+    first = np.diag([one.mm_per_unit] * 3 + [1.0]) @ one.affine
+    second = np.diag([other.mm_per_unit] * 3 + [1.0]) @ other.affine
+    shift = largest_shift(first, second, one.grid)
+    if shift > _SAME_GRID * float(np.linalg.norm(first[:3, :3], axis=0).min()):
+        return f"their affines put a voxel {shift:.3g} mm apart"
+    return None
+
+
+def prepare_volume(scan: Scan, task: Task) -> PreparedVolume:
+    """Turn a volume to the network's axes, crop, normalise and resample it, as the task's geometry says.
+
+    Raises:
+        ScanMismatch: an image, or another number of channels than the task's.
+        ScanTooLarge: too many voxels at the task's spacing.
+    """
+    geometry = task.geometry
+    assert geometry is not None, "a task of slices is prepared by `prepare`"
+    voxels = _channels_of(scan, task)
+    grid = volume_grid(scan, task)
+    region = None
+    needs_region = any(
+        step.within == "region" for each in task.channel_list for step in each.normalisation.ordered_steps
+    )
+    if geometry.crop == "nonzero" or needs_region:
+        region = _region(turned(voxels, volume_order(scan, geometry)))
+        if geometry.crop == "nonzero" and region.any():
+            grid = volume_grid(scan, task, _bounds(region))
+    cropped = turned(voxels, grid.order)[grid.box]
+    inside = None if region is None else region[grid.box]
+    volume = np.empty((task.channel_count, *grid.shape), np.float32)
+    for index, channel in enumerate(task.channel_list):
+        steps = channel.normalisation.ordered_steps
+        values, target = cropped[..., index], volume[index]
+        if geometry.normalise == "before":
+            normaliser = normaliser_of(_planes(values, inside), values.dtype, steps)
+            _resample(values, inside, normaliser, grid, geometry.resampling, target)
+        else:
+            _resample(values, None, Normaliser(()), grid, geometry.resampling, target)
+            there = None if inside is None else _nearest(inside, grid)
+            normaliser = normaliser_of(_planes(target, there), target.dtype, steps)
+            for place in range(len(target)):
+                own = None if there is None else there[place]
+                target[place] = normaliser.apply(target[place], own)
+    return PreparedVolume(volume, grid)
+
+
+def prepare_volume_mask(mask: Scan, task: Task, grid: VolumeGrid) -> NDArray[np.uint8]:
+    """Map a mask to class indices [X, Y, Z] on the network's grid, by the nearest voxel.
+
+    `grid` is the scan's. Raises as `prepare_mask`.
+    """
+    classes = class_map(align(mask, grid.own, grid.affine, grid.other_affine), task)
+    return _nearest(turned(classes, grid.order)[grid.box], grid)
+
+
+def _channels_of(scan: Scan, task: Task) -> NDArray[Any]:
+    """The voxels [I, J, K, C]. Grey that was saved as RGB has three equal channels and is grey."""
+    found, expected = scan.channels, task.channel_count
+    if found == expected or not scan.is_volume:
+        return scan.voxels
+    if expected == 1 and found == 3 and is_grey(scan.voxels):
+        return scan.voxels[..., :1]
+    names = ", ".join(channel.name for channel in task.channel_list)
+    how = "a 4-D file" if task.stacked else "one file for each"
+    raise ScanMismatch(
+        f"task '{task.name}' expects {expected} channel(s) ({names}), found {found}; send {how}"
+        if expected > 1
+        else f"task '{task.name}' expects one value per voxel, found {found}; send a grey volume"
+    )
+
+
+def _planes(
+    values: NDArray[Any], region: NDArray[np.bool_] | None
+) -> Callable[[], Iterator[tuple[NDArray[Any], NDArray[np.bool_] | None]]]:
+    axis = _stored_by(values)
+
+    def each() -> Iterator[tuple[NDArray[Any], NDArray[np.bool_] | None]]:
+        inside = None if region is None else np.moveaxis(region, axis, 0)
+        for place, plane in enumerate(np.moveaxis(values, axis, 0)):
+            yield plane, None if inside is None else inside[place]
+
+    return each
+
+
+def _stored_by(values: NDArray[Any]) -> int:
+    """The axis along which the planes lie one after another in memory."""
+    return int(np.argmax(np.abs(values.strides)))
+
+
+def _resample(
+    values: NDArray[Any],
+    region: NDArray[np.bool_] | None,
+    normaliser: Normaliser,
+    grid: VolumeGrid,
+    rule: str,
+    target: NDArray[np.float32],
+) -> None:
+    """Fill `target` [X, Y, Z] with the normalised values on the network's grid."""
+    if rule == "nnunet":
+        target[...] = _cubic(normaliser.apply(values, region), grid)
+        return
+    places = [axis.in_scan() for axis in grid.axes]
+    first = _stored_by(values)
+    planes, regions = (
+        np.moveaxis(values, first, 0),
+        None if region is None else np.moveaxis(region, first, 0),
+    )
+    rest = [own for axis, own in enumerate(places) if axis != first]
+
+    def plane_at(index: int) -> NDArray[np.float32]:
+        own = None if regions is None else regions[index]
+        return across(normaliser.apply(planes[index], own), rest)
+
+    between, filled = Between(plane_at), np.moveaxis(target, first, 0)
+    for index, place in enumerate(places[first]):
+        filled[index] = between(float(place))
+
+
+def _cubic(values: NDArray[np.float32], grid: VolumeGrid) -> NDArray[np.float32]:
+    """nnU-Net's resampling of scans: cubic splines, with the nearest plane along an axis of thick slices.
+
+    scipy's zoom stands for skimage's resize, with which it agrees to rounding; like it, the values stay
+    within those of what is resized.
+    """
+    if all(axis.same for axis in grid.axes):
+        return values
+    apart = grid.apart[0]
+    if apart is None:
+        return _splined(values, grid.shape)
+    planes = np.moveaxis(values, apart, 0)
+    sides = [axis.side for index, axis in enumerate(grid.axes) if index != apart]
+    chosen = nearest(grid.axes[apart].in_scan())
+    done = {int(index): _splined(planes[index], tuple(sides)) for index in np.unique(chosen)}
+    return np.moveaxis(np.stack([done[int(index)] for index in chosen]), 0, apart)
+
+
+def _splined(values: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    # Half a second, which only models of nnU-Net need.
+    from scipy import ndimage
+
+    if values.shape == shape:
+        return values
+    factors = [new / old for new, old in zip(shape, values.shape, strict=True)]
+    found: NDArray[np.float32] = ndimage.zoom(values, factors, order=3, mode="nearest", grid_mode=True)
+    return np.clip(found, values.min(), values.max(), out=found)
+
+
+def _nearest(values: NDArray[Any], grid: VolumeGrid) -> NDArray[Any]:
+    return np.ascontiguousarray(values[np.ix_(*(nearest(axis.in_scan()) for axis in grid.axes))])
+
+
+def _region(voxels: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where any channel is not zero, with holes filled, as nnU-Net's `create_nonzero_mask`."""
+    from scipy import ndimage
+
+    found = (voxels != 0).any(axis=-1)
+    return np.asarray(ndimage.binary_fill_holes(found), bool)
+
+
+def _bounds(region: NDArray[np.bool_]) -> tuple[slice, ...]:
+    bounds = []
+    for axis in range(region.ndim):
+        there = np.flatnonzero(region.any(axis=tuple(each for each in range(region.ndim) if each != axis)))
+        bounds.append(slice(int(there[0]), int(there[-1]) + 1))
+    return tuple(bounds)
