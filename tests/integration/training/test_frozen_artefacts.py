@@ -1,0 +1,205 @@
+"""Two-dimensional artefacts of every method and recipe are, bit by bit, as they were recorded.
+
+`frozen_artefacts.json` beside this file has the digest of every file, and the sum of squares of every state.
+Trained weights depend on the kernels of the processor, and graphs on the exporter: where torch, onnx or the
+processor's instructions are other than recorded, sums of squares are compared, with a tolerance. To record
+again, after a change of a default on purpose: `python -m tests.integration.training.test_frozen_artefacts`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_store.artefact import Artefact
+from model_store.manifest import WEIGHTS
+from model_store.store import Store
+from personalization.export import to_onnx
+from personalization.iop_fl.export import to_dynamic_onnx
+from personalization.iop_fl.network import route
+from personalization.iop_fl.space import RoutingSpace
+from personalization.options.presets import PRESETS
+from personalization.state import from_safetensors, to_safetensors
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import recipe_of
+from tests.helpers.training.backbones import publish as publish_backbone
+from tests.helpers.training.backbones import unet
+from training.config import RunConfig
+from training.data.federation import load_federation
+from training.methods.fedins.config import FedInsConfig
+from training.methods.registry import method, methods
+from training.phantom import write_federation
+from training.phantom.shapes import write_shapes
+from training.run import Run, execute
+
+RECORDED = Path(__file__).with_name("frozen_artefacts.json")
+# Small, so that all of them take seconds.
+FEW: dict[str, Any] = {"width": 2, "rounds": 2, "batch_size": 8}
+ONE_SHOT: dict[str, Any] = {"width": 2, "local_epochs": 1, "epochs": 1, "synthesis_batch": 8}
+# Method, and its kind of task where it is not the first that it is for: its configuration.
+METHODS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            *("centralised", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedper"),
+            *("fedprox", "fedrep", "fedsoup", "fedyogi", "local-only", "pfedme", "scaffold"),
+            "fedavg@classification",
+        ),
+        FEW,
+    ),
+    "dense": {**ONE_SHOT, "generator_steps": 1, "generator_width": 4, "noise_size": 8},
+    "fedbicross": {**ONE_SHOT, "probes": 16, "steps": 4, "outer_steps": 2, "personal_epochs": 1},
+    "fedins": {"rounds": 1, "local_epochs": 1, "entries": 4, "top": 2},
+    "fedoap": {"width": 2, "heads": 4, "groups": 8, "rounds": 2, "local_steps": 2, "fine_tune_rounds": 1},
+    "iop-fl": {**FEW, "recipe": "paper"},
+}
+FOLDERS: list[str] = []
+
+
+def environment() -> dict[str, str]:
+    """What bits depend on."""
+    return {
+        **{name: version(name) for name in ("torch", "onnx", "numpy", "scipy")},
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def frozen(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What is recorded: every file's digest, and the sum of squares of every state."""
+    return {
+        "digests": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
+        "sizes": {
+            name: sum(float(value.double().square().sum()) for value in from_safetensors(content).values())
+            for name, content in sorted(files.items())
+            if name.endswith(".safetensors")
+        },
+    }
+
+
+@cache
+def made(case: str) -> tuple[Artefact, ...]:
+    """The artefacts of a method on a tiny phantom."""
+    root = Path(tempfile.mkdtemp(dir=FOLDERS[-1]))
+    name, _, kind = case.partition("@")
+    registered, config = method(name), dict(METHODS[case])
+    if (kind or registered.kinds[0]) == "segmentation":
+        # FedOAP's attention needs a map of 2 by 2.
+        side = 32 if name == "fedoap" else 16
+        data = write_federation(root / "data", ("aster", "birch", "cedar"), 3, side)
+    else:
+        data = write_shapes(root / "data", images_per_site=12)
+    federation, store = load_federation(data), Store(root / "store")
+    settings = registered.config(**config)
+    if isinstance(settings, FedInsConfig):
+        publish_backbone(store.root, federation.task, unet(federation.task))
+        settings = settings.model_copy(update={"backbone": "base"}).pinned(store, federation.task, "frozen")
+    run = Run(federation, name, settings, RunConfig(seed=4, consent="all"))
+    return execute(run, root / "run", workers=0, store=store, name="frozen").artefacts
+
+
+@cache
+def space() -> RoutingSpace:
+    """That of IOP-FL's artefacts."""
+    models = {
+        artefact.manifest.site: from_safetensors(artefact.read(WEIGHTS))
+        for artefact in made("iop-fl")
+        if artefact.manifest.kind == "model"
+    }
+    network = made("iop-fl")[0].manifest.network
+    inside = {site: state for site, state in models.items() if site is not None}
+    return RoutingSpace.of(network.name, network.arguments, inside, models[None])
+
+
+def of_method(name: str) -> dict[str, Any]:
+    """Weights and graphs of all artefacts, in order, without their JSON."""
+    files = {
+        f"{artefact.name}/{path}": artefact.read(path)
+        for artefact in made(name)
+        for path in artefact.manifest.files
+        if path.endswith((".safetensors", ".onnx"))
+    }
+    return frozen(files)
+
+
+def of_recipe(preset: str) -> dict[str, Any]:
+    """What a preset serves after two epochs on seven images."""
+    images = torch.randn(7, 1, 16, 16, generator=torch.Generator().manual_seed(3))
+    router = PRESETS[preset].router or "direct"
+    config = AdaptationConfig(preset=preset, epochs=2, batch_size=4, router=router, seed=5)
+    adapted = recipe_of(preset).adapt(space(), images, config, torch.device("cpu"))
+    graph = to_onnx(adapted.merged, 1, (16, 16))
+    return frozen({"state.safetensors": to_safetensors(adapted.merged.state_dict()), "graph.onnx": graph})
+
+
+def of_routing(router: Any) -> dict[str, Any]:
+    """The graph that routes scan by scan."""
+    images = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(3))
+    network = route(space(), router)
+    return frozen({"graph.onnx": to_dynamic_onnx(space(), network, images)})
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    **{f"method {name}": partial(of_method, name) for name in METHODS},
+    **{f"preset {name}": partial(of_recipe, name) for name in PRESETS},
+    **{f"routing {name}": partial(of_routing, name) for name in ("direct", "pooled")},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder() -> Iterator[None]:
+    with in_one_folder():
+        yield
+
+
+@contextmanager
+def in_one_folder() -> Iterator[None]:
+    """Everything in one folder, on one thread: sums depend on how they are split."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as root:
+        FOLDERS.append(root)
+        yield
+    FOLDERS.clear()
+    made.cache_clear()
+    space.cache_clear()
+    torch.set_num_threads(threads)
+
+
+def test_every_method_and_preset_is_recorded() -> None:
+    assert recorded()["cases"].keys() >= CASES.keys()
+    assert {name.partition("@")[0] for name in METHODS} == {*methods()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_artefact_is_as_recorded(case: str) -> None:
+    found, wanted = CASES[case](), recorded()["cases"][case]
+    assert found["digests"].keys() == wanted["digests"].keys()
+    if recorded()["environment"] == environment():
+        assert found["digests"] == wanted["digests"]
+    for name, size in wanted["sizes"].items():
+        assert found["sizes"][name] == pytest.approx(size, rel=1e-2), name
+
+
+def recorded() -> Any:
+    return json.loads(RECORDED.read_text(encoding="utf-8"))
+
+
+def record() -> None:
+    """Write what is found now."""
+    with in_one_folder():
+        found = {name: case() for name, case in CASES.items()}
+    content = {"environment": environment(), "cases": found}
+    RECORDED.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    record()
