@@ -18,8 +18,17 @@ OUTPUT = "probabilities"
 OPSET = 18
 
 
-def to_onnx(network: nn.Module, in_channels: int, size: Sequence[int], *, any_batch: bool = True) -> bytes:
+def to_onnx(
+    network: nn.Module,
+    in_channels: int,
+    size: Sequence[int],
+    *,
+    any_batch: bool = True,
+    regions: bool = False,
+) -> bytes:
     """Export `network` with a softmax appended, as the bytes of an onnx file.
+
+    With `regions` it is a sigmoid: the outputs are labels, which may overlap.
 
     Input "image" float32 [B, in_channels, *size], such as [B, C, H, W], with B free (1 without `any_batch`),
     output "probabilities" float32 [B, K, *size].
@@ -33,7 +42,7 @@ def to_onnx(network: nn.Module, in_channels: int, size: Sequence[int], *, any_ba
         check_finite(network.state_dict(), "network")
     except StateError as error:
         raise ExportError(f"not exported: {error}") from error
-    served = _Served(copy.deepcopy(network).cpu().float()).eval()
+    served = _Served(copy.deepcopy(network).cpu().float(), regions).eval()
     example = torch.zeros(1, in_channels, *size)
     outputs = [OUTPUT, *served.extra_outputs]
     buffer = io.BytesIO()
@@ -46,6 +55,8 @@ def to_onnx(network: nn.Module, in_channels: int, size: Sequence[int], *, any_ba
         warnings.filterwarnings("ignore", message="Converting a tensor to a Python")
         # Instance norm uses an image's own statistics in eval mode too, and is exported like that.
         warnings.filterwarnings("ignore", message=".*operator 'instance_norm' is set to train=True")
+        # Slices with steps, as in a deconvolution's padding, are computed when the graph runs.
+        warnings.filterwarnings("ignore", message="Constant folding")
         torch.onnx.export(
             served,
             (example,),
@@ -60,15 +71,18 @@ def to_onnx(network: nn.Module, in_channels: int, size: Sequence[int], *, any_ba
 
 
 class _Served(nn.Module):
-    """Appends the softmax, so that every graph gives probabilities."""
+    """Appends the softmax, or the sigmoid, so that every graph gives probabilities."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, regions: bool) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.regions = network, regions
         self.extra_outputs: tuple[str, ...] = getattr(network, "extra_outputs", ())
 
     def forward(self, image_BCHW: Tensor) -> Tensor | tuple[Tensor, ...]:
         if not self.extra_outputs:
-            return torch.softmax(self.network(image_BCHW), dim=1)
+            return self._probabilities(self.network(image_BCHW))
         logits, *extras = self.network.forward_with_extras(image_BCHW)  # type: ignore[operator]
-        return torch.softmax(logits, dim=1), *extras
+        return self._probabilities(logits), *extras
+
+    def _probabilities(self, logits_BK: Tensor) -> Tensor:
+        return torch.sigmoid(logits_BK) if self.regions else torch.softmax(logits_BK, dim=1)

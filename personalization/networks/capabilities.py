@@ -9,6 +9,7 @@ Legend: B batch, C channels, ... one to three spatial axes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
@@ -38,6 +39,7 @@ class Traits:
         dimensions: spatial axes of its images, 1 to 3.
         multiples: what each side must be a multiple of: one number for all sides, or one per axis.
         least_side: the shortest side, in pixels.
+        least_pixels: the fewest pixels, or voxels, of an image.
         sides: the only sides that it takes; None: all of these multiples.
     """
 
@@ -46,6 +48,7 @@ class Traits:
     dimensions: int = 2
     multiples: int | tuple[int, ...] = 1
     least_side: int = 1
+    least_pixels: int = 1
     sides: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +93,11 @@ class Traits:
             raise NetworkError(
                 f"{network}: expected at least {self.least_side} pixels per side, found {found}; set such a "
                 "`size` in the task"
+            )
+        if math.prod(sides) < self.least_pixels:
+            raise NetworkError(
+                f"{network}: expected at least {self.least_pixels} pixels, found {found}: of fewer, its "
+                "deepest layers see one; set such a `size` or `patch` in the task"
             )
 
 

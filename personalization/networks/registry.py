@@ -22,6 +22,13 @@ Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 # MODULE:NAME of the class or function that builds it, by the name that manifests record: it must not change.
 _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
     "fedoap": "personalization.networks.fedoap:FedOapUNet",
+    "monai.attentionunet": "personalization.networks.monai:AttentionUnet",
+    "monai.basicunet": "personalization.networks.monai:BasicUNet",
+    "monai.dynunet": "personalization.networks.monai:DynUNet",
+    "monai.flexibleunet": "personalization.networks.monai:FlexibleUNet",
+    "monai.mednext": "personalization.networks.monai:MedNeXt",
+    "monai.segresnet": "personalization.networks.monai:SegResNet",
+    "monai.unet": "personalization.networks.monai:UNet",
     "prompted": "personalization.networks.prompted:Prompted",
     "resnet18": "personalization.networks.resnet:ResNet18",
     "unet": "personalization.networks.unet:UNet",

@@ -57,6 +57,15 @@ def test_onnx_equals_torch_at_any_batch_size() -> None:
             torch.testing.assert_close(_run(graph, image), expected, atol=1e-5, rtol=0)
 
 
+def test_graph_of_regions_gives_a_sigmoid_per_label() -> None:
+    network = _network().eval()
+    image = torch.randn(1, 1, 32, 48, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = torch.sigmoid(network(image))
+    found = _run(to_onnx(network, 1, (32, 48), regions=True), image)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
 def test_graph_has_documented_inputs_outputs_and_embedded_weights() -> None:
     model = onnx.load_from_string(to_onnx(_network(), 1, (32, 48)))
     onnx.checker.check_model(model)

@@ -27,6 +27,7 @@ from personalization.networks.capabilities import (
     traits_of,
 )
 from personalization.networks.registry import DEFAULTS, names
+from tests.helpers.personalization.monai_cases import SMALL, small
 from tests.helpers.personalization.toy_networks import toy
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -35,6 +36,7 @@ ALONE = {
     "unet": {"in_channels": 1, "classes": 2, "width": 2},
     "resnet18": {"in_channels": 1, "classes": 2, "width": 2},
     "vit": {"in_channels": 1, "classes": 2, "width": 64, "size": [32, 32], "patch": 8, "depth": 1},
+    **{name: small(name, 2) for name in SMALL},
 }
 WITH_A_METHOD = {"fedoap", "prompted"}
 
