@@ -57,8 +57,29 @@ class NetworkSpec(_Frozen):
     arguments: dict[str, JsonValue]
 
 
+class ImportedWeights(_Frozen):
+    """Weights that were trained elsewhere: the file's name and digest, and where they come from.
+
+    `origin` and `licence` are None where the file does not say.
+    """
+
+    file: str = Field(min_length=1, max_length=500)
+    sha256: Digest
+    origin: str | None = Field(None, max_length=500)
+    licence: str | None = Field(None, max_length=200)
+
+    def __str__(self) -> str:
+        """One line for reports and model cards."""
+        origin = self.origin or f"{self.file}, of an origin that is not stated"
+        return f"{origin}; licence {self.licence or 'not stated'}; {self.sha256}"
+
+
 class Lineage(_Frozen):
-    """Origin of an artefact. `parents` are digests of artefacts, `details` is the run's configuration."""
+    """Origin of an artefact.
+
+    `parents` are digests of artefacts, `details` is the run's configuration, `weights` what the training
+    started from, or adapted, where that was trained elsewhere.
+    """
 
     method: str
     run: str
@@ -66,6 +87,7 @@ class Lineage(_Frozen):
     rounds: int = Field(ge=0)
     seed: int
     parents: tuple[Digest, ...] = ()
+    weights: ImportedWeights | None = None
     details: dict[str, JsonValue] = {}
 
 

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError, StoreError
 from model_store.manifest import (
     GRAPH,
     WEIGHTS,
+    ImportedWeights,
     Lineage,
     ModelManifest,
     NetworkSpec,
@@ -35,8 +32,8 @@ from personalization.networks.vit_weights import vit_from_published
 from personalization.state import State, from_safetensors, to_safetensors
 from training.errors import ConfigurationError
 from training.publish import check_names, software
+from training.weights import READERS, Weights
 
-_FILES = (".npz", ".safetensors")
 _HEADING = "there is no backbone to adapt"
 
 
@@ -79,15 +76,15 @@ def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> Fro
     """Find the backbone for a task.
 
     Args:
-        asked: `name[@version]` of a model, or of a routing space, which stands for its global model; an .npz
-            or .safetensors file with a ViT's published weights, which is first published as a part of `name`;
+        asked: `name[@version]` of a model, or of a routing space, which stands for its global model; a file
+            with a ViT's published weights (`training.weights`), which is first published as a part of `name`;
             or None, for the store's newest global model of the same task.
 
     Raises ConfigurationError, which lists the candidates and why they do not fit.
     """
     if asked is None:
         artefact = _newest(store, task)
-    elif Path(asked).suffix in _FILES:
+    elif is_file(asked):
         artefact = publish_weights(store, Path(asked), task, name)
     else:
         artefact = _global_of(store, asked)
@@ -96,6 +93,11 @@ def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> Fro
             raise ConfigurationError(f"'{artefact}' cannot be the backbone", problems)
     root = store.root.resolve() if isinstance(store.root, Path) else store.root
     return FrozenBackbone(root, f"{artefact.name}@{artefact.digest}")
+
+
+def is_file(asked: str) -> bool:
+    """Whether a person asked for a file, not for `name[@version]` in the store."""
+    return Path(asked).suffix.lower() in READERS or Path(asked).is_file()
 
 
 def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact:
@@ -109,17 +111,25 @@ def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact
             f"{path} cannot be the backbone", [f"a ViT is for classification, '{task.name}' is a {task.kind}"]
         )
     try:
-        published = _read(path)
+        weights = Weights.read(path)
         arguments, state = vit_from_published(
-            published, task.in_channels, len(task.classes), task.size, str(path)
+            weights.tensors, task.in_channels, len(task.classes), task.size, str(path)
         )
-        return publish_backbone(store, name, task, NetworkSpec(name="vit", arguments=arguments), state)
-    except (OSError, ValueError, SafetensorError, RuntimeError, NetworkError) as error:
+        spec = NetworkSpec(name="vit", arguments=arguments)
+        return publish_backbone(store, name, task, spec, state, weights.source)
+    except (OSError, ConfigurationError, NetworkError) as error:
         raise ConfigurationError(f"{path} cannot be the backbone", [str(error)]) from error
 
 
-def publish_backbone(store: Store, name: str, task: Task, spec: NetworkSpec, state: State) -> Artefact:
-    """Publish weights that were trained elsewhere as the part `NAME.backbone`."""
+def publish_backbone(
+    store: Store,
+    name: str,
+    task: Task,
+    spec: NetworkSpec,
+    state: State,
+    source: ImportedWeights | None = None,
+) -> Artefact:
+    """Publish weights that were trained elsewhere, in `source`, as the part `NAME.backbone`."""
     network = build_backbone(spec.name, **spec.arguments)
     network.load_state_dict(state)
     manifest = ModelManifest(
@@ -128,7 +138,7 @@ def publish_backbone(store: Store, name: str, task: Task, spec: NetworkSpec, sta
         role="backbone",
         task=task,
         network=spec,
-        lineage=Lineage(method="imported", run="", sites=(), rounds=0, seed=0),
+        lineage=Lineage(method="imported", run="", sites=(), rounds=0, seed=0, weights=source),
         software=software(),
     )
     files = {WEIGHTS: to_safetensors(state), GRAPH: to_onnx(network, task.in_channels, task.size)}
@@ -140,13 +150,6 @@ def has_head_for(manifest: ModelManifest, task: Task) -> bool:
     known = manifest.task
     same = (known.labels, known.class_names) == (task.labels, task.class_names)
     return manifest.role != "backbone" and same
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return dict(load_file(path))
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(np.asarray(arrays[name], np.float32)) for name in arrays.files}
 
 
 def _newest(store: Store, task: Task) -> Artefact:
@@ -163,7 +166,7 @@ def _newest(store: Store, task: Task) -> Artefact:
     if fitting:
         return max(fitting, key=lambda artefact: (artefact.published, artefact.name))
     advice = (
-        "give the published weights of a ViT: --backbone FILE.npz or FILE.safetensors"
+        "give the published weights of a ViT: --backbone FILE.safetensors"
         if task.kind == "classification"
         else "train one: --method fedavg, with the same --data and --out"
     )
@@ -182,7 +185,7 @@ def _global_of(store: Store, reference: str) -> Artefact:
         if isinstance(artefact.manifest, RoutingSpaceManifest):
             artefact = store.by_digest(artefact.manifest.global_model)
     except LocumStoreError as error:
-        files = f"; a file of weights ends in {' or '.join(_FILES)}"
+        files = f"; a file of weights ends in {', '.join(READERS)}"
         raise ConfigurationError(_HEADING, [f"{error}{files}"]) from error
     return artefact
 

@@ -44,7 +44,7 @@ class TrainingOptions:
     method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")]
     backbone: Annotated[
         str | None,
-        typer.Option(help="fedins: NAME[@VERSION] in the store, or a ViT's weights (.npz, .safetensors)."),
+        typer.Option(help="fedins: NAME[@VERSION] in the store, or a file of a ViT's weights."),
     ] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
     seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None

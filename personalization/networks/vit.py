@@ -4,7 +4,7 @@ Pre-norm blocks, a class token with a position of its own, biases in the query, 
 LayerNorm with eps 1e-6, and a head without a hidden layer. Parameter names are those commonly used for
 published safetensors weights.
 
-Legend: B batch, C channels, K classes, H and W height and width, N patches, D width, J heads.
+Legend: B batch, C channels, K classes, H and W height and width, N patches, R registers, D width, J heads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class ViT(Backbone):
     Args:
         size: height and width of the images, multiples of `patch`; the position embedding depends on them.
         heads: None gives one head per 64 of `width`, as in every published size.
+        registers: tokens after the class token that have no position and carry no answer (Darcet et al.,
+            Vision Transformers Need Registers, 2024).
     """
 
     centred_queries = False
@@ -43,10 +45,11 @@ class ViT(Backbone):
         depth: int = 12,
         heads: int | None = None,
         mlp_ratio: int = 4,
+        registers: int = 0,
     ) -> None:
         super().__init__()
         heads = max(width // 64, 1) if heads is None else heads
-        _check(in_channels, classes, size, patch, width, depth, heads)
+        _check(in_channels, classes, size, patch, width, depth, heads, registers)
         self.in_channels = in_channels
         self.size = (int(size[0]), int(size[1]))
         self.traits = Traits("classification", head=("head",), sides=self.size)
@@ -55,13 +58,16 @@ class ViT(Backbone):
         self.patch_embed = _PatchEmbedding(in_channels, patch, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, patches + 1, width))
+        self.registers = registers
+        if registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, registers, width))
         self.blocks = nn.ModuleList(_Block(width, heads, mlp_ratio * width) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=_EPS)
         self.head = nn.Linear(width, classes)
 
     def draw(self, generator: torch.Generator) -> None:
-        """Redraw the class token and the positions, for `initialise`."""
-        for parameter in (self.cls_token, self.pos_embed):
+        """Redraw the class token, the positions and the registers, for `initialise`."""
+        for parameter in (self.cls_token, self.pos_embed, *([self.reg_token] if self.registers else ())):
             nn.init.trunc_normal_(parameter, std=_DRAWN_STD, generator=generator)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
@@ -105,7 +111,8 @@ class ViT(Backbone):
         return ("patch_embed.proj", *blocks, "norm")
 
     def _embed(self, image_BCHW: Tensor) -> Tensor:
-        """Embed images as [B, 1 + N, D]: the class token and the patch tokens, with their positions."""
+        """Embed images as [B, 1 + R + N, D]: the class token, registers, and the patch tokens; the first and
+        the last with their positions."""
         if tuple(image_BCHW.shape[1:]) != (self.in_channels, *self.size):
             raise NetworkError(
                 f"vit: expected images [B, {self.in_channels}, {self.size[0]}, {self.size[1]}], found "
@@ -113,7 +120,11 @@ class ViT(Backbone):
             )
         patches_BND = self.patch_embed(image_BCHW)
         token = self.cls_token.expand(patches_BND.shape[0], -1, -1)
-        return torch.cat((token, patches_BND), dim=1) + self.pos_embed
+        tokens_BTD = torch.cat((token, patches_BND), dim=1) + self.pos_embed
+        if not self.registers:
+            return tokens_BTD
+        registers_BRD = self.reg_token.expand(patches_BND.shape[0], -1, -1)
+        return torch.cat((tokens_BTD[:, :1], registers_BRD, tokens_BTD[:, 1:]), dim=1)
 
 
 class _PatchEmbedding(nn.Module):
@@ -185,14 +196,39 @@ class _Block(nn.Module):
 
 
 def _check(
-    in_channels: int, classes: int, size: Sequence[int], patch: int, width: int, depth: int, heads: int
+    in_channels: int,
+    classes: int,
+    size: Sequence[int],
+    patch: int,
+    width: int,
+    depth: int,
+    heads: int,
+    registers: int,
 ) -> None:
-    if min(in_channels, patch, width, depth, heads) < 1 or classes < 2:
+    if min(in_channels, patch, width, depth, heads) < 1 or classes < 2 or registers < 0:
         raise NetworkError(
-            "vit: in_channels, patch, width, depth and heads must be positive and classes at least 2, found "
-            f"{in_channels}, {patch}, {width}, {depth}, {heads} and {classes}"
+            "vit: in_channels, patch, width, depth and heads must be positive, classes at least 2 and "
+            f"registers no less than 0, found {in_channels}, {patch}, {width}, {depth}, {heads}, {classes} "
+            f"and {registers}"
         )
-    if len(size) != 2 or any(side < patch or side % patch for side in size):
+    if len(size) != 2:
         raise NetworkError(f"vit: size must be two multiples of the patch, {patch}, found {list(size)}")
+    check_patches(size, patch, "vit")
     if width % heads:
         raise NetworkError(f"vit: heads must divide the width, {width}, found {heads}")
+
+
+def check_patches(size: Sequence[int], patch: int, where: str) -> None:
+    """Raise NetworkError, with the nearest sizes, for sides that whole patches do not fill."""
+    if not any(side < patch or side % patch for side in size):
+        return
+    smaller, larger = ([max(side // patch + more, 1) * patch for side in size] for more in (0, 1))
+    kept = [side if side >= patch and not side % patch else None for side in size]
+    near = [
+        "x".join(str(keep or side) for keep, side in zip(kept, sides, strict=True))
+        for sides in (smaller, larger)
+    ]
+    raise NetworkError(
+        f"{where}: patches of {patch} pixels do not fill images of {'x'.join(map(str, size))}; the nearest "
+        f"sizes are {' and '.join(dict.fromkeys(near))}: set one as `size` in the task"
+    )

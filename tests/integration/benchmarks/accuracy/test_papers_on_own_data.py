@@ -154,4 +154,6 @@ def test_images_of_a_size_that_the_patches_do_not_fit_are_refused(images: Path, 
     (own / "cells.npz").write_bytes((images / "cells.npz").read_bytes())
     Task.load(images / "task.yaml").model_copy(update={"size": (32, 32)}).dump(own / "task.yaml")
     message = refusal("paper-fedins", own, tmp_path, "--rows", str(tmp_path / "table.jsonl"))
-    assert "size must be two multiples of the patch, 14, found [32, 32]" in message
+    assert (
+        "patches of 14 pixels do not fill images of 32x32; the nearest sizes are 28x28 and 42x42" in message
+    )

@@ -185,7 +185,9 @@ def test_weights_of_another_network_are_rejected_by_name(
     ("change", "message"),
     [
         ({"heads": 5}, "heads must divide"),
-        ({"size": [16, 20]}, "multiples of the patch"),
+        ({"size": [16, 20]}, "do not fill images of 16x20; the nearest sizes are 16x16 and 16x24"),
+        ({"size": [4, 8]}, "the nearest sizes are 8x8: set one"),
+        ({"registers": -1}, "registers no less than 0"),
         ({"depth": 0}, "depth"),
     ],
 )
