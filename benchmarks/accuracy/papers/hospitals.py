@@ -53,7 +53,7 @@ class Hospitals(Clients):
 
     @cached_property
     def task(self) -> Task:
-        """The template's, at the size that the weights want."""
+        """The task of the template, at the size of its frames."""
         return template(SET)
 
     @cached_property
