@@ -86,5 +86,8 @@ def test_loss_of_another_kind_of_task_is_rejected() -> None:
 
 @pytest.mark.parametrize("config", [FedAvgConfig, FedInsConfig])
 def test_unknown_loss_is_rejected_with_the_known_ones(config: type[MethodConfig]) -> None:
-    with pytest.raises(ValidationError, match="expected one of dice, cross-entropy, found 'focal'"):
+    with pytest.raises(
+        ValidationError,
+        match="expected one of dice, cross-entropy, dice_ce, dice_focal, tversky, found 'focal'",
+    ):
         config.model_validate({"loss": "focal"})
