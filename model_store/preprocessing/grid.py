@@ -95,6 +95,12 @@ class VolumeGrid:
         return x, y, z
 
     @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Millimetres per voxel of the network's grid."""
+        x, y, z = (axis.step * axis.spacing for axis in self.axes)
+        return x, y, z
+
+    @property
     def order(self) -> Order:
         """The stored axis of each of the network's, and whether it is reversed."""
         return tuple(axis.stored for axis in self.axes)

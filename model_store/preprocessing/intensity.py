@@ -48,7 +48,7 @@ def match_channels(scan: Scan, task: Task) -> NDArray[Any]:
     names = {1: "grey", 3: "colour"}
     raise ScanMismatch(
         f"task '{task.name}' expects a {names[expected]} scan ({expected} channels), "
-        f"found {names[found]} ({found} channels); send a {names[expected]} scan"
+        f"found {names.get(found, 'several files')} ({found} channels); send a {names[expected]} scan"
     )
 
 

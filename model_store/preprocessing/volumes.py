@@ -9,24 +9,22 @@ Shape suffixes: C channels, X Y Z voxels of the network's grid.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ScanMismatch
-from model_store.preprocessing.grid import VolumeGrid, volume_grid, volume_order
+from model_store.preprocessing.grid import VolumeGrid, volume_grid
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.lines import Between, across, nearest
 from model_store.preprocessing.masks import align, class_map
 from model_store.preprocessing.slices import turned
 from model_store.preprocessing.volume_intensity import Normaliser, normaliser_of
-from model_store.scans.types import Scan, largest_shift
+from model_store.scans.channels import join, split_name
+from model_store.scans.types import Scan
 from model_store.task import Task
-
-# Share of a voxel by which the corners of two channels' grids may differ: programs round affines.
-_SAME_GRID = 0.01
 
 
 @dataclass(frozen=True)
@@ -38,49 +36,35 @@ class PreparedVolume:
 
 
 def join_channels(scans: Mapping[str, Scan], task: Task) -> Scan:
-    """Make one scan of the channels that came as files of their own, by the names of the task's channels.
+    """Make one scan of the channels that are files of their own, by the names of the task's channels.
 
-    Raises ScanMismatch for a channel that is missing or unknown, and for channels on different grids, which
-    are never resampled onto each other: that is a registration, and its errors would not be seen.
+    Raises ScanMismatch for a channel that is missing or unknown, and for channels on different grids.
     """
+    joined = join(scans)
+    _order_of(joined.channel_names, task)
+    return joined
+
+
+def _order_of(given: tuple[str, ...], task: Task) -> list[int]:
+    """The place of each of the task's channels among those given, by name or by nnU-Net's number."""
     names = [channel.name for channel in task.channel_list]
-    given = {name.lower(): scan for name, scan in scans.items()}
+    places: dict[int, int] = {}
+    unknown = []
+    for place, name in enumerate(given):
+        found = split_name(name, names)
+        if found is None or found[1] in places:
+            unknown.append(name)
+        else:
+            places[found[1]] = place
     expected = f"task '{task.name}' expects the channels {', '.join(names)}"
-    if missing := [name for name in names if name.lower() not in given]:
-        raise ScanMismatch(f"{expected}; {', '.join(missing)} is missing; send one file for each")
-    if unknown := sorted(given.keys() - {name.lower() for name in names}):
-        raise ScanMismatch(f"{expected}; found {', '.join(unknown)} too, which is none of them")
-    first, *others = (given[name.lower()] for name in names)
-    for name, scan in zip(names, (first, *others), strict=True):
-        if scan.affine is None or scan.channels != 1:
-            what = "an image" if scan.affine is None else f"a volume with {scan.channels} values per voxel"
-            raise ScanMismatch(f"{expected}, each a volume with one value per voxel; {name} is {what}")
-        if difference := _other_grid(first, scan):
-            raise ScanMismatch(
-                f"channel {name} is not on the grid of channel {names[0]}: {difference}. Channels must share "
-                "one grid; register and resample them together before you send them"
-            )
-    if not others:
-        return first
-    # Channel by channel in memory, each in the order in which the first is stored.
-    voxels = np.stack([scan.voxels[..., 0].T for scan in (first, *others)]).T
-    voxels.flags.writeable = False
-    notes = tuple(dict.fromkeys(note for scan in (first, *others) for note in scan.notes))
-    return replace(first, voxels=voxels, notes=notes)
-
-
-def _other_grid(one: Scan, other: Scan) -> str | None:
-    """What is different between the grids of two volumes; None if they are the same."""
-    if one.grid != other.grid:
-        return f"it has {' x '.join(map(str, other.grid))} voxels, the other {' x '.join(map(str, one.grid))}"
-    assert one.affine is not None
-    assert other.affine is not None
-    first = np.diag([one.mm_per_unit] * 3 + [1.0]) @ one.affine
-    second = np.diag([other.mm_per_unit] * 3 + [1.0]) @ other.affine
-    shift = largest_shift(first, second, one.grid)
-    if shift > _SAME_GRID * float(np.linalg.norm(first[:3, :3], axis=0).min()):
-        return f"their affines put a voxel {shift:.3g} mm apart"
-    return None
+    if missing := [name for index, name in enumerate(names) if index not in places]:
+        raise ScanMismatch(
+            f"{expected}, and {', '.join(missing)} is missing (found {', '.join(given)}); send one file for "
+            "each, with the channel's name"
+        )
+    if unknown:
+        raise ScanMismatch(f"{expected}; found {', '.join(unknown)} too; leave out what is no channel")
+    return [places[index] for index in range(len(names))]
 
 
 def prepare_volume(scan: Scan, task: Task) -> PreparedVolume:
@@ -92,22 +76,21 @@ def prepare_volume(scan: Scan, task: Task) -> PreparedVolume:
     """
     geometry = task.geometry
     assert geometry is not None, "a task of slices is prepared by `prepare`"
-    voxels = _channels_of(scan, task)
+    channels = _channels_of(scan, task)
     grid = volume_grid(scan, task)
     region = None
     needs_region = any(
         step.within == "region" for each in task.channel_list for step in each.normalisation.ordered_steps
     )
     if geometry.crop == "nonzero" or needs_region:
-        region = _region(turned(voxels, volume_order(scan, geometry)))
+        region = turned(_region(channels), grid.order)
         if geometry.crop == "nonzero" and region.any():
             grid = volume_grid(scan, task, _bounds(region))
-    cropped = turned(voxels, grid.order)[grid.box]
     inside = None if region is None else region[grid.box]
     volume = np.empty((task.channel_count, *grid.shape), np.float32)
     for index, channel in enumerate(task.channel_list):
         steps = channel.normalisation.ordered_steps
-        values, target = cropped[..., index], volume[index]
+        values, target = turned(channels[index], grid.order)[grid.box], volume[index]
         if geometry.normalise == "before":
             normaliser = normaliser_of(_planes(values, inside), values.dtype, steps)
             _resample(values, inside, normaliser, grid, geometry.resampling, target)
@@ -130,20 +113,31 @@ def prepare_volume_mask(mask: Scan, task: Task, grid: VolumeGrid) -> NDArray[np.
     return _nearest(turned(classes, grid.order)[grid.box], grid)
 
 
-def _channels_of(scan: Scan, task: Task) -> NDArray[Any]:
-    """The voxels [I, J, K, C]. Grey that was saved as RGB has three equal channels and is grey."""
-    found, expected = scan.channels, task.channel_count
-    if found == expected or not scan.is_volume:
-        return scan.voxels
-    if expected == 1 and found == 3 and is_grey(scan.voxels):
-        return scan.voxels[..., :1]
-    names = ", ".join(channel.name for channel in task.channel_list)
-    how = "a 4-D file" if task.stacked else "one file for each"
-    raise ScanMismatch(
-        f"task '{task.name}' expects {expected} channel(s) ({names}), found {found}; send {how}"
-        if expected > 1
-        else f"task '{task.name}' expects one value per voxel, found {found}; send a grey volume"
-    )
+def _channels_of(scan: Scan, task: Task) -> list[NDArray[Any]]:
+    """The voxels [I, J, K] of each of the task's channels, in order.
+
+    Grey that was saved as RGB has three equal channels and is grey.
+    """
+    voxels, expected = scan.voxels, task.channel_count
+    if not scan.is_volume:
+        return [voxels]
+    if scan.channel_names and expected > 1:
+        return [voxels[..., place] for place in _order_of(scan.channel_names, task)]
+    if expected == 1 and voxels.shape[-1] == 3 and is_grey(voxels):
+        voxels = voxels[..., :1]
+    found = voxels.shape[-1]
+    if expected == 1 != found:
+        raise ScanMismatch(
+            f"task '{task.name}' expects one value per voxel, found {found}; send a grey volume"
+        )
+    if found != expected or (expected > 1 and not task.stacked):
+        names = ", ".join(channel.name for channel in task.channel_list)
+        how = "a 4-D file with all" if task.stacked else "one file for each"
+        raise ScanMismatch(
+            f"task '{task.name}' expects {expected} channels ({names}), found one file with {found}; "
+            f"send {how}"
+        )
+    return [voxels[..., index] for index in range(expected)]
 
 
 def _planes(
@@ -226,11 +220,13 @@ def _nearest(values: NDArray[Any], grid: VolumeGrid) -> NDArray[Any]:
     return np.ascontiguousarray(values[np.ix_(*(nearest(axis.in_scan()) for axis in grid.axes))])
 
 
-def _region(voxels: NDArray[Any]) -> NDArray[np.bool_]:
+def _region(channels: list[NDArray[Any]]) -> NDArray[np.bool_]:
     """Where any channel is not zero, with holes filled, as nnU-Net's `create_nonzero_mask`."""
     from scipy import ndimage
 
-    found = (voxels != 0).any(axis=-1)
+    found = channels[0] != 0
+    for other in channels[1:]:
+        found |= other != 0
     return np.asarray(ndimage.binary_fill_holes(found), bool)
 
 

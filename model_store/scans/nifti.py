@@ -124,7 +124,7 @@ def _scan(header: NiftiHeader, content: memoryview) -> Scan:
     notes = list(header.notes)
     voxels: NDArray[Any]
     if header.samples == 1:
-        voxels = stored.reshape((*header.shape, 1), order="F")
+        voxels = stored.reshape((*header.shape, header.channels), order="F")
     else:
         # The samples of one voxel are adjacent; after them the first axis varies fastest.
         voxels = np.moveaxis(stored.reshape((header.samples, *header.shape), order="F"), 0, -1)

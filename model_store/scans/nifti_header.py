@@ -41,11 +41,15 @@ _UNITS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
 
 @dataclass(frozen=True)
 class NiftiHeader:
-    """The fields needed to read the data. `samples` per voxel: 1, 3 (RGB) or 4 (RGBA)."""
+    """The fields needed to read the data.
+
+    `samples` per voxel: 1, 3 (RGB) or 4 (RGBA). `channels` along a fourth axis, of grey voxels.
+    """
 
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
     samples: int
+    channels: int
     data_offset: int
     slope: float
     intercept: float
@@ -57,7 +61,7 @@ class NiftiHeader:
     @property
     def data_bytes(self) -> int:
         """Size of the data after decompression."""
-        return math.prod(self.shape) * self.samples * self.dtype.itemsize
+        return math.prod(self.shape) * self.samples * self.channels * self.dtype.itemsize
 
 
 def header_version(start: bytes) -> tuple[int, str] | None:
@@ -83,7 +87,7 @@ def parse_header(block: bytes, limits: Limits) -> NiftiHeader:
     # check=False: nibabel would silently repair headers that are rejected here.
     header = kind(block[:size], endianness=order, check=False)
     _check_magic(bytes(block), version)
-    shape = _shape(header, limits)
+    shape, channels = _shape(header, limits)
     code = int(header["datatype"])
     if code not in _TYPES:
         raise UnsupportedScan(
@@ -91,6 +95,8 @@ def parse_header(block: bytes, limits: Limits) -> NiftiHeader:
             "convert it, for example to int16 or float32"
         )
     sample, samples = _TYPES[code]
+    if channels > 1 and samples > 1:
+        raise UnsupportedScan("NIfTI: expected channels along the fourth axis of grey voxels, found colours")
     dtype = np.dtype(order + sample)
     slope, intercept = _scaling(header)
     mm_per_unit = _UNITS.get(int(header["xyzt_units"]) & 7, 1.0)
@@ -99,6 +105,7 @@ def parse_header(block: bytes, limits: Limits) -> NiftiHeader:
         shape=shape,
         dtype=dtype,
         samples=samples,
+        channels=channels,
         data_offset=_offset(header, size),
         slope=slope,
         intercept=intercept,
@@ -128,14 +135,21 @@ def _check_magic(block: bytes, version: int) -> None:
     )
 
 
-def _shape(header: Any, limits: Limits) -> tuple[int, int, int]:
+def _shape(header: Any, limits: Limits) -> tuple[tuple[int, int, int], int]:
+    """The three sides of a volume, and the number of channels along a fourth axis."""
     dim = [int(d) for d in header["dim"]]
     if not 1 <= dim[0] <= 7:
         raise DamagedScan(f"NIfTI: expected dim[0] (the number of dimensions) in 1…7, found {dim[0]}")
     sides = dim[1 : dim[0] + 1]
     if min(sides) < 1:
         raise DamagedScan(f"NIfTI: expected positive dimensions, found {sides}; the header is damaged")
-    if any(side > 1 for side in sides[3:]):
+    channels = sides[3] if len(sides) > 3 else 1
+    if channels > limits.max_channels or any(side > 1 for side in sides[4:]):
+        if limits.max_channels > 1:
+            raise UnsupportedScan(
+                f"NIfTI: expected a volume with up to {limits.max_channels} channels along the fourth axis, "
+                f"found {' x '.join(map(str, sides))}"
+            )
         raise UnsupportedScan(
             f"NIfTI: expected one volume of up to 3 dimensions, found {' x '.join(map(str, sides))}; "
             "send one volume of the series (for example with fslroi or nibabel's slicer)"
@@ -146,12 +160,12 @@ def _shape(header: Any, limits: Limits) -> tuple[int, int, int]:
             f"NIfTI: expected at least {MIN_SIDE} voxels along two axes, found {i} x {j} x {k}; "
             "send the whole volume"
         )
-    if i * j * k > limits.max_voxels:
+    if i * j * k * channels > limits.max_voxels:
         raise ScanTooLarge(
             f"NIfTI: expected at most {limits.max_voxels} voxels, the header announces {i} x {j} x {k}; "
             "crop or downsample it"
         )
-    return i, j, k
+    return (i, j, k), channels
 
 
 def _offset(header: Any, size: int) -> int:

@@ -28,7 +28,9 @@ class Limits:
 
     `max_bytes` of the file as it is sent (the sum over several files), `max_pixels` of an image (width x
     height), `max_voxels` of a volume, and `max_decompressed` bytes after decompression. `pixels_for` says in
-    an error what `max_pixels` follows from, such as "for a network's input of 64 x 64".
+    an error what `max_pixels` follows from, such as "for a network's input of 64 x 64". `max_channels` of a
+    4-D NIfTI file, of which the fourth axis is read as channels: 1 where a task has not declared it so
+    (`Task.stacked`), since it may be time, too.
     """
 
     max_bytes: int = 512 * 2**20
@@ -36,6 +38,7 @@ class Limits:
     max_voxels: int = 512**3
     max_decompressed: int = 2**30
     pixels_for: str = ""
+    max_channels: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Scan:
         notes: remarks on how the file was read.
         forms: both forms of a NIfTI header, of which `affine` is the sform if it is set.
         modality: of the header, such as "CT" (PS3.3 C.7.3.1.1.1); None where the format has none.
+        channel_names: of channels that came as files of their own, in their order; empty for others.
     """
 
     voxels: NDArray[Any]
@@ -77,6 +81,7 @@ class Scan:
     notes: tuple[Note, ...] = ()
     forms: NiftiForms | None = None
     modality: str | None = None
+    channel_names: tuple[str, ...] = ()
 
     @property
     def other_affine(self) -> NDArray[np.float64] | None:
@@ -96,7 +101,7 @@ class Scan:
 
     @property
     def channels(self) -> int:
-        """1 for grey, 3 for colour."""
+        """1 for grey, 3 for colour; of a volume with several channels, their number."""
         return int(self.voxels.shape[-1])
 
     @property

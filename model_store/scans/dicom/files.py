@@ -48,7 +48,7 @@ MOST_ITEMS = 50 * 2000
 # Folders are entries too, and a zip may lie in the zip.
 _MOST_ENTRIES = 2 * MOST_FILES
 # The methods of which zipfile bounds the output: a BZIP2 or LZMA entry of some bytes unpacks to gigabytes.
-_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Bytes of an item that pydicom looks at to find its encoding: a tag and a type.
 _AHEAD = 6
 _MODERN = "export the series again as DICOM files (PS3.10)"
@@ -80,12 +80,12 @@ def sniff(data: bytes) -> bool:
     """
     if not data.startswith(ZIP) or is_dicom(data):
         return is_dicom(data)
-    if _entries(data) > _MOST_ENTRIES:
+    if count_entries(data) > _MOST_ENTRIES:
         return True
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-            if any(entry.compress_type not in _BOUNDED for entry in entries):
+            if any(entry.compress_type not in BOUNDED for entry in entries):
                 return True
             return any(_is_dicom_entry(archive, entry) for entry in entries)
     except MemoryError:
@@ -111,7 +111,7 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
     Raises ScanTooLarge, DamagedScan, UnsupportedScan.
     """
     # Before zipfile makes an object of each.
-    if (number := _entries(data)) > _MOST_ENTRIES:
+    if (number := count_entries(data)) > _MOST_ENTRIES:
         _check_number(number)
     with reported("the zip"):
         archive = zipfile.ZipFile(io.BytesIO(data))
@@ -119,7 +119,7 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
         _check_number(len(entries))
         if any(entry.flag_bits & 1 for entry in entries):
             raise UnsupportedScan("DICOM: the zip is encrypted; send it without a password")
-        methods = {entry.compress_type for entry in entries}.difference(_BOUNDED)
+        methods = {entry.compress_type for entry in entries}.difference(BOUNDED)
         if methods:
             raise UnsupportedScan(
                 "DICOM: expected files in the zip that are stored or deflated, found compression method "
@@ -153,7 +153,7 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
     return [reader(entry) for entry in kept], len(entries) - len(kept)
 
 
-def _entries(data: bytes) -> int:
+def count_entries(data: bytes) -> int:
     """Count files and folders of a zip: at least as many as zipfile makes objects of when it opens it."""
     return data.count(_ZIP_ENTRY)
 

@@ -167,7 +167,7 @@ class TestTheWayThere:
         two = scan(np.zeros((9, 9, 9, 2), np.uint8))
         with pytest.raises(ScanMismatch, match="expects one value per voxel, found 2"):
             prepare_volume(two, task())
-        with pytest.raises(ScanMismatch, match=r"expects 3 channel\(s\) \(x, y, z\), found 2; send one"):
+        with pytest.raises(ScanMismatch, match=r"3 channels \(x, y, z\), found one file with 2; send one"):
             prepare_volume(two, task(channels=[{"name": each} for each in "xyz"]))
         with pytest.raises(ScanTooLarge, match=r"spacing of 0.02 x 0.02 x 0.02 mm.*send a part"):
             prepare_volume(scan(np.zeros((64, 64, 64), np.uint8)), task(geometry={"spacing": [0.02] * 3}))
@@ -273,6 +273,7 @@ class TestNormalisation:
                 {"name": "ct", "normalisation": {"method": "none", "window": [40, 60]}},
                 {"name": "pet"},
             ],
+            stacked=True,
         )
         ct, pet = prepare_volume(scan(values), own).volume
         np.testing.assert_allclose(ct, values[..., 0].clip(40, 60))
@@ -387,18 +388,22 @@ class TestSeveralFiles:
     def test_channels_are_joined_by_name_in_the_tasks_order(self) -> None:
         t1, flair = scan(blobs((9, 10, 11))), scan(blobs((9, 10, 11), 1))
         joined = join_channels({"flair": flair, "T1": t1}, self.two())
-        np.testing.assert_array_equal(joined.voxels[..., 0], t1.voxels[..., 0])
-        np.testing.assert_array_equal(joined.voxels[..., 1], flair.voxels[..., 0])
-        assert joined.channels == 2
-        assert prepare_volume(joined, self.two()).volume.shape == (2, 4, 5, 6)
+        assert joined.channel_names == ("flair", "T1")
+        own = self.two().model_copy(update={"geometry": task(geometry={"spacing": None}).geometry})
+        prepared = prepare_volume(joined, own).volume
+        for found, channel in zip(prepared, (t1, flair), strict=True):
+            expected = channel.voxels[..., 0]
+            np.testing.assert_allclose(found, (expected - expected.mean()) / expected.std(), atol=1e-4)
+        by_number = join_channels({"case_0001": flair, "case_0000": t1}, own)
+        np.testing.assert_array_equal(prepare_volume(by_number, own).volume, prepared)
 
     def test_a_missing_an_unknown_and_a_colour_channel_are_named(self) -> None:
         one = scan(blobs((9, 10, 11)))
-        with pytest.raises(ScanMismatch, match="expects the channels T1, FLAIR; FLAIR is missing"):
+        with pytest.raises(ScanMismatch, match="expects the channels T1, FLAIR, and FLAIR is missing"):
             join_channels({"T1": one}, self.two())
         with pytest.raises(ScanMismatch, match="found t2 too"):
             join_channels({"T1": one, "FLAIR": one, "t2": one}, self.two())
-        with pytest.raises(ScanMismatch, match="FLAIR is a volume with 3 values per voxel"):
+        with pytest.raises(ScanMismatch, match=r"channel FLAIR: expected a volume.*3 values per voxel"):
             join_channels({"T1": one, "FLAIR": scan(np.zeros((9, 10, 11, 3)))}, self.two())
 
     def test_channels_on_other_grids_are_refused_and_never_resampled(self) -> None:

@@ -16,6 +16,7 @@ from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import prepare, restore
 from model_store.scan import Limits, decode, encode_nifti, encode_png, list_formats, strip_suffix
 from model_store.scans import formats
+from model_store.scans.channels import packed
 from model_store.task import Normalisation, Task
 from tests.helpers.model_store import dicom_files
 from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
@@ -52,6 +53,7 @@ FILES = {
     "png": (pillow("PNG"), encode_png(GREY)),
     "tiff": (pillow("TIFF"), tiff(GREY, "<"), tiff(GREY, ">")),
     "dicom": (dicom_files.image(GREY), dicom_files.zipped(dicom_files.series(CUBE.transpose(2, 0, 1)))),
+    "channels": (packed({"a": [nifti1(CUBE, "<")], "b": [nifti1(CUBE, ">")]}),),
     "nifti": (nifti1(CUBE, "<"), nifti1(CUBE, ">"), encode_nifti(CUBE.astype(np.uint8), np.eye(4))),
 }
 
