@@ -22,6 +22,7 @@ from personalization.iop_fl.space import RoutingSpace
 from personalization.networks.capabilities import (
     MOST_DIMENSIONS,
     BatchNorm,
+    Traits,
     batch_norms,
     convolutions,
     spatial_axes,
@@ -57,7 +58,7 @@ def route(
         raise RoutingError("init='official' and dropout need the pooled router, found router='direct'")
     generator = generator or torch.Generator().manual_seed(0)
     network = space.plain().requires_grad_(False)
-    followed = _followed_by_norm(network)
+    followed = _followed_by_norm(space.outline())
     for name, convolution in convolutions(network).items():
         experts = space.stacks[f"{name}.weight"]
         coefficients: nn.Module
@@ -171,16 +172,35 @@ def _layers_of(network: nn.Module) -> list[RoutedConvolution]:
     return layers
 
 
-def _followed_by_norm(network: nn.Module) -> set[str]:
-    """Find the convolutions that are directly followed by batch norm in an nn.Sequential."""
+def _followed_by_norm(outlined: nn.Module) -> set[str]:
+    """Find the convolutions that are directly followed by batch norm, of an outline.
+
+    Inside an nn.Sequential by their places; elsewhere by a pass without values, where the network declares
+    what images it takes.
+    """
     found = set()
-    for path, module in network.named_modules():
+    for path, module in outlined.named_modules():
         if isinstance(module, nn.Sequential):
             children = list(module.named_children())
             for (name, _), (_, following) in pairwise(children):
                 if isinstance(following, BatchNorm):
                     found.add(f"{path}.{name}" if path else name)
-    return found
+    traits, channels = getattr(outlined, "traits", None), getattr(outlined, "in_channels", None)
+    if not isinstance(traits, Traits) or channels is None or not batch_norms(outlined):
+        return found
+    outputs: dict[int, tuple[str, Tensor]] = {}
+
+    def note(path: str, output: Tensor) -> None:
+        # The tensor is kept, so that no other takes its id.
+        outputs[id(output)] = path, output
+
+    for path, convolution in convolutions(outlined).items():
+        convolution.register_forward_hook(lambda _, _inputs, output, path=path: note(path, output))
+    for norm in batch_norms(outlined).values():
+        norm.register_forward_pre_hook(lambda _, inputs: found.add(outputs.get(id(inputs[0]), ("",))[0]))
+    with torch.no_grad():
+        outlined.eval()(torch.empty(1, channels, *traits.example_sides, device="meta"))
+    return found - {""}
 
 
 @contextmanager

@@ -65,6 +65,15 @@ class Traits:
             return (self.multiples,) * self.dimensions
         return self.multiples
 
+    @property
+    def example_sides(self) -> tuple[int, ...]:
+        """Small sides that it takes, of which its deepest layers see more than a pixel."""
+        if self.sides is not None:
+            return self.sides
+        sides = [2 * math.ceil(self.least_side / multiple) * multiple for multiple in self.each_multiple]
+        sides[0] *= math.ceil(self.least_pixels / math.prod(sides))
+        return tuple(sides)
+
     def check_images(self, images: Tensor, channels: int, network: str) -> None:
         """Raise NetworkError, naming `network`, for images that are not [B, channels, *sides it takes]."""
         if images.ndim != 2 + self.dimensions or images.shape[1] != channels:
