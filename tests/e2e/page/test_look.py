@@ -37,6 +37,11 @@ def segment(page: Any, service: Service, scan: str = SCAN) -> None:
     page.get_by_role("heading", name="Answer").wait_for(timeout=30_000)
 
 
+def ask_again(page: Any) -> None:
+    """Unfold what was asked: it folds up below an answer."""
+    page.get_by_text("Ask again").click()
+
+
 def mask_of(service: Service, scan: str = SCAN, **fields: str) -> nib.Nifti1Image:
     """The mask by a plain request."""
     answer = service.client.post(
@@ -90,7 +95,7 @@ def shown_slice(
     pixels = np.asarray(Image.open(io.BytesIO(canvas.screenshot())).convert("RGB")).astype(np.int64)
     # The slice fills most of its rows and columns; the letters of the sides are beside it.
     inside = (pixels != GROUND).any(axis=2)
-    (top, bottom), (left, right) = (np.flatnonzero(inside.mean(axis=axis) > 0.5)[[0, -1]] for axis in (1, 0))
+    (top, bottom), (left, right) = (np.flatnonzero(inside.mean(axis=axis) > 0.3)[[0, -1]] for axis in (1, 0))
     rows = top + (np.arange(shape[0]) + 0.3) * (bottom + 1 - top) / shape[0]
     columns = left + (np.arange(shape[1]) + 0.3) * (right + 1 - left) / shape[1]
     return pixels, rows, columns
@@ -232,6 +237,7 @@ def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None
 def test_two_answers_are_compared(page: Any, service: Service) -> None:
     segment(page, service)
     page.get_by_role("button", name="Keep this answer").click()
+    ask_again(page)
     page.get_by_label("Who answers").select_option("member")
     page.get_by_label("Member", exact=True).select_option("aster")
     page.get_by_role("button", name="Segment").click()
@@ -239,7 +245,18 @@ def test_two_answers_are_compared(page: Any, service: Service) -> None:
     new = canonical(mask_of(service, personalization="member", site="aster")) == 1
     level = middle(new)
     page.get_by_role("button", name="Axial").click()
-    page.get_by_role("button", name="Side by side").wait_for()
+    # Two answers stand side by side at once, with what a person would measure of them.
+    page.get_by_label("new answer").wait_for()
+    both = 2 * (kept & new).sum() / (kept.sum() + new.sum())
+    row = page.get_by_role("region", name="Comparison").get_by_role("row").nth(1)
+    row.wait_for()
+    assert f"{100 * both:.1f} %" in row.inner_text()
+    per_voxel = abs(np.linalg.det(mask_of(service).affine)) / 1000
+    assert f"{kept.sum() * per_voxel:.1f} mL" in row.inner_text()
+    more = (int(new.sum()) - int(kept.sum())) * per_voxel
+    assert f"{'−' if more < 0 else '+'}{abs(more):.2f} mL" in row.inner_text()
+    page.get_by_role("button", name="New", exact=True).click()
+    page.get_by_label("new answer").wait_for(state="detached")
     page.get_by_role("button", name="Show organ").click()
 
     # The second viewer opens where the first one is, and their cross-hairs move together.
@@ -394,12 +411,15 @@ def test_difference_of_models_with_other_labels_compares_their_names(page: Any, 
         route.fulfill(response=reply, body=reply.body().replace(b'"organ"', b'"tumor"'))
 
     page.route("**/segment", rename)
+    ask_again(page)
     page.get_by_role("button", name="Segment").click()
     page.get_by_label("tumor", exact=True).wait_for()
     mask = canonical(mask_of(service)) == 1
     level = middle(mask)
     page.get_by_role("button", name="Axial").click()
     page.get_by_role("button", name="Show tumor").click()
+    page.get_by_role("button", name="New", exact=True).click()
+    page.get_by_label("new answer").wait_for(state="detached")
     legend = page.get_by_role("list", name="Kept labels")
     assert legend.count() == 0
     page.get_by_role("button", name="Kept", exact=True).click()
@@ -408,3 +428,64 @@ def test_difference_of_models_with_other_labels_compares_their_names(page: Any, 
     # Another label in each is drawn in pink.
     expected = picture(mask, level)
     np.testing.assert_array_equal(drawn_slice(page, expected.shape, channels=(0, 1)), expected)
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1920, 1080), (820, 1180)], ids=lambda size: f"{size[0]}")
+def test_warning_is_in_sight_without_scrolling(page: Any, service: Service, size: tuple[int, int]) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.goto(f"{service.address}/?again#/look?model=tumour&hospital=dune")
+    page.get_by_label("Model").and_(page.locator("select:has(option)")).wait_for()
+    segment(page, service)
+    answer = page.get_by_role("region", name="Answer")
+    for shown in (page.get_by_text("Do not rely on this mask").first, answer.get_by_text("Uncertainty:")):
+        box = shown.bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= size[1]
+    # The first thing that the answer says, before any size.
+    assert answer.inner_text().index("warning") < answer.inner_text().index("mL")
+    canvas = page.locator("canvas").bounding_box()
+    assert canvas["height"] > size[1] / 3
+
+
+def test_model_that_needs_masks_is_not_the_first_choice(page: Any, service: Service) -> None:
+    page.get_by_label("Model").and_(page.locator("select:has(option)")).wait_for()
+    names = page.get_by_label("Model").locator("option").all_inner_texts()
+    assert set(names) == {"organ", "retina", "tumour"}
+    assert names[-1] == "tumour"
+    assert page.get_by_label("Model").input_value() != "tumour"
+
+
+def test_window_and_place_are_in_the_scan_s_own_units(page: Any, service: Service) -> None:
+    scan = nib.Nifti1Image.from_bytes(gzip.decompress(service.scans[SCAN].read_bytes()))
+    voxels = canonical(scan)
+    segment(page, service)
+    page.get_by_role("button", name="Axial").click()
+    page.get_by_label("Window").select_option("whole")
+    low, high = float(voxels.min()), float(voxels.max())
+    assert float(page.get_by_label("Level").input_value()) == pytest.approx((low + high) / 2, rel=1e-3)
+    assert float(page.get_by_label("Width").input_value()) == pytest.approx(high - low, rel=1e-3)
+    assert page.get_by_label("Window").locator("option").count() == 3, "no CT: its least value is not air"
+
+    page.get_by_role("button", name="Show organ").click()
+    page.get_by_label("Mask").fill("0")
+    level = middle(canonical(mask_of(service)) == 1)
+    expected = picture(voxels, level).astype(float)
+    for low, high in ((0.0, 100.0), (100.0, 300.0)):
+        page.get_by_label("Level").fill(f"{(low + high) / 2}")
+        page.get_by_label("Level").press("Enter")
+        page.get_by_label("Width").fill(f"{high - low}")
+        page.get_by_label("Width").press("Enter")
+        grey = np.clip((expected - low) / (high - low), 0, 1) * 255
+        shown = shown_voxels(page, expected.shape)[..., 1]
+        assert np.abs(shown - grey).mean() < 6
+        assert (grey > 250).mean() + (grey < 5).mean() > 0.02
+
+    place = page.get_by_text("intensity").inner_text()
+    found = re.search(
+        r"([\d.]+) ([LR]), ([\d.]+) ([PA]), ([\d.]+) ([IS]) mm · intensity (\S+) · axial (\d+)", place
+    )
+    assert found, place
+    x, y, z = (float(found[i]) * (-1 if found[i + 1] in "LPI" else 1) for i in (1, 3, 5))
+    index = np.rint(np.linalg.inv(scan.affine) @ [x, y, z, 1])[:3].astype(int)
+    assert float(found[7]) == pytest.approx(float(np.asanyarray(scan.dataobj)[tuple(index)]), rel=1e-3)
+    assert int(found[8]) == level + 1

@@ -247,7 +247,7 @@ def test_next_person_at_a_page_finds_nothing_of_the_one_before(
         for secret in (secrets[1], secrets[0]):
             page.context.clear_cookies()
             # An event and not a click: the dialog covers the button where another request met the end before.
-            page.get_by_role("button", name="Segment").dispatch_event("click")
+            page.locator("button", has_text="Segment").dispatch_event("click")
             page.get_by_role("dialog").get_by_text("The session has ended").wait_for()
             page.keyboard.press("Escape")
             if secret is secrets[1]:

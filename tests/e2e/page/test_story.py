@@ -132,7 +132,7 @@ def decide(page: Any, service: Service, job: dict[str, Any]) -> None:
     page.get_by_text("serves now").wait_for()
     serving = service.client.get(f"/hospitals/dune/serving/{job['model']}").json()
     assert serving["artefact"] == candidate
-    assert page.get_by_role("list", name="History").get_by_text("better outlines").is_visible()
+    page.get_by_role("list", name="History").get_by_text("better outlines").wait_for()
 
 
 def roll_back(page: Any, service: Service) -> None:

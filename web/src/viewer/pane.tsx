@@ -8,6 +8,8 @@ export function Pane(given: {
   /** What the canvas is for a screen reader: `application` where keys draw. */
   role?: "img" | "application";
   describedBy?: string;
+  /** What the mouse does, below the picture. */
+  hint?: string;
   /** Which of two panes it is. */
   name?: string;
   onOpen: (viewer: Viewer) => void;
@@ -53,8 +55,9 @@ export function Pane(given: {
         )}
         {given.children}
       </div>
-      <figcaption class="pane-place mono" aria-live="off">
-        {place || "\u00a0"}
+      <figcaption class="pane-place" aria-live="off">
+        <span class="mono">{place || "\u00a0"}</span>
+        {given.hint && <span>{given.hint}</span>}
       </figcaption>
     </figure>
   );

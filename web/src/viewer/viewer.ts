@@ -4,7 +4,7 @@
  * Planes are shown as radiologists read them, the patient's right on the left, and both sides are marked. A
  * picture without a position has no sides, and so no marks.
  */
-import { Niivue, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
+import { DRAG_MODE, MULTIPLANAR_TYPE, Niivue, type NiiVueLocation, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
 import type { Layout } from "./layouts";
 import { type ColourTable, DIFFERENCE } from "./palette";
 
@@ -14,6 +14,19 @@ type Names = Readonly<Record<string, number>>;
 interface NamedMask {
   image: NVImage;
   names: Names;
+}
+
+/** The intensities that are shown as black and white, and those that the scan has. */
+export interface Window extends Intensities {
+  low: number;
+  high: number;
+}
+
+interface Intensities {
+  least: number;
+  most: number;
+  /** Without the extremes: what a scan is opened with. */
+  usual: readonly [number, number];
 }
 
 export type OverlayName = "drawn" | "mask" | "uncertainty" | "difference";
@@ -27,6 +40,12 @@ const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
 };
 
 const CROSSHAIR = 0.25;
+/** The share of voxels at either end that a scan is opened without; and how many voxels tell it. */
+const EXTREMES = 0.01;
+const MOST_SAMPLES = 200_000;
+/** The dark line around a letter, in pixels: a letter is read on bright and dark ground. */
+const OUTLINE = 1.5;
+const DARK = [0.02, 0.035, 0.04, 1];
 /** Pixels between a letter at the right edge and the edge. */
 const EDGE = 6;
 
@@ -39,6 +58,9 @@ export class Viewer {
   private wanted: Blob | ArrayBuffer | null = null;
   private isClosed = false;
   private leader: Viewer | null = null;
+  private intensities: Intensities = { least: 0, most: 1, usual: [0, 1] };
+  /** Called when a person has changed the window on the picture. */
+  onWindow: () => void = () => undefined;
   private readonly overlays = new Map<OverlayName, NVImage>();
 
   private constructor(
@@ -63,6 +85,9 @@ export class Viewer {
       isColorbar: false,
       isNearestInterpolation: true,
       multiplanarShowRender: SHOW_RENDER.ALWAYS,
+      multiplanarLayout: MULTIPLANAR_TYPE.GRID,
+      // With the right button: left and right changes the width, up and down the level.
+      dragMode: DRAG_MODE.windowing,
       tileMargin: 6,
       // Letters that would change what the page's own controls show.
       viewModeHotKey: "",
@@ -76,11 +101,37 @@ export class Viewer {
     // NiiVue cuts the last pixels of a letter at the right edge.
     const drawTextLeft = niivue.drawTextLeft.bind(niivue);
     niivue.drawTextLeft = ([x = 0, y = 0], ...rest) => drawTextLeft([x - EDGE * devicePixelRatio, y], ...rest);
+    const drawText = niivue.drawText.bind(niivue);
+    niivue.drawText = ([x = 0, y = 0], text, scale, colour) => {
+      const [width, half] = [OUTLINE * devicePixelRatio, OUTLINE * devicePixelRatio * Math.SQRT1_2];
+      for (const [right, down] of [[width, 0], [-width, 0], [0, width], [0, -width], [half, half], [-half, half], [half, -half], [-half, -half]]) {
+        drawText([x + right!, y + down!], text, scale, DARK);
+      }
+      drawText([x, y], text, scale, colour);
+    };
     await niivue.attachToCanvas(canvas, false);
-    if (describe) {
-      niivue.onLocationChange = (location) => describe((location as { string?: string }).string ?? "");
-    }
-    return new Viewer(niivue, canvas);
+    const viewer = new Viewer(niivue, canvas);
+    if (describe) niivue.onLocationChange = (location) => describe(viewer.place(location as NiiVueLocation));
+    niivue.onIntensityChange = () => viewer.onWindow();
+    return viewer;
+  }
+
+  /** Where the cross-hair is, and what the scan has there. */
+  private place({ mm, vox, values }: NiiVueLocation): string {
+    const sides = this.niivue.back?.dimsRAS;
+    const value = values[0]?.value;
+    if (this.scan === null || sides === undefined || value === undefined) return "";
+    const intensity = `intensity ${Number(value.toPrecision(5))}`;
+    const [i = 0, j = 0, k = 0] = vox;
+    if (!this.niivue.opts.isOrientationTextVisible) return `column ${i + 1}, row ${sides[2]! - j} · ${intensity}`;
+    const [x = 0, y = 0, z = 0] = mm;
+    const side = (at: number, negative: string, positive: string) => `${Math.abs(at).toFixed(1)} ${at < 0 ? negative : positive}`;
+    const slice = (plane: string, at: number, axis: number) => `${plane} ${at + 1} of ${sides[axis]}`;
+    return [
+      `${side(x, "L", "R")}, ${side(y, "P", "A")}, ${side(z, "I", "S")} mm`,
+      intensity,
+      [slice("axial", k, 3), slice("coronal", j, 2), slice("sagittal", i, 1)].join(", "),
+    ].join(" · ");
   }
 
   /** Free the graphics memory at once; the garbage collector comes later. */
@@ -123,11 +174,39 @@ export class Viewer {
     if (this.isClosed || this.wanted !== scan) return;
     this.scan = image;
     this.niivue.addVolume(this.scan);
+    this.intensities = intensitiesOf(image);
+    // A picture is shown as it is.
+    if (!flat) this.setWindow();
     if (this.leader?.hasScan) this.crosshairTo(this.leader.niivue.scene.crosshairPos);
   }
 
   layout(layout: Layout): void {
     if (!this.isClosed) this.niivue.setSliceType(SLICE_TYPES[layout]);
+  }
+
+  /** Null where no scan is open. */
+  get window(): Window | null {
+    if (this.scan === null) return null;
+    const { cal_min: low = 0, cal_max: high = 1 } = this.scan;
+    return { low, high, ...this.intensities };
+  }
+
+  /** Show intensities from `low` as black to `high` as white; without them as the scan was opened. */
+  setWindow([low, high]: readonly [number, number] = this.intensities.usual): void {
+    if (this.isClosed || this.scan === null || !(high > low)) return;
+    this.scan.cal_min = low;
+    this.scan.cal_max = high;
+    this.niivue.refreshLayers(this.scan, 0);
+    this.niivue.drawScene();
+    this.onWindow();
+  }
+
+  /** Enlarge the planes around their middle; 1 is the whole slice. */
+  zoom(times: number): void {
+    if (this.isClosed) return;
+    const [x = 0, y = 0, z = 0] = this.niivue.scene.pan2Dxyzmm;
+    this.niivue.setPan2Dxyzmm(times === 1 ? [0, 0, 0, 1] : [x, y, z, times]);
+    this.niivue.drawScene();
   }
 
   /** Show or replace an overlay, which `read` has read. */
@@ -246,6 +325,28 @@ function translation(from: Names, to: Names): Int16Array {
 
 /** Tasks name their overlapping labels in an order of their own: `disc + cup`. */
 const setOf = (name: string) => name.split(" + ").sort().join(" + ");
+
+/** NiiVue's own ranges leave out much of a small scan. */
+function intensitiesOf(image: NVImage): Intensities {
+  const voxels = image.img!;
+  const [slope, intercept] = [image.hdr?.scl_slope || 1, image.hdr?.scl_inter || 0];
+  let [low, high] = [Infinity, -Infinity];
+  for (let i = 0; i < voxels.length; i++) {
+    const value = voxels[i]!;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (!(high > low)) return { least: intercept, most: intercept + 1, usual: [intercept, intercept + 1] };
+  const step = Math.ceil(voxels.length / MOST_SAMPLES);
+  const sampled = Float64Array.from({ length: Math.ceil(voxels.length / step) }, (_, i) => voxels[i * step]!).filter(Number.isFinite).sort();
+  const at = (share: number) => sampled[Math.round(share * (sampled.length - 1))]!;
+  const scaled = (value: number) => value * slope + intercept;
+  // A slope may be negative.
+  const ordered = (one: number, other: number) => [Math.min(one, other), Math.max(one, other)] as const;
+  const [least, most] = ordered(scaled(low), scaled(high));
+  const usual = ordered(scaled(at(EXTREMES)), scaled(at(1 - EXTREMES)));
+  return { least, most, usual: usual[1] > usual[0] ? usual : [least, most] };
+}
 
 async function volume(found: Blob | ArrayBuffer, name: string): Promise<NVImage> {
   const file = new File([found], name);

@@ -2,6 +2,7 @@
 import { call, Problem, send, type Schema } from "../../api/client";
 
 export type Report = Schema<"SegmentationReport">;
+export type ClassReport = Schema<"ClassificationReport">;
 export type Personalization = "auto" | "global" | "member" | "hospital" | "scan";
 
 export interface Question {
@@ -12,14 +13,24 @@ export interface Question {
   site: string;
 }
 
-/** One answer: the mask as a file that the viewer reads, and the report. */
-export interface Answer {
+/** Who answered a question. */
+export interface Answered {
   question: Question;
-  mask: { file: Blob; name: string; flat: boolean };
-  report: Report;
   /** `name@version`, and which model inside it. */
   model: string;
   personalization: string;
+}
+
+/** The answer of a classifier. */
+export interface Classified extends Answered {
+  report: ClassReport;
+  flat: boolean;
+}
+
+/** The answer of a segmenter: the mask as a file that the viewer reads, and the report. */
+export interface Answer extends Answered {
+  mask: { file: Blob; name: string; flat: boolean };
+  report: Report;
   /** Digest of the network that answered. */
   graph: string;
 }
@@ -57,7 +68,8 @@ export async function ask(
   const sent = (share: number) =>
     onProgress(share < 1 ? { words: "Sending the scan", share } : { words: "The model is working", share: null });
   const { flat } = scan;
-  const request = async (output: string) => await posted(scan, { ...fields(question), output }, signal, sent, onProgress);
+  const request = async (output: string) =>
+    await posted("segment", scan, { ...fields(question), output }, signal, sent, onProgress);
   if (!flat) {
     const answer = await request("multipart");
     const parts = await answer.formData();
@@ -74,6 +86,21 @@ export async function ask(
   throw changed("The mask and its sizes are of different versions.");
 }
 
+/** Classify a scan. Throws Problem, and AbortError when `signal` ended it. */
+export async function askClass(
+  scan: Sent,
+  question: Question,
+  signal: AbortSignal,
+  onProgress: (progress: Progress) => void,
+): Promise<Classified> {
+  onProgress({ words: "Sending the scan", share: 0 });
+  const sent = (share: number) =>
+    onProgress(share < 1 ? { words: "Sending the scan", share } : { words: "The model is working", share: null });
+  const answer = await posted("classify", scan, fields(question), signal, sent, onProgress);
+  const report = (await answer.json()) as ClassReport;
+  return { ...answered(question, answer, report), report, flat: scan.flat };
+}
+
 const maps = new WeakMap<Answer, Blob>();
 
 /** The uncertainty of each voxel of an answer, in percent; kept once it has arrived. Throws Problem. */
@@ -81,7 +108,7 @@ export async function uncertaintyOf(scan: Sent, answer: Answer, signal: AbortSig
   const known = maps.get(answer);
   if (known !== undefined) return known;
   const values = { ...fields(answer.question), voxels: "uncertainty", output: answer.mask.flat ? "png" : "nifti" };
-  const sent = await posted(scan, values, signal, () => undefined, () => undefined);
+  const sent = await posted("segment", scan, values, signal, () => undefined, () => undefined);
   if (graphOf(sent) !== answer.graph) throw changed("The uncertainty would be that of another version than the mask.");
   const found = await sent.blob();
   maps.set(answer, found);
@@ -94,12 +121,16 @@ const changed = (reason: string) =>
   new Problem(409, "model-changed", "The model was changed meanwhile", `${reason} Segment the scan again.`, {});
 
 function build(question: Question, answer: Response, report: Report, mask: Answer["mask"]): Answer {
-  const model = answer.headers.get("Locum-Model") ?? report.receipt.model.name;
-  const personalization = answer.headers.get("Locum-Personalization") ?? "";
-  return { question, mask, report, model, personalization, graph: graphOf(answer) };
+  return { ...answered(question, answer, report), mask, report, graph: graphOf(answer) };
+}
+
+function answered(question: Question, answer: Response, { receipt }: Pick<Report, "receipt">): Answered {
+  const model = answer.headers.get("Locum-Model") ?? receipt.model.name;
+  return { question, model, personalization: answer.headers.get("Locum-Personalization") ?? "" };
 }
 
 async function posted(
+  operation: "segment" | "classify",
   scan: Sent,
   values: Record<string, string>,
   signal: AbortSignal,
@@ -112,7 +143,7 @@ async function posted(
   for (const file of scan.files) body.append("scan", file, "scan");
   const headers = { Prefer: `wait=${WAIT_SECONDS}` };
   const onReceived = (share: number) => onProgress({ words: "Receiving the mask", share });
-  const answer = await send("post", "segment", { body, signal, onSent, onReceived, headers });
+  const answer = await send("post", operation, { body, signal, onSent, onReceived, headers });
   if (answer.status !== 202) return answer;
   const job = ((await answer.json()) as Schema<"JobView">).id;
   try {
@@ -146,12 +177,20 @@ async function result(
 /** The request as a command, for a terminal. */
 export function asCurl(question: Question, flat: boolean, authenticated: boolean): string {
   const form = { ...fields(question), output: flat ? "png" : "nifti" };
+  return curl("segment", form, authenticated, [`-o mask.${flat ? "png" : "nii.gz"}`]);
+}
+
+/** The request for classes as a command, for a terminal. */
+export const asCurlOfClasses = (question: Question, authenticated: boolean): string =>
+  curl("classify", fields(question), authenticated, []);
+
+function curl(operation: string, form: Record<string, string>, authenticated: boolean, last: readonly string[]): string {
   const parts = [
-    `curl ${new URL("segment", document.baseURI).href}`,
+    `curl ${new URL(operation, document.baseURI).href}`,
     ...(authenticated ? ['-H "Authorization: Bearer $LOCUM_KEY"'] : []),
     ...Object.entries(form).map(([name, value]) => `-F '${name}=${value}'`),
     "-F scan=@SCAN",
-    `-o mask.${flat ? "png" : "nii.gz"}`,
+    ...last,
   ];
   return parts.join(" \\\n  ");
 }

@@ -18,12 +18,22 @@ const WORDS: Record<Personalization, { label: string; hint: string }> = {
 export const offeredBy = (model: Model | undefined): readonly Personalization[] =>
   (Object.keys(WORDS) as Personalization[]).filter((each) => model?.personalizations.includes(each) ?? each === "auto");
 
-/** Versions that answer for a segmentation. */
-export const segmenters = () => models.value.filter((model) => model.answers === "/segment" && model.latest !== null);
+/** Paths that answer for one scan. */
+const ANSWERS = ["/segment", "/classify"];
+
+/** Whether it answers with classes, and not with a mask. */
+export const classifies = (model: Model | undefined) => model?.answers === "/classify";
+
+/** Versions that answer for a scan. Those that need a hospital's masks before they can be relied on come last. */
+export const answering = () => {
+  const all = models.value.filter((model) => ANSWERS.includes(model.answers) && model.latest !== null);
+  const rank = (model: Model) => Number(model.masks === "required") + 2 * Number(classifies(model));
+  return [...all].sort((one, other) => rank(one) - rank(other));
+};
 
 export function Choices(given: { question: Question; onChange: (question: Question) => void }) {
   const { question, onChange } = given;
-  const all = segmenters();
+  const all = answering();
   const model = all.find((each) => referenceOf(each) === question.model);
   const change = (changed: Partial<Question>) => onChange({ ...question, ...changed });
   return (
@@ -35,7 +45,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
           value: referenceOf(each),
           label: each.hospital === null ? each.name : `${referenceOf(each)} (adapted to ${each.hospital})`,
         }))}
-        hint={model && `Finds ${model.labels.join(", ")}: ${model.summary}.`}
+        hint={model && `${classifies(model) ? "Tells apart" : "Finds"} ${model.labels.join(", ")}: ${model.summary}.`}
         onChange={(value) => {
           const chosen = all.find((each) => referenceOf(each) === value)!;
           const next: Partial<Question> = { model: value, personalization: "auto" };

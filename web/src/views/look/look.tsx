@@ -1,23 +1,27 @@
 /** Look: a scan and its mask. */
 import { computed, effect, type ReadonlySignal, signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, referenceOf } from "../../app/catalogue";
 import { keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection } from "../../ui/notice";
+import { count, percent } from "../../ui/format";
 import { css, DIFFERENCE, drawnColour, drawnColours, labelColour, maskColours, UNCERTAINTY } from "../../viewer/palette";
 import { Pane } from "../../viewer/pane";
 import { maskOfPicture } from "../../viewer/picture";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
 import type { Viewer } from "../../viewer/viewer";
 import "../../viewer/stage.css";
-import { Choices, offeredBy, segmenters } from "./choices";
-import "./look.css";
-import { Result, servedBy } from "./result";
+import { WindowControls } from "../../viewer/window";
+import { answering, Choices, classifies, offeredBy } from "./choices";
 import { type Answer, uncertaintyOf } from "./asking";
+import { agreement, type Agreement } from "./compare";
+import "./look.css";
+import { Classes, Result, servedBy, sizeOf } from "./result";
 import { StoredScans } from "./stored";
-import { answer, cancel, failure, kept, type OpenScan, openFiles, progress, question, scan, segment } from "./state";
+import { answer, answerNow, cancel, classified, failure, kept, type OpenScan, openFiles, progress, question, scan } from "./state";
 
 type Comparison = "new" | "kept" | "side" | "wipe" | "difference";
 const COMPARISONS: readonly { value: Comparison; label: string }[] = [
@@ -38,6 +42,10 @@ const chosen = signal<Comparison>("new");
 const wipe = signal(0.5);
 
 const comparing = computed(() => kept.value !== null && answer.value !== null && kept.value !== answer.value);
+// Two answers are seen side by side as soon as there are two.
+effect(() => {
+  if (comparing.value) chosen.value = "side";
+});
 const comparison = computed<Comparison>(() => (comparing.value ? chosen.value : "new"));
 const isDouble = computed(() => comparison.value === "side" || comparison.value === "wipe");
 /** What the first pane shows; the second one shows the new answer. */
@@ -54,6 +62,7 @@ export default function Look() {
     else viewer?.unlink();
   }, [viewer, beside]);
   const open = scan.value;
+  const answered = answer.value ?? classified.value;
   return (
     <div class="workbench">
       <div class="workbench-side stack">
@@ -62,19 +71,23 @@ export default function Look() {
             keepInAddress({ cohort: null, scan: null });
             void openFiles(files);
           }}>
-          <span class="hint">NIfTI, PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
+          {answered === null && (
+            <span class="hint">NIfTI, PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
+          )}
         </DropZone>
-        {has("operator") && <StoredScans />}
         <Rejection error={catalogueError.value} />
-        {catalogueLoaded.value && segmenters().length === 0 ? (
-          <Notice tone="warn" title="No model segments scans here">
+        {catalogueLoaded.value && answering().length === 0 && (
+          <Notice tone="warn" title="No model answers for scans here">
             Publish a model into the store of this service.
           </Notice>
-        ) : (
-          <Choices question={question.value} onChange={choose} />
         )}
-        <Run />
+        <Folded by={answered} summary={asked()}>
+          {has("operator") && <StoredScans />}
+          <Choices question={question.value} onChange={choose} />
+          <Run />
+        </Folded>
         <Rejection error={failure.value} />
+        {classified.value && <Classes answer={classified.value} />}
         {answer.value && (
           <Result
             answer={answer.value}
@@ -83,7 +96,7 @@ export default function Look() {
             onFind={(voxel) => [viewer, beside].forEach((each) => each?.moveTo(voxel))}
           />
         )}
-        {answer.value && <Kept />}
+        {answer.value && <Kept viewer={viewer} />}
       </div>
       <section class="stage" aria-label="Viewer">
         <div class="stage-tools">
@@ -145,11 +158,19 @@ export default function Look() {
               </span>
             ))}
         </div>
+        {open && <WindowControls key={`${open.name} ${isDouble.value}`} viewers={[viewer, beside]} flat={open.flat} />}
+        {answered && answered.report.warnings.length > 0 && (
+          <ul class="stage-warnings" role="status" aria-label="Warnings of this answer">
+            {answered.report.warnings.map((warning) => (
+              <li key={warning}>{warning}</li>
+            ))}
+          </ul>
+        )}
         {open ? (
           <div class={`panes ${comparison.value}`} style={{ "--wipe": `${100 * wipe.value}%` }}>
             <Pane
               label={isDouble.value ? `Scan ${open.name}, kept answer` : `Scan ${open.name}`}
-              {...(isDouble.value ? { name: "Kept" } : {})}
+              {...(isDouble.value ? { name: "Kept" } : { hint: open.flat ? "Right drag: window" : "Wheel: slices. Right drag: window" })}
               onOpen={setViewer}
               onClose={() => setViewer(null)}
             >
@@ -181,9 +202,49 @@ function Legend({ answer: { report } }: { answer: Answer }) {
   );
 }
 
+/** What was asked, which folds up below its answer: the answer is what a person came for. */
+function Folded(given: { by: unknown; summary: string; children: ComponentChildren }) {
+  const [isOpen, setOpen] = useState(given.by === null);
+  useEffect(() => setOpen(given.by === null), [given.by]);
+  return (
+    <details
+      class="question"
+      data-fresh={given.by === null}
+      open={isOpen}
+      onToggle={(event) => setOpen(event.currentTarget.open)}
+    >
+      <summary>{given.summary}</summary>
+      <div class="stack">{given.children}</div>
+    </details>
+  );
+}
+
+/** The question in words: model, hospital, and who answers. */
+function asked(): string {
+  const { model, hospital } = question.value;
+  const named = hospitals.value.find((each) => each.id === hospital)?.name;
+  return `Ask again: ${[model, named].filter(Boolean).join(", ")}`;
+}
+
 /** The answer that others are compared with. */
-function Kept() {
+function Kept({ viewer }: { viewer: Viewer | null }) {
   const found = kept.value;
+  const [agreements, setAgreements] = useState<readonly Agreement[]>([]);
+  useEffect(() => {
+    setAgreements([]);
+    const [one, other] = [kept.value, answer.value];
+    if (!comparing.value || viewer === null || one === null || other === null) return;
+    let over = false;
+    Promise.all([readMask(viewer, one), readMask(viewer, other)]).then(
+      ([before, after]) => {
+        if (!over) setAgreements(agreement(before.img!, after.img!, one.report, other.report));
+      },
+      (error: unknown) => {
+        if (!over) failure.value = error;
+      },
+    );
+    return () => (over = true);
+  }, [kept.value, answer.value, viewer]);
   return (
     <section class="card stack tight" aria-label="Comparison">
       <h2>Compare</h2>
@@ -197,6 +258,38 @@ function Kept() {
         <p>
           Kept: by {servedBy(found.personalization)}, <span class="mono">{found.model}</span>
         </p>
+      )}
+      {agreements.length > 0 && (
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Label</th>
+              <th scope="col" class="number">
+                Kept
+              </th>
+              <th scope="col" class="number">
+                New
+              </th>
+              <th scope="col" class="number">
+                Dice
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {agreements.map(({ name, kept: before, now, dice }) => (
+              <tr key={name}>
+                <td>{name}</td>
+                <td class="number">{sizeOf(before)}</td>
+                <td class="number">
+                  {sizeOf(now)}
+                  <br />
+                  <span class="soft">{changeOf(before, now)}</span>
+                </td>
+                <td class="number">{dice === null ? "–" : percent(dice, 1)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
       )}
       <div class="row">
         {found !== answer.value && (
@@ -214,17 +307,29 @@ function Kept() {
   );
 }
 
+/** `+1.2 mL`: how much larger the new one is. */
+function changeOf(before: Agreement["kept"], now: Agreement["now"]): string {
+  const sign = (value: number) => (value < 0 ? "−" : "+");
+  if (before.volume_ml == null || now.volume_ml == null) {
+    const more = now.voxels - before.voxels;
+    return `${sign(more)}${count(Math.abs(more))} px`;
+  }
+  const more = now.volume_ml - before.volume_ml;
+  return `${sign(more)}${Math.abs(more).toFixed(Math.abs(more) < 10 ? 2 : 1)} mL`;
+}
+
 function Run() {
   const found = progress.value;
+  const model = answering().find((each) => referenceOf(each) === question.value.model);
   if (found === null) {
     return (
       <button
         type="button"
         class="button primary"
         disabled={scan.value === null || question.value.model === ""}
-        onClick={() => void segment()}
+        onClick={() => void answerNow(classifies(model))}
       >
-        Segment
+        {classifies(model) ? "Classify" : "Segment"}
       </button>
     );
   }
@@ -251,7 +356,7 @@ function choose(next: typeof question.value): void {
 async function chooseFirst(): Promise<void> {
   await loadCatalogue();
   const wanted = place.peek().parameters;
-  const present = segmenters();
+  const present = answering();
   const found = present.find((each) => referenceOf(each) === (wanted.get("model") ?? question.peek().model));
   const model = found ?? present.find((each) => each.hospital === null) ?? present[0];
   if (model === undefined) return;

@@ -1,12 +1,11 @@
-/** What an answer says: labels and volumes, how certain it is, warnings, and the receipt. */
+/** What an answer says: warnings, labels and volumes or classes, how certain it is, and the receipt. */
 import { useState } from "preact/hooks";
 import { session } from "../../app/session";
 import { CopyButton } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
-import { count } from "../../ui/format";
-import { Notice } from "../../ui/notice";
+import { count, percent } from "../../ui/format";
 import { css, labelColour } from "../../viewer/palette";
-import { type Answer, asCurl, type Report } from "./asking";
+import { type Answer, type Answered, asCurl, asCurlOfClasses, type Classified, type Report } from "./asking";
 
 /** `member; site=CS` in words. */
 export function servedBy(personalization: string): string {
@@ -30,7 +29,6 @@ export function Result(given: {
   onFind: (voxel: [number, number, number]) => void;
 }) {
   const { answer, hidden, onHide, onFind } = given;
-  const [receipt, setReceipt] = useState(false);
   const { report } = answer;
   const toggle = (name: string) => {
     const next = new Set(hidden);
@@ -64,12 +62,7 @@ export function Result(given: {
   const sets = Object.keys(report.label_names).filter((name) => !isAlone(name));
   return (
     <section class="card stack" aria-label="Answer">
-      <div class="stack tight">
-        <h2>Answer</h2>
-        <p class="soft">
-          By {servedBy(answer.personalization)}, <span class="mono">{answer.model}</span>
-        </p>
-      </div>
+      <Heading answer={answer} warnings={report.warnings} />
       <table>
         <thead>
           <tr>
@@ -108,33 +101,101 @@ export function Result(given: {
         )}
       </table>
       <Certainty value={report.uncertainty} />
-      {report.warnings.map((warning) => (
-        <Notice key={warning} tone="warn">
-          {warning}
-        </Notice>
-      ))}
-      <div class="row">
-        <button type="button" class="button small" onClick={() => setReceipt(true)}>
-          Receipt
-        </button>
-        <CopyButton label="Copy as curl" text={asCurl(answer.question, answer.mask.flat, session.value?.authenticated ?? false)} />
-      </div>
-      {receipt && (
-        <Dialog title="Receipt" onClose={() => setReceipt(false)}>
-          <div class="stack">
-            <p class="soft">What was asked, and exactly what answered. The same scan and graph give the same mask.</p>
-            <pre>{JSON.stringify(report.receipt, null, 2)}</pre>
-            <div class="row">
-              <CopyButton label="Copy the receipt" text={JSON.stringify(report.receipt, null, 2)} />
-            </div>
-          </div>
-        </Dialog>
-      )}
+      <Papers receipt={report.receipt} curl={asCurl(answer.question, answer.mask.flat, session.value?.authenticated ?? false)} />
     </section>
   );
 }
 
-function sizeOf({ voxels, volume_ml: volume }: Report["labels"][string]): string {
+/** The classes of an image, or of a volume's slices in the mean, the most probable first. */
+export function Classes({ answer }: { answer: Classified }) {
+  const { report } = answer;
+  const classes = Object.entries(report.probabilities).sort(([, one], [, other]) => other - one);
+  return (
+    <section class="card stack" aria-label="Answer">
+      <Heading answer={answer} warnings={report.warnings} />
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Class</th>
+            <th scope="col" class="number">
+              Probability
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {classes.map(([name, probability]) => (
+            <tr key={name}>
+              <td>
+                {name === report.predicted ? <strong>{name}</strong> : name}
+                <meter class="meter plain" min={0} max={1} value={probability} aria-label={`Probability of ${name}`} />
+              </td>
+              <td class="number">{percent(probability)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {report.slices && <p class="hint">The mean over {report.slices.length} slices.</p>}
+      <Certainty value={report.entropy} />
+      <Papers receipt={report.receipt} curl={asCurlOfClasses(answer.question, session.value?.authenticated ?? false)} />
+    </section>
+  );
+}
+
+/** Warnings come before what they warn of. */
+function Heading({ answer, warnings }: { answer: Answered; warnings: readonly string[] }) {
+  return (
+    <>
+      <div class="stack tight">
+        <h2>Answer</h2>
+        <p class="soft">
+          By {servedBy(answer.personalization)}, <span class="mono">{answer.model}</span>
+        </p>
+      </div>
+      {warnings.length > 0 && (
+        <details class="notice warn">
+          <summary>
+            <strong>{warnings.length === 1 ? "One warning" : `${warnings.length} warnings`}</strong>
+          </summary>
+          <ul class="warnings">
+            {warnings.map((warning) => (
+              <li key={warning}>{warning}</li>
+            ))}
+          </ul>
+        </details>
+      )}
+    </>
+  );
+}
+
+/** The receipt, and the request as a command. */
+function Papers({ receipt, curl }: { receipt: Report["receipt"]; curl: string }) {
+  const [isOpen, setOpen] = useState(false);
+  const text = JSON.stringify(receipt, null, 2);
+  return (
+    <>
+      <div class="row">
+        <button type="button" class="button small" onClick={() => setOpen(true)}>
+          Receipt
+        </button>
+        <CopyButton label="Copy as curl" text={curl} />
+      </div>
+      {isOpen && (
+        <Dialog title="Receipt" onClose={() => setOpen(false)}>
+          <div class="stack">
+            <p class="soft">What was asked, and exactly what answered. The same scan and graph give the same answer.</p>
+            <pre>{text}</pre>
+            <div class="row">
+              <CopyButton label="Copy the receipt" text={text} />
+            </div>
+          </div>
+        </Dialog>
+      )}
+    </>
+  );
+}
+
+/** In millilitres, or in pixels of a picture. */
+export function sizeOf({ voxels, volume_ml: volume }: Report["labels"][string]): string {
   return volume == null ? `${count(voxels)} px` : `${volume.toFixed(volume < 10 ? 2 : 1)} mL`;
 }
 

@@ -4,7 +4,7 @@ import { send } from "../../api/client";
 import { isPicture, readMask, readScan, type CohortScan, type ScanPlace } from "../../app/cohorts";
 import { isReadAlike, kindOf } from "../../viewer/nifti";
 import { scanOfPicture } from "../../viewer/picture";
-import { type Answer, ask, type Progress, type Question } from "./asking";
+import { type Answer, ask, askClass, type Classified, type Progress, type Question } from "./asking";
 
 export interface OpenScan {
   name: string;
@@ -21,6 +21,8 @@ export interface OpenScan {
 export const scan = signal<OpenScan | null>(null);
 export const question = signal<Question>({ model: "", hospital: "", personalization: "auto", site: "" });
 export const answer = signal<Answer | null>(null);
+/** The answer of a classifier; `answer` is a segmenter's. */
+export const classified = signal<Classified | null>(null);
 /** An earlier answer for the same scan, to compare with. */
 export const kept = signal<Answer | null>(null);
 export const progress = signal<Progress | null>(null);
@@ -55,6 +57,7 @@ async function opening(open: (signal: AbortSignal) => Promise<OpenScan>): Promis
   batch(() => {
     failure.value = null;
     answer.value = null;
+    classified.value = null;
     kept.value = null;
   });
   await working(async (signal) => {
@@ -90,17 +93,31 @@ async function opened(name: string, files: readonly Blob[], signal: AbortSignal)
     : { ...common, flat: false, shown };
 }
 
-export async function segment(): Promise<void> {
+/** Ask the chosen model about the open scan: for a mask, or for classes. */
+export async function answerNow(classifies: boolean): Promise<void> {
   const open = scan.value;
   if (open === null) return;
   cancel();
   failure.value = null;
   await working(async (signal) => {
-    const found = await ask(open, question.value, signal, (step) => {
+    const onProgress = (step: Progress) => {
       if (!signal.aborted) progress.value = step;
-    });
-    signal.throwIfAborted();
-    answer.value = found;
+    };
+    if (classifies) {
+      const found = await askClass(open, question.value, signal, onProgress);
+      signal.throwIfAborted();
+      batch(() => {
+        classified.value = found;
+        answer.value = null;
+      });
+    } else {
+      const found = await ask(open, question.value, signal, onProgress);
+      signal.throwIfAborted();
+      batch(() => {
+        answer.value = found;
+        classified.value = null;
+      });
+    }
   });
 }
 

@@ -1,0 +1,104 @@
+/** Which intensities are black and white, how large the planes are, and the whole screen. */
+import { useEffect, useState } from "preact/hooks";
+import { Range, Select } from "../ui/controls";
+import type { Viewer, Window } from "./viewer";
+
+/** Level and width in Hounsfield units, as radiologists name them. */
+const CT: Readonly<Record<string, readonly [level: number, width: number]>> = {
+  brain: [40, 80],
+  abdomen: [50, 400],
+  mediastinum: [50, 350],
+  lung: [-600, 1500],
+  bone: [400, 1800],
+};
+/** Air: a scan with less is taken for CT. */
+const AIR = -500;
+const MOST_ZOOM = 6;
+
+type Preset = "usual" | "whole" | "own" | keyof typeof CT;
+
+export function WindowControls({ viewers, flat }: { viewers: readonly (Viewer | null)[]; flat: boolean }) {
+  const open = viewers.filter((each) => each !== null);
+  const first = open[0];
+  const [found, setFound] = useState<Window | null>(null);
+  const [preset, setPreset] = useState<Preset>("usual");
+  const [zoom, setZoom] = useState(1);
+  useEffect(() => {
+    setPreset("usual");
+    setZoom(1);
+    if (first === undefined) return setFound(null);
+    setFound(first.window);
+    first.onWindow = () => setFound(first.window);
+    return () => (first.onWindow = () => undefined);
+  }, [first]);
+  if (first === undefined || found === null) return null;
+  const show = (window?: readonly [number, number]) => open.forEach((each) => each.setWindow(window));
+  const choose = (next: Preset) => {
+    setPreset(next);
+    if (next === "usual") show();
+    else if (next === "whole") show([found.least, found.most]);
+    else if (next !== "own") {
+      const [level, width] = CT[next]!;
+      show([level - width / 2, level + width / 2]);
+    }
+  };
+  const [level, width] = [(found.low + found.high) / 2, found.high - found.low];
+  const own = (nextLevel: number, nextWidth: number) => {
+    if (!Number.isFinite(nextLevel) || !(nextWidth > 0)) return;
+    setPreset("own");
+    show([nextLevel - nextWidth / 2, nextLevel + nextWidth / 2]);
+  };
+  const names = found.least < AIR ? Object.keys(CT) : [];
+  const labels: Record<string, string> = { usual: "As opened", whole: "All intensities", own: "Own" };
+  return (
+    <div class="stage-tools" role="group" aria-label="View">
+      <Select
+        label="Window"
+        value={preset}
+        options={["usual", "whole", ...names, "own"].map((value) => ({
+          value,
+          label: labels[value] ?? `${value.charAt(0).toUpperCase()}${value.slice(1)} (CT)`,
+        }))}
+        onChange={choose}
+      />
+      <NumberField label="Level" value={level} onChange={(next) => own(next, width)} />
+      <NumberField label="Width" value={width} onChange={(next) => own(level, next)} />
+      {!flat && (
+        <Range
+          label="Zoom"
+          min={1}
+          max={MOST_ZOOM}
+          step={0.25}
+          value={zoom}
+          onInput={(next) => {
+            setZoom(next);
+            open.forEach((each) => each.zoom(next));
+          }}
+        />
+      )}
+      <button type="button" class="button small" onClick={(event) => void wholeScreen(event.currentTarget)}>
+        Full screen
+      </button>
+    </div>
+  );
+}
+
+function NumberField(given: { label: string; value: number; onChange: (value: number) => void }) {
+  return (
+    <label class="check">
+      {given.label}
+      <input
+        type="number"
+        step="any"
+        value={Number(given.value.toPrecision(5))}
+        onChange={(event) => given.onChange(event.currentTarget.valueAsNumber)}
+      />
+    </label>
+  );
+}
+
+/** The stage alone, or the page again. */
+async function wholeScreen(button: HTMLElement): Promise<void> {
+  if (document.fullscreenElement) await document.exitFullscreen();
+  else await button.closest(".stage")?.requestFullscreen();
+}
