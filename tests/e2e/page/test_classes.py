@@ -1,0 +1,52 @@
+"""Look at a picture with a classifier: probabilities by class, and its warnings."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from demo.service_process import free_port, running_service
+from model_store.task import Task
+from tests.e2e.page.conftest import opened_page
+from tests.helpers.service.pool_federation import publish_pool
+
+PICTURES = Task(name="pictures", kind="classification", class_names=("a", "b", "c"), size=(16, 16))
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tests.helpers.training.backbones import vit
+
+    root: Path = tmp_path_factory.mktemp("classes")
+    publish_pool(root / "store", PICTURES, vit(PICTURES), "pictures")
+    with running_service(root / "store", root / "state", free_port()) as running:
+        yield running
+
+
+def test_picture_gets_the_probabilities_of_a_plain_request(browser: Any, client: httpx.Client) -> None:
+    content = io.BytesIO()
+    pixels = np.random.default_rng(5).integers(0, 256, (40, 40, PICTURES.channels), dtype=np.uint8)
+    Image.fromarray(pixels.squeeze()).save(content, "PNG")
+    files = {"scan": ("cell.png", content.getvalue())}
+    report = client.post("/classify", files=files, data={"model": "pictures"}).raise_for_status().json()
+    with opened_page(browser, str(client.base_url), expected=()) as page:
+        page.get_by_label("Model").and_(page.locator("select:has(option)")).wait_for()
+        sent = {"name": "cell.png", "mimeType": "", "buffer": content.getvalue()}
+        page.set_input_files("input[type=file]", sent)
+        page.get_by_role("button", name="Classify").click()
+        answer = page.get_by_role("region", name="Answer")
+        answer.wait_for()
+        rows = [row.split("\t") for row in answer.get_by_role("row").all_inner_texts()[1:]]
+        expected = sorted(report["probabilities"].items(), key=lambda each: -each[1])
+        assert [(name.strip(), value.strip()) for name, value in rows] == [
+            (name, f"{100 * value:.0f} %") for name, value in expected
+        ]
+        assert answer.locator("strong").nth(-1).inner_text() == report["predicted"]
+        for warning in report["warnings"]:
+            assert page.get_by_role("status", name="Warnings").get_by_text(warning).is_visible()
