@@ -148,7 +148,7 @@ def _publish_global_and_inside(
         draft = next(draft for draft in publication.models if draft.site is None)
         network = build(draft.network.name, **draft.network.arguments)
         network.load_state_dict(draft.weights)
-        channels, size = origin.task.in_channels, origin.task.size
+        channels, size = origin.task.in_channels, origin.task.input_shape
         # The recipes of these graphs move batch norm; without, a scan is adapted by a job.
         if FILE in files:
             files[SHIFT_GRAPH] = shift_graph(network, Spread.model_validate_json(files[FILE]), channels, size)
@@ -213,7 +213,7 @@ def _publish_ssf_pool(store: Store, origin: Origin, publication: Publication) ->
     )
     files = {
         WEIGHTS: to_safetensors(draft.weights),
-        GRAPH: to_onnx(network, origin.task.in_channels, origin.task.size),
+        GRAPH: to_onnx(network, origin.task.in_channels, origin.task.input_shape),
     }
     return (store.publish(manifest, files),)
 
@@ -245,7 +245,7 @@ def _model(
     )
     own = {
         WEIGHTS: to_safetensors(draft.weights),
-        GRAPH: to_onnx(network, origin.task.in_channels, origin.task.size),
+        GRAPH: to_onnx(network, origin.task.in_channels, origin.task.input_shape),
     }
     return store.publish(manifest, {**files, **own})
 

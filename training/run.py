@@ -162,6 +162,14 @@ class Run:
                 f"method '{self.method}' does not fit the task",
                 [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: use {fitting}"],
             )
+        if task.is_volume and chosen.no_volumes:
+            fitting = ", ".join(
+                name for name in methods() if task.kind in method(name).kinds and not method(name).no_volumes
+            )
+            raise ConfigurationError(
+                f"method '{self.method}' cannot be trained on volumes",
+                [f"{chosen.no_volumes}: use {fitting}, or a task of slices (plane and size)"],
+            )
         built = chosen.build(self.config, task)
         check_privacy(built.plan(), self.settings.privacy)
         return built if self.scores_tests else Untested(built)

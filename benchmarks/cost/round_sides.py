@@ -15,7 +15,7 @@ from personalization.networks import build, initialise
 from personalization.state import to_safetensors
 from training.algorithm import ClientResult, Memory, State, StepContext
 from training.data.classification import LabelledData
-from training.data.examples import Examples
+from training.data.examples import Examples, slices_of
 from training.data.segmentation.dataset import SiteData, batches
 from training.engine.client import RunEnvironment
 from training.engine.worker import keep_freed_memory
@@ -93,7 +93,7 @@ def plain_rounds(
             network.train()
             optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
             generator = environment.context("train", round_, rounds, site).generator("train")
-            for images, targets in batches(data.train, BATCH, generator, augment=True):
+            for images, targets in batches(slices_of(data.train), BATCH, generator, augment=True):
                 optimiser.zero_grad(set_to_none=True)
                 loss = soft_dice_loss(network(images.to(device)), targets.to(device))
                 torch.autograd.backward(loss)

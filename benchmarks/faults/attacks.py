@@ -32,6 +32,7 @@ from benchmarks.harness.tables import table
 from training.algorithm import ClientResult, Memory, State, StepContext
 from training.config import NO_DEFENCE, Defence, RunConfig
 from training.data.cases import Federation
+from training.data.examples import slices_of
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
@@ -194,7 +195,8 @@ class Lying(FedAvg):
         lies = context.site == LIAR
         if lies and self.attack == "labels":
             assert isinstance(data, SiteData)
-            data = replace(data, train=replace(data.train, targets=1 - data.train.targets))
+            slices = slices_of(data.train)
+            data = replace(data, train=replace(slices, targets=1 - slices.targets))
         result = super().train_step(context, received, memory, data)
         if not lies:
             return result

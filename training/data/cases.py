@@ -22,17 +22,29 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Case:
-    """One image and its mask. `split` is None until cases.csv or `split_by_patient` sets it."""
+    """One image and its mask. `split` is None until cases.csv or `split_by_patient` sets it.
+
+    `further` has the files of the other channels, in the order of the task's, where each channel is a file.
+    """
 
     image: Path
     mask: Path
     patient: str
     split: Split | None = None
+    further: tuple[Path, ...] = ()
+
+    @property
+    def images(self) -> tuple[Path, ...]:
+        """The files of all channels, or the one that has them all."""
+        return (self.image, *self.further)
 
     @property
     def name(self) -> str:
-        """The name of the image's file or folder, with accents as one character each (NFC)."""
-        return unicodedata.normalize("NFC", self.image.name)
+        """The name of the image's file or folder, with accents as one character each (NFC).
+
+        A case of several files is called by its mask's, which has no channel's name in it.
+        """
+        return unicodedata.normalize("NFC", self.mask.name if self.further else self.image.name)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
+from model_store.preprocessing import join_channels
 from model_store.scan import Parts, Scan, decode, decode_mask, series_of, strip_suffix
+from model_store.task import Task
+from training.data.cases import Case
 
 # Windows, macOS, and file servers.
 _SYSTEM_FILES = {
@@ -71,6 +75,19 @@ def read_content(path: Path) -> bytes | Parts:
 def read_scan(path: Path) -> Scan:
     """Decode a scan's file or folder. Raises ScanError."""
     return decode(read_content(path))
+
+
+def read_case(case: Case, task: Task) -> Scan:
+    """Decode a case of volumes: one file, or that of each channel, on one grid. Raises ScanError."""
+    return joined([read_content(path) for path in case.images], task)
+
+
+def joined(contents: Sequence[bytes | Parts], task: Task) -> Scan:
+    """One scan of the files of a case, in the order of the task's channels. Raises ScanError."""
+    if len(contents) == 1:
+        return decode(contents[0])
+    names = (channel.name for channel in task.channel_list)
+    return join_channels({name: decode(each) for name, each in zip(names, contents, strict=True)}, task)
 
 
 def read_mask(path: Path) -> Scan:

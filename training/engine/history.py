@@ -14,7 +14,9 @@ from training.privacy import Spent
 TEST = "test"
 _MODEL = r"((?P<model>cluster|personal)_)?"
 _FINAL = re.compile(_MODEL + r"(?P<split>test|val)_(dice|accuracy)(/(?P<label>.*))?", re.DOTALL)
+_SURFACES = re.compile(_MODEL + r"test_(?P<metric>hd95|assd|nsd)(?P<pixels>_px)?/(?P<label>.*)", re.DOTALL)
 _ONLY_FINAL = re.compile(_MODEL + r"(test_.*|val_dice/.*|val_n(/.*)?)", re.DOTALL)
+_SURFACE_GROUPS = ("model", "metric", "pixels", "label")
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,48 @@ def final_scores(history: Sequence[RoundEntry]) -> list[FinalScore]:
                     count = int(part.metrics[f"{of}{split}_n" + (f"/{label}" if label else "")])
                     found.setdefault((model, split, label), {})[site] = value, count
     return [FinalScore(*names, sites) for names, sites in sorted(found.items())]
+
+
+@dataclass(frozen=True)
+class FinalDistance:
+    """A surface metric of a model by label, taken once on test patients: mean and number of them by site.
+
+    `metric` is hd95 or assd (lower is better) or nsd; `unit` is mm, or px of the network's input where
+    spacing is unknown. A patient of whom answer or truth lacks the label has no surface to measure: it is not
+    in the number, and is in that of the label's `FinalScore`.
+    """
+
+    model: str
+    label: str
+    metric: str
+    unit: str
+    sites: Mapping[str, tuple[float, int]]
+
+    @property
+    def count(self) -> int:
+        """The patients of all sites that have both surfaces."""
+        return sum(count for _, count in self.sites.values())
+
+    @property
+    def mean(self) -> float:
+        """The mean over these patients; NaN of none."""
+        total = math.fsum(mean * count for mean, count in self.sites.values())
+        return total / self.count if self.count else math.nan
+
+
+def final_distances(history: Sequence[RoundEntry]) -> list[FinalDistance]:
+    """Return the surface metrics of the phase `test`, model by model, label by label."""
+    found: dict[tuple[str, str, str, str], dict[str, tuple[float, int]]] = {}
+    for entry in history:
+        for site, part in entry.sites.items() if entry.phase == TEST else ():
+            for name, value in part.metrics.items():
+                if match := _SURFACES.fullmatch(name):
+                    model, metric, pixels, label = (match[group] or "" for group in _SURFACE_GROUPS)
+                    of = f"{model}_" if model else ""
+                    count = int(part.metrics[f"{of}test_surfaces{pixels}/{label}"])
+                    key = (model, label, metric, "px" if pixels else "mm")
+                    found.setdefault(key, {})[site] = value, count
+    return [FinalDistance(*names, sites) for names, sites in sorted(found.items())]
 
 
 def is_final(metric: str) -> bool:

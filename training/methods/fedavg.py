@@ -67,12 +67,14 @@ from training.algorithm import (
 )
 from training.methods.common.data_statistics import describe_phase, described, keep_described
 from training.methods.common.local_training import (
+    MOTION,
     Aggregation,
     AnySiteData,
     OptimiserName,
     Penalty,
     Schedule,
     ValidationScore,
+    as_met,
     batch_moments,
     evaluate,
     moments_of,
@@ -89,6 +91,7 @@ from training.methods.common.network_choice import NetworkConfig
 from training.methods.common.randomisation_choice import RandomisationConfig
 from training.methods.common.state_tree import join, part
 from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
+from training.methods.common.volume_choice import VolumeConfig, augmentation_of
 from training.methods.registry import register
 
 WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
@@ -110,7 +113,7 @@ SPREAD = Group("spread", "statistics", "mean", essential=False, check=_check_spr
 MEMBERS = Group("spread_members", "statistics", "sum", essential=False, check=_check_one, beside_noise=False)
 
 
-class FedAvgConfig(LossConfig, RandomisationConfig, NetworkConfig):
+class FedAvgConfig(LossConfig, RandomisationConfig, VolumeConfig, NetworkConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
     recipe: Literal["locum", "paper"] = Field(
@@ -142,6 +145,14 @@ class FedAvgConfig(LossConfig, RandomisationConfig, NetworkConfig):
     aggregation: Aggregation = Field("sample", description="weight of a site: n_k / n, or 1/K")
     selection: Literal["best", "last"] = Field("best", description="which round's model is published")
 
+    EARLIER: ClassVar[Mapping[str, Any]] = {**RandomisationConfig.EARLIER, **VolumeConfig.EARLIER}
+    VOLUMES: ClassVar[Mapping[str, Any]] = {
+        "loss": "dice_ce",
+        "batch_size": 2,
+        "least_steps": 20,
+        "optimiser": "adamw",
+        "learning_rate": 3e-3,
+    }
     PAPER: ClassVar[Mapping[str, Any]] = {
         "least_steps": 0,
         "final_rate": 1.0,
@@ -281,13 +292,14 @@ class FedAvg(Algorithm):
         return replace(validated, uploads=uploads, weight=1.0)
 
     def _spread(self, network: nn.Module, data: AnySiteData) -> State:
-        slices = data.all_train
-        if not len(slices):
+        if not len(data.all_train):
             return {}
+        slices = as_met(data.all_train)
         # A copy is aligned as torch aligns (`predict`).
         images = torch.from_numpy(slices.images).clone()
         found = profile(network, images, slices.patients, self.config.batch_size)
-        if not slices.has_masks:
+        # Pieces and shares of targets are those of whole slices; windows have others.
+        if not slices.has_masks or self.task.is_volume:
             return sent_by(found, None)
         targets = targets_of(torch.from_numpy(slices.targets), slices.patients, self.classes)
         return sent_by(found, (targets.share, targets.largest, targets.pieces))
@@ -329,6 +341,8 @@ class FedAvg(Algorithm):
     def schedule(self, round_: int) -> Schedule:
         """How a site trains in a round."""
         config = self.config
+        steps = config.rounds * (config.local_steps or config.least_steps)
+        strength = augmentation_of(steps) if self.task.is_volume else 1.0
         held = config.rounds // 2
         passed = max(round_ - held, 0) / max(config.rounds - 1 - held, 1)
         cosine = config.final_rate + (1 - config.final_rate) * (1 + math.cos(math.pi * passed)) / 2
@@ -342,9 +356,11 @@ class FedAvg(Algorithm):
             config.precision,
             config.optimiser,
             config.least_steps,
-            intensity=config.intensity,
+            intensity=config.intensity * strength,
             loss=self.loss,
             randomise=config.randomises(round_),
+            foreground=config.foreground,
+            motion=MOTION.scaled(strength),
         )
 
     # ------------------------------------------------------------------ at the server

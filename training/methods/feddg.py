@@ -53,7 +53,7 @@ from training.algorithm import (
     StepContext,
 )
 from training.bounds import clipped
-from training.data.examples import Examples
+from training.data.examples import Examples, slices_of
 from training.errors import ConfigurationError
 from training.methods.common.local_training import (
     AnySiteData,
@@ -105,7 +105,7 @@ class FedDgConfig(FedAvgConfig):
         return {**cls.CODE, **content} if chosen else content
 
 
-@register("feddg", FedDgConfig)
+@register("feddg", FedDgConfig, no_volumes="its amplitudes and boundary episodes are of slices")
 class FedDg(FedAvg):
     """FedAvg by episodes, with amplitudes from other sites."""
 
@@ -175,7 +175,7 @@ class FedDg(FedAvg):
         """FedAvg's step, by episodes."""
         network = self.network_here(context, received[WEIGHTS.name], data)
         validated = self._validated(network, data)
-        loss = self.episodes(context, network, data.train, part(memory.tensors, _BANK))
+        loss = self.episodes(context, network, slices_of(data.train), part(memory.tensors, _BANK))
         uploads = {**validated.uploads, WEIGHTS.name: state_of(network)}
         return ClientResult(uploads, validated.weight, metrics={**validated.metrics, "loss": loss})
 

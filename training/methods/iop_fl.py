@@ -265,6 +265,7 @@ class IopFl(FedAvg):
             intensity=config.intensity,
             loss=self.loss,
             randomise=config.domain_randomisation != "none",
+            foreground=config.foreground,
         )
         train_locally(network, data.train, schedule, context.generator("personalise"))
         return state_of(network)

@@ -54,6 +54,7 @@ class Method:
     network: (config, task, draft's network, draft's weights) -> the network that a site's overlays show.
     attention: (that network, images [N, C, H, W]) -> [N, sources], each image's attention to the draft's
         `sources`, for a method with such drafts.
+    no_volumes: why it cannot be trained on volumes; empty of one that can.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Method:
     panels: tuple[Panel, ...]
     network: Callable[[Any, Task, NetworkSpec, State], nn.Module]
     attention: Callable[[Any, Tensor], Tensor] | None
+    no_volumes: str = ""
 
 
 def register(
@@ -73,6 +75,7 @@ def register(
     panels: tuple[Panel, ...] = (),
     network: Callable[[Any, Task, NetworkSpec, State], nn.Module] = plain_network,
     attention: Callable[[Any, Tensor], Tensor] | None = None,
+    no_volumes: str = "",
 ) -> Callable[[Built], Built]:
     """Class decorator: make an algorithm, built as `Class(config, task)`, runnable under `name`.
 
@@ -84,7 +87,7 @@ def register(
             raise ValueError(
                 f"method '{name}': registered by {_REGISTERED[name].build} and by {algorithm}; rename one"
             )
-        _REGISTERED[name] = Method(name, config, algorithm, kinds, panels, network, attention)
+        _REGISTERED[name] = Method(name, config, algorithm, kinds, panels, network, attention, no_volumes)
         return algorithm
 
     return enter

@@ -14,13 +14,14 @@ from typing import Any
 from model_store.task import TaskKind
 from training.phantom import shapes
 from training.phantom.anatomy import Anatomy, true_centroid, true_volume_ml
-from training.phantom.federation import TASK, TRAINING, patient_seed, write_federation
+from training.phantom.federation import TASK, TRAINING, VOLUMES, patient_seed, write_federation
 from training.phantom.scanners import SCANNERS, Scanner, make_volume
 
 __all__ = [
     "SCANNERS",
     "TASK",
     "TRAINING",
+    "VOLUMES",
     "Anatomy",
     "Phantom",
     "Scanner",

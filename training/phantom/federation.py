@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.durable import naming
-from model_store.task import Normalisation, Task
+from model_store.task import Normalisation, Task, VolumeGeometry
 from training.phantom.scanners import SCANNERS, make_volume
 
 TASK = Task(
@@ -22,6 +22,13 @@ TASK = Task(
     plane="axial",
     normalisation=Normalisation(scope="volume", method="zscore"),
     size=(48, 48),
+)
+
+# The same volumes, segmented whole: windows of 72 x 72 x 40 mm.
+VOLUMES = Task(
+    name="phantom-volumes",
+    labels={"organ": (1,)},
+    geometry=VolumeGeometry(spacing=(3.0, 3.0, 4.0), patch=(24, 24, 10)),
 )
 
 # nibabel has no type annotations.
@@ -50,14 +57,18 @@ def write_federation(
     patients_per_site: int = 8,
     size: int = 48,
     seed: int = 0,
+    task: Task = TASK,
 ) -> Path:
     """Write task.yaml and, per site, images/, masks/ and cases.csv under `root`. Returns `root`.
+
+    `task` is `TASK`, whose network sees slices, or `VOLUMES`. The files are the same.
 
     `sites` are names of SCANNERS. `size` is the network's input size, a multiple of 16, and about the
     in-plane matrix of the volumes. A volume has 12 to 14 slices.
     """
     root.mkdir(parents=True, exist_ok=True)
-    TASK.model_copy(update={"size": (size, size)}).dump(root / "task.yaml")
+    sized = task if task.is_volume else task.model_copy(update={"size": (size, size)})
+    sized.dump(root / "task.yaml")
     for site in sites:
         scanner = SCANNERS[site]
         affine, shape = scanner.grid(size)

@@ -42,11 +42,13 @@ def write_overlays(
     slices: Examples,
     predictions: Mapping[str, NDArray[np.uint8]],
     attention: Mapping[str, Mapping[str, float]] | None = None,
+    dice: Mapping[str, Mapping[str, float | None]] | None = None,
 ) -> Path:
     """Write `folder`/overlays.html: for every patient the slice with the most foreground, once per model.
 
     `predictions` maps a model's name to class indices [N, H, W] of `slices`. `attention` maps the name of a
-    model with attention to its share on each source. Returns the page's path.
+    model with attention to its share on each source, `dice` that of a model to each patient's Dice, where
+    `slices` are not all of a patient's. Returns the page's path.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -55,7 +57,9 @@ def write_overlays(
         shown = max(own, key=lambda index: int((slices.targets[index] > 0).sum()))
         pictures = [
             _Picture(
-                model, _dice(predicted[own], slices.targets[own]), _overlay(slices, task, shown, predicted)
+                model,
+                dice[model][patient] if dice else overlap(predicted[own], slices.targets[own]),
+                _overlay(slices, task, shown, predicted),
             )
             for model, predicted in predictions.items()
         ]
@@ -78,8 +82,8 @@ def write_overlays(
     return path
 
 
-def _dice(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float | None:
-    """Compute Dice of the whole foreground over a patient's slices; None if neither has foreground."""
+def overlap(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float | None:
+    """Compute Dice of the whole foreground of a patient; None if neither has foreground."""
     a, b = predicted > 0, truth > 0
     total = int(a.sum()) + int(b.sum())
     return 2 * int((a & b).sum()) / total if total else None
@@ -92,7 +96,8 @@ def _overlay(slices: Examples, task: Task, index: int, predicted: NDArray[np.uin
     low, high = np.percentile(middle, (1, 99))
     scaled = np.clip((middle - low) / max(float(high - low), 1e-6), 0, 1) * 255
     pixels = scaled.astype(np.uint8).transpose(1, 2, 0)
-    image = Image.fromarray(np.repeat(pixels, 3, axis=2) if task.channel_count == 1 else pixels)
+    # Three channels of a picture are its colours; of sequences, the first one is shown.
+    image = Image.fromarray(pixels if task.channels == 3 else np.repeat(pixels[..., :1], 3, axis=2))
     factor = max(1, round(_SIDE / max(image.size)))
     size = image.width * factor, image.height * factor
     canvas = np.array(image.resize(size, Image.Resampling.BICUBIC))

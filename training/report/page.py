@@ -17,7 +17,7 @@ from model_store.durable import write_durably
 from model_store.task import Task
 from training.algorithm import Publication
 from training.data.cases import FEW_PATIENTS, few_patients
-from training.engine.history import FinalScore, RoundEntry, final_scores, is_final
+from training.engine.history import FinalScore, RoundEntry, final_distances, final_scores, is_final
 from training.methods.registry import method
 from training.progress.format import duration, number, size
 from training.progress.state import heading, in_order, is_score, measured
@@ -70,6 +70,7 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
         heading=heading,
         sites=_site_rows(record),
         finals=_final_rows(record),
+        distances=_distance_rows(record),
         events=_events(record.rounds),
         traffic=record.traffic(),
         task=_as_yaml(record.task),
@@ -254,6 +255,29 @@ def _final_rows(record: RunRecord) -> list[dict[str, Any]]:
         }
         for (model, label), scores in sorted(found.items())
     ]
+
+
+def _distance_rows(record: RunRecord) -> list[dict[str, Any]]:
+    """The surface metrics of each model by label, with the test patients that have no surface to measure."""
+    scored = {
+        (score.model, score.label): score.count
+        for score in final_scores(record.rounds)
+        if score.split == "test"
+    }
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for found in final_distances(record.rounds):
+        row = rows.setdefault(
+            (found.model, found.label, found.unit),
+            {
+                "model": _OF[found.model],
+                "label": found.label,
+                "unit": found.unit,
+                "count": found.count,
+                "absent": scored.get((found.model, found.label), found.count) - found.count,
+            },
+        )
+        row[found.metric] = found.mean
+    return list(rows.values())
 
 
 def _events(rounds: Sequence[RoundEntry]) -> list[str]:

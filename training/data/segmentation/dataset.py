@@ -1,4 +1,4 @@
-"""Load a site's segmentation slices into memory, with the preprocessing that serving uses.
+"""Load a site's slices or volumes into memory, with the preprocessing that serving uses.
 
 Shape suffixes: N slices, C channels (a slice and its neighbours), H rows, W columns.
 """
@@ -17,32 +17,38 @@ from torch import Tensor
 
 from model_store.errors import LocumStoreError
 from model_store.guard import ReferenceStatistics, summarise
-from model_store.preprocessing import prepare, prepare_mask
-from model_store.task import Task
+from model_store.preprocessing import (
+    Geometry,
+    prepare,
+    prepare_mask,
+    prepare_volume,
+    prepare_volume_mask,
+)
+from model_store.task import Task, VolumeGeometry
 from personalization.augmentation import Augmentation, transform
 from training.data.cases import Case, Site
-from training.data.examples import Examples
-from training.data.scan_files import read_mask, read_scan
+from training.data.examples import Data, Examples, Volumes
+from training.data.scan_files import read_case, read_mask, read_scan
 from training.errors import FederationError
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """One hospital's slices by split, and the intensity statistics of its training scans.
+    """One hospital's slices or volumes by split, and the intensity statistics of its training scans.
 
     A site with one patient has no validation split of its own: `val` is then `all_train`. `test` may be
     empty. `unfiltered` has every training slice, where slices without foreground are left out of `train`.
     """
 
     site: str
-    train: Examples
-    val: Examples
-    test: Examples
+    train: Data
+    val: Data
+    test: Data
     statistics: ReferenceStatistics | None
-    unfiltered: Examples | None = None
+    unfiltered: Data | None = None
 
     @property
-    def all_train(self) -> Examples:
+    def all_train(self) -> Data:
         """Every training slice, whatever its mask: what a network meets when it serves."""
         return self.train if self.unfiltered is None else self.unfiltered
 
@@ -67,7 +73,7 @@ class SiteData:
         statistics: list[ReferenceStatistics] = []
         train = _prepared(site, site.of_split("train"), task, statistics)
         unfiltered = None
-        if not keep_empty and train.targets.any():
+        if not keep_empty and any(target.any() for target in train.targets):
             train, unfiltered = train.with_foreground(), train
         val = _prepared(site, site.of_split("val"), task)
         test = _prepared(site, site.of_split("test"), task)
@@ -110,14 +116,17 @@ def grouped(order: Tensor, batch_size: int, least: int) -> list[Tensor]:
 
 def _prepared(
     site: Site, cases: Sequence[Case], task: Task, statistics: list[ReferenceStatistics] | None = None
-) -> Examples:
-    """Prepare the slices of `cases`, in order, and append each scan's statistics to `statistics`."""
+) -> Data:
+    """Prepare the images of `cases`, in order, and append each scan's statistics to `statistics`."""
+    if task.geometry is not None:
+        return _volumes(site, cases, task, task.geometry)
     height, width = task.size
     images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, height, width), np.float32)]
     targets: list[NDArray[np.uint8]] = [np.empty((0, height, width), np.uint8)]
     patients: list[str] = []
     names: list[str] = []
     positions: list[int] = []
+    spacings: list[tuple[float, ...] | None] = []
     for case in cases:
         try:
             scan = read_scan(case.image)
@@ -135,6 +144,52 @@ def _prepared(
         patients += [case.patient] * count
         names += [case.name] * count
         positions += range(count)
+        spacings += [_of_the_input(prepared.geometry)] * count
     return Examples(
-        np.concatenate(images), np.concatenate(targets), tuple(patients), tuple(names), tuple(positions)
+        np.concatenate(images),
+        np.concatenate(targets),
+        tuple(patients),
+        tuple(names),
+        tuple(positions),
+        tuple(spacings),
     )
+
+
+def _volumes(
+    site: Site,
+    cases: Sequence[Case],
+    task: Task,
+    geometry: VolumeGeometry,
+) -> Volumes:
+    """Prepare whole volumes, as `_prepared` does slices; the guard's statistics are of slices alone."""
+    images: list[NDArray[np.float32]] = []
+    targets: list[NDArray[np.uint8]] = []
+    spacings: list[tuple[float, ...]] = []
+    for case in cases:
+        try:
+            scan = read_case(case, task)
+            prepared = prepare_volume(scan, task)
+            targets.append(prepare_volume_mask(read_mask(case.mask), task, prepared.grid))
+        except LocumStoreError as error:
+            raise FederationError(
+                f"site '{site.name}' cannot be loaded:", [f"{site.name}/{case.name}: {error}"]
+            ) from error
+        images.append(prepared.volume)
+        spacings.append(tuple(axis.spacing * axis.step for axis in prepared.grid.axes))
+    return Volumes(
+        tuple(images),
+        tuple(targets),
+        tuple(case.patient for case in cases),
+        tuple(case.name for case in cases),
+        tuple(spacings),
+        geometry,
+    )
+
+
+def _of_the_input(geometry: Geometry) -> tuple[float, ...] | None:
+    """Millimetres from slice to slice, row to row and column to column of the network's input, if known."""
+    if geometry.spacing is None:
+        return None
+    slice_, *pixel = geometry.spacing
+    sides = zip(pixel, geometry.slices[1:], geometry.size, strict=True)
+    return (slice_, *(mm * own / resized for mm, own, resized in sides))

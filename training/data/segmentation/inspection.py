@@ -17,12 +17,12 @@ from typing import TypeVar
 import numpy as np
 
 from model_store.errors import LocumStoreError
-from model_store.preprocessing import geometry_of, prepare_mask
+from model_store.preprocessing import geometry_of, prepare_mask, prepare_volume, prepare_volume_mask
 from model_store.preprocessing.intensity import match_channels
-from model_store.scan import decode, decode_mask
+from model_store.scan import decode_mask
 from model_store.task import Task
 from training.data.cases import Case, Site
-from training.data.scan_files import content_digest, read_content
+from training.data.scan_files import content_digest, joined, read_content
 
 Made = TypeVar("Made")
 
@@ -63,18 +63,23 @@ def _look(site: str, case: Case, task: Task) -> Look:
             problems.append(f"{name}: {error}")
             return None
 
-    contents = read_content(case.image), read_content(case.mask)
-    digests = [content_digest(content) for content in contents]
+    *images, drawn = map(read_content, (*case.images, case.mask))
+    digests = [content_digest(content) for content in (*images, drawn)]
     digest = hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
-    image = attempt(image_name, partial(decode, contents[0]))
-    mask = attempt(mask_name, partial(decode_mask, contents[1]))
-    if image is not None:
+    image = attempt(image_name, partial(joined, images, task))
+    mask = attempt(mask_name, partial(decode_mask, drawn))
+    prepared = None
+    if image is not None and task.is_volume:
+        volume = attempt(image_name, partial(prepare_volume, image, task))
+        if mask is not None and volume is not None:
+            prepared = attempt(mask_name, partial(prepare_volume_mask, mask, task, volume.grid))
+    elif image is not None:
         attempt(image_name, partial(match_channels, image, task))
         geometry = attempt(image_name, partial(geometry_of, image, task))
         if mask is not None and geometry is not None:
             prepared = attempt(mask_name, partial(prepare_mask, mask, task, geometry))
-            if prepared is not None:
-                classes = frozenset(np.unique(prepared).tolist())
+    if prepared is not None:
+        classes = frozenset(np.unique(prepared).tolist())
     return Look(site, case, digest, digests[0], tuple(problems), classes)
 
 

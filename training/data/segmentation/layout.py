@@ -5,6 +5,8 @@ root/                        or   root/
   SITE/
     images/  masks/               other common names of both are in `IMAGES` and `MASKS`
     cases.csv (optional)          columns: file, and any of patient, split
+
+With several channels, a case has a file for each: NAME_CHANNEL or nnU-Net's NAME_0000, and the mask NAME.
 """
 
 from __future__ import annotations
@@ -117,7 +119,10 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     if parts is None:
         return Site(site, ())
     images_folder, masks_folder = parts
-    images = scans_in(images_folder)
+    files = scans_in(images_folder)
+    images, others = files, dict[str, tuple[Path, ...]]()
+    if task is not None and task.channel_count > 1 and task.is_volume and not task.stacked:
+        images, others = _by_channel(f"{site}/{images_folder.name}", files, task, problems)
     masks = _masks_of(images, scans_in(masks_folder))
     broken = broken_links(images_folder), broken_links(masks_folder)
     for part, links in zip((images_folder, masks_folder), broken, strict=True):
@@ -142,12 +147,12 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
         patient = row.patient
         if patient is None:
             try:
-                stem = stem_of(images[name])
+                stem = stem_of(Path(name) if others else images[name])
                 patient = task.patient_of(stem) if task else stem
             except TaskError as error:
                 problems.append(f"{site}/{images_folder.name}/{name}: {error}")
                 continue
-        cases.append(Case(images[name], masks[name], patient, row.split))
+        cases.append(Case(images[name], masks[name], patient, row.split, others.get(name, ())))
     return Site(site, whole_patients(site, cases, problems))
 
 
@@ -157,6 +162,49 @@ def note_broken(folder: str, links: Mapping[str, str], problems: list[str]) -> N
         f"{folder}/{name}: a link to {target}, which does not exist here; copy the file, or mount where it is"
         for name, target in links.items()
     ]
+
+
+def _by_channel(
+    folder: str, files: Mapping[str, Path], task: Task, problems: list[str]
+) -> tuple[dict[str, Path], dict[str, tuple[Path, ...]]]:
+    """Group the files of each case: the file of its first channel, and those of the others, by case.
+
+    NAME_CHANNEL.nii.gz has a channel by the task's name of it, in any case, NAME_0000.nii.gz by its number.
+    The case is called NAME.nii.gz. Cases without a channel, and files of none, are problems.
+    """
+    channels = [channel.name for channel in task.channel_list]
+    endings = {f"_{name.lower()}": number for number, name in enumerate(channels)}
+    endings |= {f"_{number:04d}": number for number in range(len(channels))}
+    found: dict[str, dict[int, Path]] = {}
+    wanted = " or ".join((f"NAME_{channels[0]}", f"NAME{_FIRST}"))
+    for name, path in files.items():
+        stem = stem_of(path)
+        ending = next((end for end in endings if stem.lower().endswith(end)), None)
+        if ending is None:
+            problems.append(
+                f"{folder}/{name}: of no channel; expected a name such as {wanted}, with a channel of the "
+                f"task ({', '.join(channels)}) at its end"
+            )
+            continue
+        case = stem[: -len(ending)] + name[len(stem) :]
+        if endings[ending] in found.setdefault(case, {}):
+            other = found[case][endings[ending]].name
+            problems.append(
+                f"{folder}/{name}: the channel {channels[endings[ending]]} of {case} a second time, after "
+                f"{other}; keep one"
+            )
+        found[case][endings[ending]] = path
+    for case, parts in found.items():
+        if lacking := [channel for number, channel in enumerate(channels) if number not in parts]:
+            problems.append(
+                f"{folder}: {case} has no file of {', '.join(lacking)}; expected one for each of "
+                f"{', '.join(channels)}"
+            )
+    whole = {case: parts for case, parts in found.items() if len(parts) == len(channels)}
+    return (
+        {case: parts[0] for case, parts in whole.items()},
+        {case: tuple(parts[number] for number in range(1, len(channels))) for case, parts in whole.items()},
+    )
 
 
 def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str, Path]:

@@ -1,6 +1,7 @@
 """Training and validating one network on one site's data: what methods and benchmarks have in common.
 
-The data are slices with masks, or images with classes; each has its loss and its score.
+The data are slices with masks, images with classes, or whole volumes with masks; each has its loss and its
+score. Volumes are trained on by patches, and answered by windows of the same sides.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +27,21 @@ from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.scanner import augment_intensities
 from training.algorithm import SiteSize, State
 from training.data.classification import LabelledData, labelled_batches
-from training.data.examples import Examples
+from training.data.examples import Data, Examples, Volumes
 from training.data.segmentation.dataset import SiteData, batches
+from training.data.segmentation.patches import Motion, patch_batches
+from training.methods.common.sliding_window import answer_volume
 
 AnySiteData = SiteData | LabelledData
-OptimiserName = Literal["adam", "sgd"]
+OptimiserName = Literal["adam", "adamw", "sgd"]
 Aggregation = Literal["sample", "uniform"]
+# Class indices of every example: [N, H, W] or [N] uint8, or [X, Y, Z] uint8 of each volume.
+Answers: TypeAlias = Tensor | list[Tensor]
 # Of SGD.
 MOMENTUM = 0.9
+MOTION = Motion()
+# Of AdamW, where no other is given.
+DECAY = 1e-5
 
 
 def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -54,7 +62,12 @@ class Schedule:
     over these batches; otherwise it stays. `intensity` is the severity of the drawn scanners
     (`personalization.scanner`) that half of a batch's slices go through; 0 for none. With `randomise` there
     is domain randomisation of half of the batches instead. `momentum` is of SGD. `weight_decay` is added to
-    the gradient, times the weights. `loss` is of the logits and targets of a batch.
+    the gradient, times the weights (AdamW: taken from the weights). `loss` is of the logits and targets of a
+    batch.
+
+    Of volumes, a batch is of patches, a pass has as many patches as there are volumes, `foreground` is the
+    share of patches that are centred on a target, and `motion` says how patches are turned where `augment`
+    is on.
     """
 
     epochs: int = 1
@@ -72,6 +85,12 @@ class Schedule:
     weight_decay: float = 0.0
     loss: Loss = task_loss
     randomise: bool = False
+    foreground: float = 1 / 3
+    motion: Motion = MOTION
+
+    def planned(self, count: int) -> int:
+        """The number of batches, of so many examples."""
+        return self.steps or max(self.epochs * math.ceil(count / self.batch_size), self.least_steps)
 
 
 class Batch(NamedTuple):
@@ -126,7 +145,7 @@ def state_of(network: nn.Module) -> State:
 
 def train_locally(
     network: nn.Module,
-    data: Examples,
+    data: Data,
     schedule: Schedule,
     generator: torch.Generator,
     penalty: Penalty | None = None,
@@ -137,9 +156,7 @@ def train_locally(
     Raises ValueError when there is nothing to train on.
     """
     optimiser = new_optimiser(network, schedule)
-    planned = schedule.steps or max(
-        schedule.epochs * math.ceil(len(data) / schedule.batch_size), schedule.least_steps
-    )
+    planned = schedule.planned(len(data))
     least = least_batch(network, data, schedule.batch_size)
     network.train()
     total, done = 0.0, 0
@@ -195,16 +212,22 @@ def new_optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimiz
     parameters, rate, decay = network.parameters(), schedule.learning_rate, schedule.weight_decay
     if schedule.optimiser == "sgd":
         return torch.optim.SGD(parameters, lr=rate, momentum=schedule.momentum, weight_decay=decay)
+    if schedule.optimiser == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, amsgrad=schedule.amsgrad, weight_decay=decay or DECAY)
     return torch.optim.Adam(parameters, lr=rate, amsgrad=schedule.amsgrad, weight_decay=decay)
 
 
 @torch.no_grad()
-def least_batch(network: nn.Module, data: Examples, batch_size: int) -> int:
+def least_batch(network: nn.Module, data: Data, batch_size: int) -> int:
     """The images that a batch needs: two where a batch of one would come and the network cannot normalise it.
 
     Batch norm in training has no variance of a single value: where a small image has become one pixel, it
     needs another image. Leaves the network in evaluation mode if it had to be asked.
     """
+    if isinstance(data, Volumes):
+        if batch_size > 1:
+            return 1  # batches of patches are full
+        data = data.tiles(1)
     if not len(data) or (batch_size > 1 and len(data) % batch_size != 1):
         return 1
     lonely: list[bool] = []
@@ -223,7 +246,7 @@ def least_batch(network: nn.Module, data: Examples, batch_size: int) -> int:
 
 
 def scheduled_batches(
-    data: Examples, schedule: Schedule, generator: torch.Generator, least: int = 1
+    data: Data, schedule: Schedule, generator: torch.Generator, least: int = 1
 ) -> Iterator[Batch]:
     """The batches of the schedule, in their order. None has fewer than `least` images.
 
@@ -231,6 +254,12 @@ def scheduled_batches(
     """
     if not len(data):
         raise ValueError("there is no slice to train on")
+    if isinstance(data, Volumes):
+        motion = schedule.motion if schedule.augment else None
+        steps, size = schedule.planned(len(data)), max(schedule.batch_size, least)
+        drawn = patch_batches(data, steps, size, schedule.foreground, motion, generator)
+        yield from (_changed(*patches, schedule, generator) for patches in drawn)
+        return
     done = 0
     for epoch in count():
         # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.
@@ -257,13 +286,17 @@ def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator, least
         else (batch[:2] for batch in labelled_batches(data, size, generator, turned, least))
     )
     for images, targets in drawn:
-        if schedule.randomise:
-            changed, randomised = randomise_half(images, generator)
-            yield Batch(changed, targets, randomised)
-        elif schedule.intensity and data.has_masks:
-            yield Batch(augment_intensities(images, schedule.intensity, generator), targets)
-        else:
-            yield Batch(images, targets)
+        yield _changed(images, targets, schedule, generator)
+
+
+def _changed(images: Tensor, targets: Tensor, schedule: Schedule, generator: torch.Generator) -> Batch:
+    """The batch after domain randomisation, or after the drawn scanners that images with masks go through."""
+    if schedule.randomise:
+        changed, randomised = randomise_half(images, generator)
+        return Batch(changed, targets, randomised)
+    if schedule.intensity and targets.ndim > 1:
+        return Batch(augment_intensities(images, schedule.intensity, generator), targets)
+    return Batch(images, targets)
 
 
 def check_score(score: Tensor, most: int | None, largest: float = 1.0) -> None:
@@ -281,13 +314,20 @@ def check_score(score: Tensor, most: int | None, largest: float = 1.0) -> None:
         )
 
 
+def as_met(data: Data) -> Examples:
+    """The images as a network meets them when it serves: slices as they are, volumes by windows."""
+    return data.tiles() if isinstance(data, Volumes) else data
+
+
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, slices: Examples, batch_size: int = 16) -> None:
+def estimate_statistics(network: nn.Module, slices: Data, batch_size: int = 16) -> None:
     """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
 
     After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
-    from the whole set, since neighbours belong to one patient. Leaves the network in training mode.
+    from the whole set, since neighbours belong to one patient. Volumes are met by windows. Leaves the network
+    in training mode.
     """
+    slices = as_met(slices)
     least = least_batch(network, slices, batch_size)
     norms = moving_norms(network).values()
     momenta = [norm.momentum for norm in norms]
@@ -305,7 +345,7 @@ def estimate_statistics(network: nn.Module, slices: Examples, batch_size: int = 
 
 
 def with_statistics(
-    spec: NetworkSpec, state: State, slices: Examples, batch_size: int, device: torch.device
+    spec: NetworkSpec, state: State, slices: Data, batch_size: int, device: torch.device
 ) -> State:
     """A network's weights with the batch-norm statistics that `estimate_statistics` finds."""
     network = network_of(spec, state, device)
@@ -313,7 +353,7 @@ def with_statistics(
     return state_of(network)
 
 
-def batch_moments(network: nn.Module, slices: Examples, batch_size: int = 16) -> State:
+def batch_moments(network: nn.Module, slices: Data, batch_size: int = 16) -> State:
     """Mean and mean square of every batch norm's input, by `estimate_statistics`: [C] float64 each.
 
     Nothing where there is no slice. They are means, so that those of several sites can be averaged.
@@ -360,12 +400,18 @@ def positive_variances(noisy: State, received: State) -> State:
     }
 
 
+@overload
+def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tensor: ...
+@overload
+def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers: ...
 @torch.no_grad()
-def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tensor:
+def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of
-    images with classes."""
+    images with classes; [X, Y, Z] of each volume, by windows as the service answers."""
     network.eval()
     device = next(network.parameters()).device
+    if isinstance(slices, Volumes):
+        return [answer_volume(network, image, slices.geometry, device) for image in slices.images]
     parts = torch.split(torch.from_numpy(slices.images), batch_size)
     # A copy is aligned as torch aligns, whatever numpy did: some kernels add up in another order otherwise.
     classes = [network(part.clone().to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts]
@@ -373,13 +419,33 @@ def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tenso
 
 
 def dice_per_patient(
-    network: nn.Module, slices: Examples, classes: int, batch_size: int = 16
+    network: nn.Module, slices: Data, classes: int, batch_size: int = 16
 ) -> dict[str, float]:
     """Foreground Dice of every patient, all its slices as one volume; NaN of a patient without a target."""
     if not len(slices):
         return {}
     predicted = predict(network, slices, batch_size)
-    return foreground_dice(predicted, torch.from_numpy(slices.targets), slices.patients, classes)
+    return {
+        patient: value
+        for rows in beside_truth(predicted, slices)
+        for patient, value in foreground_dice(*rows, classes).items()
+    }
+
+
+def beside_truth(predicted: Answers, data: Data) -> Iterator[tuple[Tensor, Tensor, tuple[str, ...]]]:
+    """Class indices of answers and truth [N, ...] and the N patients, as the metrics take them.
+
+    Volumes have shapes of their own: of these, one patient after the other, all voxels in one row.
+    """
+    if isinstance(data, Volumes):
+        for patient in dict.fromkeys(data.patients):
+            own = [index for index, name in enumerate(data.patients) if name == patient]
+            found = torch.cat([predicted[index].flatten() for index in own])
+            truth = torch.cat([torch.from_numpy(data.targets[index]).flatten() for index in own])
+            yield found[None], truth[None], (patient,)
+    else:
+        assert isinstance(predicted, Tensor)
+        yield predicted, torch.from_numpy(data.targets), data.patients
 
 
 @dataclass(frozen=True)
@@ -472,19 +538,25 @@ def _sum(values: Iterable[float]) -> tuple[float, int]:
     return math.fsum(defined), len(defined)
 
 
-def evaluate(network: nn.Module, data: Examples, classes: int, batch_size: int = 16) -> ValidationScore:
+def evaluate(network: nn.Module, data: Data, classes: int, batch_size: int = 16) -> ValidationScore:
     """The network's foreground Dice on some slices, or its accuracy on some images; other metrics too."""
     return scored(predict(network, data, batch_size), data, classes) if len(data) else ValidationScore()
 
 
-def scored(predicted: Tensor, data: Examples, classes: int) -> ValidationScore:
-    """What class indices [N, ...] for the slices or images score; there is at least one."""
-    truth = torch.from_numpy(data.targets)
+def scored(predicted: Answers, data: Data, classes: int) -> ValidationScore:
+    """What the answers to slices, images or volumes score; there is at least one."""
     if data.has_masks:
-        dice = foreground_dice(predicted, truth, data.patients, classes)
-        further = further_metrics(predicted, truth, data.patients, classes, "segmentation")
+        dice: dict[str, float] = {}
+        further: dict[str, dict[str, float]] = {}
+        for rows in beside_truth(predicted, data):
+            dice |= foreground_dice(*rows, classes)
+            for name, values in further_metrics(*rows, classes, "segmentation").items():
+                further.setdefault(name, {}).update(values)
         return ValidationScore.of(dice, further)
+    assert isinstance(predicted, Tensor)
+    assert isinstance(data, Examples)
+    truth = torch.from_numpy(data.targets)
     images = tuple(map(str, range(len(truth))))
-    further = further_metrics(predicted, truth, images, classes, "classification")
+    others = further_metrics(predicted, truth, images, classes, "classification")
     right = dict(zip(images, (predicted == truth).double().tolist(), strict=True))
-    return ValidationScore.of(right, further)
+    return ValidationScore.of(right, others)

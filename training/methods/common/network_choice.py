@@ -15,7 +15,9 @@ from personalization.networks.capabilities import traits_of
 from personalization.networks.registry import DEFAULTS, builder
 from training.config import MethodConfig
 from training.errors import ConfigurationError
+from training.planning.topology import dynunet_arguments
 
+OF_VOLUMES = "monai.dynunet"
 _CHOICE = ("network", "network_arguments")
 
 
@@ -40,10 +42,14 @@ class NetworkConfig(MethodConfig):
         Raises ConfigurationError for one that is unknown, does not take its arguments, is for another kind of
         task, or does not take the task's size.
         """
-        name = self.network or DEFAULTS[task.kind]
+        name = self.network or (OF_VOLUMES if task.is_volume else DEFAULTS[task.kind])
         try:
-            common: dict[str, Any] = {"in_channels": task.in_channels, "classes": len(task.classes)}
-            if "width" in inspect.signature(builder(name)).parameters:
+            common: dict[str, Any] = {"in_channels": task.in_channels, "classes": task.out_channels}
+            if task.geometry is not None and self.network is None:
+                # Pooled where the voxels are fine, by nnU-Net's rules.
+                spacing = task.geometry.spacing or (1.0, 1.0, 1.0)
+                common |= dynunet_arguments(spacing, task.geometry.patch, self.width)
+            elif "width" in inspect.signature(builder(name)).parameters:
                 common["width"] = self.width
             spec = NetworkSpec(name=name, arguments={**common, **self.network_arguments})
             traits = traits_of(outline(name, **spec.arguments))
@@ -51,7 +57,7 @@ class NetworkConfig(MethodConfig):
                 raise NetworkError(
                     f"{name}: expected a network for a {task.kind}, found one for a {traits.task}"
                 )
-            traits.check_sides(task.size, name)
+            traits.check_sides(task.input_shape, name)
         except NetworkError as error:
             raise ConfigurationError(
                 f"the network does not fit the task {task.name!r}", [str(error)]

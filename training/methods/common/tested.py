@@ -9,17 +9,19 @@ was chosen, label by label.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
 from personalization.metrics import dice_by_label, foreground_dice
+from personalization.surfaces import surface_distances
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -35,17 +37,24 @@ from training.algorithm import (
     StepContext,
     send_nothing,
 )
-from training.data.examples import Examples
+from training.data.examples import Data, Volumes
 from training.engine.history import TEST
-from training.methods.common.local_training import AnySiteData, check_score, predict
+from training.methods.common.local_training import (
+    Answers,
+    AnySiteData,
+    beside_truth,
+    check_score,
+    predict,
+)
 
 Split = Literal["test", "val"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 # Which model: one that all sites share, that of a site's cluster, or the site's own.
 Model = Literal["", "cluster", "personal"]
 MODELS: tuple[Model, ...] = get_args(Model)
-# (images and their answers) -> the class index of every pixel [N, H, W], or of every image [N], uint8
-Predict = Callable[[Examples], Tensor]
+# (images and their answers) -> the class index of every pixel [N, H, W], or of every image [N], uint8; of
+# volumes [X, Y, Z] each
+Predict = Callable[[Data], Answers]
 
 
 def scoring_phase(
@@ -95,15 +104,17 @@ def score_once(models: Mapping[Model, Predict | None], data: AnySiteData, task: 
     """A site's part: the scores of each model on its test patients, and on validation patients that are not
     trained on. A model that the site does not have, None, has no scores."""
     labels = _classes_of(task)
-    held_out = data.val if data.val is not data.all_train else None
+    splits: list[Data | None] = [data.test, data.val if data.val is not data.all_train else None]
     uploads: dict[str, State] = {}
     metrics: dict[str, float] = {}
     for model, answer in models.items():
         uploads[_group(model)] = {}
         if answer is not None:
-            scores = torch.stack([_scores(answer, each, labels) for each in (data.test, held_out)])
+            answers = [answer(each) if each is not None and len(each) else None for each in splits]
+            scores = torch.stack([_scores(*pair, labels) for pair in zip(answers, splits, strict=True)])
             uploads[_group(model)] = {"scores": scores}
             metrics |= _metrics(scores, tuple(labels), model)
+            metrics |= _surface_metrics(answers[0], data.test, labels, model)
     return ClientResult(uploads, 1.0, metrics=metrics)
 
 
@@ -142,30 +153,84 @@ def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
     return {label: task.label_classes(label) for label in task.labels}
 
 
-@torch.no_grad()
-def _scores(answer: Predict, examples: Examples | None, labels: Mapping[str, tuple[int, ...]]) -> Tensor:
+def _scores(
+    predicted: Answers | None, examples: Data | None, labels: Mapping[str, tuple[int, ...]]
+) -> Tensor:
     """Sum and count [1 + L, 2] float64 of all foreground, or of right images, and of each label.
 
     A patient counts for a label that is in the mask or in the prediction.
     """
     sums = torch.zeros(1 + len(labels), 2, dtype=torch.float64)
-    if examples is None or not len(examples):
+    if examples is None or predicted is None:
         return sums
-    predicted = answer(examples)
-    if not examples.has_masks:
-        right = predicted == torch.from_numpy(examples.targets)
+    if not labels:
+        assert isinstance(predicted, Tensor)
+        right = predicted == torch.from_numpy(np.asarray(examples.targets))
         sums[0] = torch.tensor([float(right.sum()), len(right)])
         return sums
-    truth, patients = torch.from_numpy(examples.targets), examples.patients
     classes = 1 + max(max(members) for members in labels.values())
-    whole = foreground_dice(predicted, truth, patients, classes)
-    columns: list[Sequence[float]] = [list(whole.values())]
-    by_label = torch.stack(list(dice_by_label(predicted, truth, patients, [*labels.values()]).values()))
-    columns += by_label.T.tolist()
+    whole: list[float] = []
+    by_label: list[Tensor] = []
+    for rows in beside_truth(predicted, examples):
+        whole += foreground_dice(*rows, classes).values()
+        by_label += dice_by_label(*rows, [*labels.values()]).values()
+    columns: list[Sequence[float]] = [whole, *torch.stack(by_label).T.tolist()]
     for row, values in enumerate(columns):
         defined = [value for value in values if not math.isnan(value)]
         sums[row] = torch.tensor([math.fsum(defined), len(defined)], dtype=torch.float64)
     return sums
+
+
+def _surface_metrics(
+    predicted: Answers | None, examples: Data, labels: Mapping[str, tuple[int, ...]], model: Model
+) -> dict[str, float]:
+    """The means over test patients of `test_hd95/LABEL`, `test_assd/LABEL` and `test_nsd/LABEL`.
+
+    They are in millimetres, or with `_px`, as in `test_hd95_px/LABEL`, in pixels of the network's input where
+    spacing is unknown. A patient's value is the mean over its scans. `test_surfaces/LABEL` is the number of
+    patients in which answer and truth have the label: the others have no surface to measure.
+    """
+    if predicted is None or not labels:
+        return {}
+    by_patient: dict[tuple[str, str], list[Mapping[str, Tensor]]] = {}
+    for patient, spacing, found, truth in _scans(predicted, examples):
+        measured = surface_distances(found, truth, [*labels.values()], spacing)
+        by_patient.setdefault((patient, "" if spacing else "_px"), []).append(measured)
+    metrics: dict[str, float] = {}
+    of = f"{model}_" if model else ""
+    for unit in dict.fromkeys(unit for _, unit in by_patient):
+        scans = [own for (_, other), own in by_patient.items() if other == unit]
+        for name in scans[0][0]:
+            values = torch.stack([torch.stack([scan[name] for scan in own]).nanmean(dim=0) for own in scans])
+            for label, column in zip(labels, values.T, strict=True):
+                defined = column[~column.isnan()]
+                if len(defined):
+                    metrics[f"{of}test_{name}{unit}/{label}"] = float(defined.mean())
+                    metrics[f"{of}test_surfaces{unit}/{label}"] = float(len(defined))
+    return metrics
+
+
+def _scans(
+    predicted: Answers, examples: Data
+) -> Iterator[tuple[str, tuple[float, ...] | None, Tensor, Tensor]]:
+    """Patient, spacing, answer and truth of every scan: [X, Y, Z] of a volume, [S, H, W] of slices, [H, W].
+
+    Distances between scans say nothing, so a patient's are taken one by one.
+    """
+    if isinstance(examples, Volumes):
+        truths = map(torch.from_numpy, examples.targets)
+        yield from zip(examples.patients, examples.spacings, predicted, truths, strict=True)
+        return
+    assert isinstance(predicted, Tensor)
+    truth = torch.from_numpy(examples.targets)
+    names = list(zip(examples.patients, examples.cases, strict=True))
+    for scan in dict.fromkeys(names):
+        own = [index for index, name in enumerate(names) if name == scan]
+        spacing = examples.spacings[own[0]] if examples.spacings else None
+        if len(own) == 1:
+            yield scan[0], spacing and spacing[1:], predicted[own[0]], truth[own[0]]
+        else:
+            yield scan[0], spacing, predicted[own], truth[own]
 
 
 def _metrics(scores: Tensor, labels: Sequence[str], model: Model = "") -> dict[str, float]:

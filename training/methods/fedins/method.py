@@ -55,7 +55,7 @@ from training.algorithm import (
     StepContext,
 )
 from training.backbones import has_head_for
-from training.data.examples import Examples
+from training.data.examples import Data, Examples, slices_of
 from training.errors import SiteFailed
 from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
 from training.methods.common.local_training import AnySiteData, ValidationScore, scored, weight_of
@@ -113,6 +113,7 @@ def pool_network(
     kinds=("segmentation", "classification"),
     panels=(Panel("pool"),),
     network=pool_network,
+    no_volumes="its pool adapts a frozen U-Net or ViT for slices, and no backbone for volumes is known",
 )
 class FedIns(Algorithm):
     """FedIns on a U-Net for a segmentation task, on a ViT for a classification."""
@@ -245,7 +246,9 @@ class FedIns(Algorithm):
         """Score the pool that came and count its picks; then train from it."""
         scored, network, queries = self._scored(context, received, memory, data)
         training = self._training(context, received.get(USAGE.name, {}))
-        loss = train_pool(network, data.train, queries["train"], training, context.generator("train"))
+        loss = train_pool(
+            network, slices_of(data.train), queries["train"], training, context.generator("train")
+        )
         uploads = {**scored.uploads, WEIGHTS.name: _split(network)[0]}
         return replace(scored, uploads=uploads, metrics={**scored.metrics, "loss": loss})
 
@@ -260,9 +263,9 @@ class FedIns(Algorithm):
             raise SiteFailed("expected at least one image to train on, found none")
         score = ValidationScore()
         if len(data.val):
-            score = scored(
-                self._predict(context, network, data.val, queries["val"], "score"), data.val, self.classes
-            )
+            val = slices_of(data.val)
+            found = self._predict(context, network, val, queries["val"], "score")
+            score = scored(found, val, self.classes)
         picks = usage_by(network, queries["train"])
         uploads = {SCORES.name: score.state(), USAGE.name: {"picks": picks}}
         metrics = {
@@ -281,7 +284,8 @@ class FedIns(Algorithm):
         """Score the selected pool on the test patients, with queries that are made for it."""
         network = self._received(context, received)
 
-        def answer(examples: Examples) -> Tensor:
+        def answer(data: Data) -> Tensor:
+            examples = slices_of(data)
             queries = queries_of(network, examples, self.config.batch_size)
             return self._predict(context, network, examples, queries, "test")
 
@@ -308,9 +312,10 @@ class FedIns(Algorithm):
         return network
 
     def _queries(self, network: InstanceAdaptive, data: AnySiteData) -> State:
-        train = queries_of(network, data.train, self.config.batch_size)
-        val = train if data.val is data.train else queries_of(network, data.val, self.config.batch_size)
-        return {"train": train, "val": val}
+        train, val = (slices_of(each) for each in (data.train, data.val))
+        queries = queries_of(network, train, self.config.batch_size)
+        others = queries if val is train else queries_of(network, val, self.config.batch_size)
+        return {"train": queries, "val": others}
 
     def _training(self, context: StepContext, usage: State) -> PoolTraining:
         config = self.config

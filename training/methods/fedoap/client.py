@@ -20,6 +20,7 @@ from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import ClientResult, Memory, State, StepContext
+from training.data.examples import slices_of
 from training.data.segmentation.dataset import SiteData, batches
 from training.errors import SiteFailed
 from training.methods.common.export import export_personal
@@ -48,7 +49,7 @@ def _batches(
         raise SiteFailed("expected at least one training slice, found none")
     draw = context.generator("train")
     for _ in count():
-        for images, targets in batches(data.train, config.batch_size, draw, config.augment):
+        for images, targets in batches(slices_of(data.train), config.batch_size, draw, config.augment):
             yield randomise_half(images, draw)[0] if randomise else images, targets
 
 

@@ -47,6 +47,7 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.data.examples import slices_of
 from training.data.segmentation.dataset import SiteData
 from training.methods.common.data_statistics import describe_phase
 from training.methods.common.export import PERSONAL, export_phase
@@ -74,7 +75,13 @@ def attention(network: FedOapUNet, images_NCHW: Tensor) -> Tensor:
     return predict(network, images_NCHW)[1]
 
 
-@register("fedoap", FedOapConfig, panels=(Panel("transmission", after="traffic"),), attention=attention)
+@register(
+    "fedoap",
+    FedOapConfig,
+    panels=(Panel("transmission", after="traffic"),),
+    attention=attention,
+    no_volumes="its keys and values are those of a 2-D U-Net's bottleneck",
+)
 class FedOap(Algorithm):
     """FedOAP for a task with one foreground class.
 
@@ -165,7 +172,8 @@ class FedOap(Algorithm):
         uploads = {WEIGHTS.name: shared}
         if config.bank:
             bounds = config.bounds.stricter(context.bounds)
-            uploads[TOKENS.name] = mean_tokens(network, data.train, config.batch_size, bounds, context.noise)
+            slices = slices_of(data.train)
+            uploads[TOKENS.name] = mean_tokens(network, slices, config.batch_size, bounds, context.noise)
         kept = join({"personal": personal, "optimiser": optimiser.moments})
         return ClientResult(
             uploads,

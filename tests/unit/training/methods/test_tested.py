@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from model_store.task import Task
+from personalization.surfaces import surface_distances
 from tests.helpers.training.sites import context, site_data
+from tests.helpers.training.volumes import BALLS, volumes
 from training.algorithm import Memory, RoundResult, SiteSize
 from training.data.classification.dataset import LabelledData
-from training.data.examples import Examples
+from training.data.examples import Examples, Volumes
 from training.data.segmentation.dataset import SiteData
-from training.engine.history import RoundEntry, SiteEntry, final_scores, is_final, never_found
+from training.engine.history import (
+    RoundEntry,
+    SiteEntry,
+    final_distances,
+    final_scores,
+    is_final,
+    never_found,
+)
 from training.methods.common.tested import keep_scores, predicting, score_once, scored_metrics, scoring_phase
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import method, methods
@@ -35,6 +46,11 @@ class Says(nn.Module):
         if whole.ndim == 3 and self.classes == 2:
             whole = whole[:, 0, 0]
         return nn.functional.one_hot(whole, self.classes).movedim(-1, 1).float()
+
+
+def overlaps(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics without those of surfaces."""
+    return {name: v for name, v in metrics.items() if re.search("_(dice|accuracy|n)(/|$)", name)}
 
 
 def slices(found: list[list[int]], true: list[list[int]], patients: tuple[str, ...]) -> Examples:
@@ -62,11 +78,11 @@ def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
         "test_n/cup": 1.0,
     }
     # Its validation patients are those that it trains on, which say nothing.
-    assert result.metrics == expected
+    assert overlaps(result.metrics) == expected
     held_out = SiteData("S", test, slices([[2, 0]], [[2, 0]], ("v",)), test, None)
     more = score_once({"": predicting(Says(3), 2)}, held_out, FUNDUS)
     validated = {"val_n": 1.0, "val_dice/disc": 1.0, "val_n/disc": 1.0, "val_dice/cup": 1.0, "val_n/cup": 1.0}
-    assert more.metrics == {**expected, **validated}
+    assert overlaps(more.metrics) == {**expected, **validated}
     sites = {"A": dict(result.uploads["tested"]), "B": dict(more.uploads["tested"])}
     server = keep_scores(
         context("test", 0), Memory(), RoundResult({}, {"tested": sites}, {"A": 1.0, "B": 1.0}, {})
@@ -78,6 +94,73 @@ def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
     )
     assert {(each.split, each.label): each.count for each in final_scores([entry])}["test", "disc"] == 4
     assert never_found([entry]) == []
+
+
+def test_surfaces_are_by_patient_and_scan_in_millimetres_or_pixels_and_absent_labels_are_counted():
+    task = Task(name="discs", labels={"disc": (1,)}, size=(16, 16))
+    truth = np.zeros((5, 16, 16), np.uint8)
+    truth[:4, 4:8] = 1  # of the last patient there is none
+    found = np.roll(truth, 2, axis=1)
+    found[4, 0, 0] = 1
+    # p has two images with 3 mm from row to row, q one with 1 mm, r no spacing.
+    patients, cases = ("p", "p", "q", "r", "r"), ("a", "b", "c", "d", "e")
+    spacings = ((9.0, 3.0, 1.0),) * 2 + ((9.0, 1.0, 1.0), None, None)
+    test = Examples(found[:, None].astype(np.float32), truth, patients, cases, (0,) * 5, spacings)
+    data = SiteData("S", test, test, test, None)
+    metrics = score_once({"": lambda _: torch.from_numpy(found)}, data, task).metrics
+    assert metrics["test_hd95/disc"] == pytest.approx((6.0 + 2.0) / 2)
+    assert metrics["test_surfaces/disc"] == 2.0
+    assert metrics["test_hd95_px/disc"] == pytest.approx(2.0)  # r's image e has no surface to measure
+    assert metrics["test_surfaces_px/disc"] == 1.0
+    assert metrics["test_n/disc"] == 3.0
+    assert 0 < metrics["test_nsd/disc"] < 1
+    entry = RoundEntry("test", 0, 1, 0.0, {"A": entry_of(metrics), "B": entry_of(metrics)})
+    distances = {(each.metric, each.unit): each for each in final_distances([entry])}
+    assert distances["hd95", "mm"].count == 4
+    assert distances["hd95", "mm"].mean == pytest.approx(4.0)
+    assert set(distances) == {(name, unit) for name in ("hd95", "assd", "nsd") for unit in ("mm", "px")}
+    assert all(is_final(name) for name in metrics if "hd95" in name or "surfaces" in name)
+
+
+def test_volumes_are_scored_as_their_slices_are_and_by_windows():
+    class Bright(nn.Module):
+        """Finds what is brighter than 1, whatever the window."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.cat([torch.ones_like(images), images * 1.0], dim=1)
+
+    test = volumes(3, 5)
+    test = Volumes(test.images, test.targets, ("p", "q", "p"), test.cases, test.spacings, test.geometry)
+    data = SiteData("S", test, test, test, None)
+    metrics = score_once({"": predicting(Bright(), 2)}, data, BALLS).metrics
+    dice, distances = {}, {}
+    for patient, own in (("p", (0, 2)), ("q", (1,))):
+        pairs = [(test.images[i][0] > 1, test.targets[i] > 0) for i in own]
+        both, total = (
+            sum(f(a, b) for a, b in pairs)
+            for f in (lambda a, b: (a & b).sum(), lambda a, b: a.sum() + b.sum())
+        )
+        dice[patient] = 2 * both / total
+        each = [
+            float(
+                surface_distances(
+                    torch.from_numpy(a.astype(np.uint8)),
+                    torch.from_numpy(b.astype(np.uint8)),
+                    [(1,)],
+                    (1.0, 1.0, 2.0),
+                )["hd95"]
+            )
+            for a, b in pairs
+        ]
+        distances[patient] = sum(each) / len(each)
+    assert metrics["test_dice"] == pytest.approx(sum(dice.values()) / 2)
+    assert metrics["test_dice/ball"] == pytest.approx(sum(dice.values()) / 2)
+    assert metrics["test_hd95/ball"] == pytest.approx(sum(distances.values()) / 2)
+    assert metrics["test_n"] == 2.0
 
 
 def test_the_models_of_a_site_are_told_apart_and_one_that_it_does_not_have_is_left_out():
@@ -98,7 +181,7 @@ def test_the_models_of_a_site_are_told_apart_and_one_that_it_does_not_have_is_le
     own = dict.fromkeys(
         ("personal_test_dice", "personal_test_n", "personal_test_dice/disc", "personal_test_n/disc"), 1.0
     )
-    assert (a.metrics, b.metrics) == ({**scores, **own}, scores)
+    assert (overlaps(a.metrics), overlaps(b.metrics)) == ({**scores, **own}, scores)
     assert b.uploads["personal_tested"] == {}
     groups = scoring_phase(task, (), FedAvg.score_step, models=("", "personal")).uploads
     for group in groups:

@@ -1,0 +1,127 @@
+"""Every method that can be trained on volumes, in seconds, on balls; the others say why they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from model_store.manifest import Lineage
+from model_store.preprocessing.windows import slide
+from model_store.store import Store
+from tests.helpers.training.volumes import BALLS, GEOMETRY, volume_data, volumes
+from training.algorithm import Publication
+from training.config import MethodConfig
+from training.engine.client import RunEnvironment
+from training.engine.egress import ALL_KINDS, SiteSpec
+from training.engine.engine import FederationEngine, RunOutcome
+from training.engine.folder import RunFolder
+from training.engine.history import final_distances, final_scores
+from training.methods.common.local_training import predict
+from training.methods.registry import method, methods
+from training.publish import Origin, publish
+
+SITES = ("A", "B", "C")
+SMALL: Mapping[str, Any] = {"width": 4, "rounds": 2, "least_steps": 2, "batch_size": 2}
+ON_VOLUMES = [
+    name for name in methods() if "segmentation" in method(name).kinds and not method(name).no_volumes
+]
+BATCH_NORM = {
+    "network": "monai.dynunet",
+    "network_arguments": {
+        "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 1]],
+        "norm_name": "batch",
+    },
+}
+
+
+class Sites:
+    """Loads a site's volumes; picklable for worker processes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self) -> Any:
+        return volume_data(SITES[self.number], 3, 2, self.number, test=2)
+
+
+def configured(name: str, tmp_path: Path, **more: Any) -> MethodConfig:
+    chosen = method(name)
+    given = {
+        field: value for field, value in {**SMALL, **more}.items() if field in chosen.config.model_fields
+    }
+    return chosen.config(**given).prepared(Store(tmp_path / "store"), BALLS, "balls")
+
+
+def run(name: str, folder: Path, *, workers: int = 0, **more: Any) -> tuple[RunOutcome, Publication]:
+    algorithm = method(name).build(configured(name, folder, **more), BALLS)
+    specs = [SiteSpec(site, Sites(number), ALL_KINDS, True, 20) for number, site in enumerate(SITES)]
+    engine = FederationEngine(
+        algorithm, specs, RunEnvironment(3, "cpu", 1), RunFolder(folder / "run"), workers=workers
+    )
+    outcome = engine.run()
+    return outcome, algorithm.publication(outcome.server)
+
+
+@pytest.mark.parametrize("name", ON_VOLUMES)
+def test_a_method_trains_scores_and_publishes_on_volumes(name: str, tmp_path: Path) -> None:
+    outcome, publication = run(name, tmp_path)
+    assert publication.models
+    scores = {(score.model, score.split): score for score in final_scores(outcome.history) if not score.label}
+    assert scores
+    for score in scores.values():
+        assert score.count == 6
+    distances = final_distances(outcome.history)
+    assert {found.unit for found in distances} <= {"mm"}
+    lineage = Lineage(method=name, run="0" * 16, sites=SITES, rounds=2, seed=3)
+    artefacts = publish(Store(tmp_path / "store"), Origin("balls", BALLS, lineage), publication)
+    draft, artefact = publication.models[0], artefacts[0]
+    assert draft.network.name == "monai.dynunet"
+    session = onnxruntime.InferenceSession(artefact.read("graph.onnx"))
+    assert session.get_inputs()[0].shape[1:] == [1, *GEOMETRY.patch]
+
+    # The served graph, by the service's windows, gives the masks that training scored.
+    def answered(patch: Any) -> Any:
+        return session.run(["probabilities"], {"image": np.ascontiguousarray(patch)[None]})[0][0]
+
+    network = method(name).network(configured(name, tmp_path), BALLS, draft.network, draft.weights)
+    tests = volumes(2, 200)
+    for image, found in zip(tests.images, predict(network, tests), strict=True):
+        planes = slide(image, GEOMETRY.patch, GEOMETRY.overlap, GEOMETRY.window, answered)
+        served = np.stack([plane.argmax(axis=0) for _, plane in planes])
+        assert (served == found.numpy()).mean() > 0.999
+
+
+def test_methods_that_cannot_are_those_that_say_why() -> None:
+    refused = {name for name in methods() if method(name).no_volumes}
+    assert refused == {"fedoap", "fedins"}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "iop-fl"])
+def test_batch_norm_of_volumes_is_estimated_and_its_spread_measured(name: str, tmp_path: Path) -> None:
+    outcome, publication = run(name, tmp_path, **BATCH_NORM)
+    (draft,) = (draft for draft in publication.models if draft.site is None)
+    means = [tensor for key, tensor in draft.weights.items() if key.endswith("running_mean")]
+    assert means
+    assert any(tensor.abs().max() > 0 for tensor in means)
+    assert "spread" in outcome.server.facts
+
+
+def test_more_workers_and_a_second_run_give_the_same_bits(tmp_path: Path) -> None:
+    runs = [run("fedavg", tmp_path / str(workers), workers=workers)[1] for workers in (0, 1, 2)]
+    first, *others = (publication.models[0].weights for publication in runs)
+    for other in others:
+        assert all(torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+def test_what_suits_volumes_is_taken_where_nothing_is_given(tmp_path: Path) -> None:
+    config = method("fedavg").config().prepared(Store(tmp_path), BALLS, "balls")
+    chosen = config.model_dump()
+    assert (chosen["loss"], chosen["batch_size"], chosen["optimiser"]) == ("dice_ce", 2, "adamw")
+    given = method("fedavg").config(loss="dice", batch_size=4).prepared(Store(tmp_path), BALLS, "balls")
+    assert (given.model_dump()["loss"], given.model_dump()["batch_size"]) == ("dice", 4)
