@@ -33,7 +33,7 @@ def surface_distances(
 
     Args:
         predicted, truth: class indices [*spatial] of any integer type, in two or three dimensions.
-        labels: the classes whose union each label is.
+        labels: the classes of each label, of which it is the union.
         spacing: distances between neighbours along each axis; without it, distances are in pixels.
         tolerance: of `nsd`, in the unit of the distances.
 

@@ -61,7 +61,7 @@ def write_federation(
 ) -> Path:
     """Write task.yaml and, per site, images/, masks/ and cases.csv under `root`. Returns `root`.
 
-    `task` is `TASK`, whose network sees slices, or `VOLUMES`. The files are the same.
+    `task` is `TASK`, of slices, or `VOLUMES`. The files are the same.
 
     `sites` are names of SCANNERS. `size` is the network's input size, a multiple of 16, and about the
     in-plane matrix of the volumes. A volume has 12 to 14 slices.

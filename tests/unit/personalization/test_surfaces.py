@@ -1,4 +1,4 @@
-"""Surface metrics on planes and islands whose distances are known, and against a loop over all pairs."""
+"""Surface metrics on planes and islands with known distances, and against a loop over all pairs."""
 
 from __future__ import annotations
 
