@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from model_store.appearance import DESCRIPTORS, describe
-from model_store.preprocessing import Prepared
+from model_store.preprocessing import Prepared, PreparedVolume
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.slices import thinned
 from model_store.scans.types import Scan
-from model_store.task import Task
+from model_store.task import Normalisation, Task
 
 # Squared distance per descriptor above which a scan counts as unlike training. Chosen on FLAIR slices of four
 # institutions, each compared with the other three: at most a tenth of a new institution's slices exceed it,
@@ -50,6 +50,8 @@ _PHRASES = {
     "slice_mm": "mm between slices",
 }
 _SAMPLES = 2**16
+# A slice that is described has cells, and a border of a tenth of it.
+_LEAST_SIDE = 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class ScanSummary:
     modality: str | None = None
 
 
-def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
+def summarise(scan: Scan, prepared: Prepared | PreparedVolume) -> ScanSummary:
     """Summarise a scan and its prepared input."""
     geometry = prepared.geometry
     count, rows, columns = geometry.slices
@@ -87,9 +89,24 @@ def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
         measures["tilt"] = geometry.tilt_degrees
     low, middle, high = np.percentile(thinned(scan.voxels, _SAMPLES), (1, 50, 99))
     measures |= {"raw_low": float(low), "raw_middle": float(middle), "raw_high": float(high)}
-    appearance, constant = describe(prepared.slices)
-    kind = f"{'grey' if is_grey(scan.voxels) else 'colour'} {'volume' if scan.is_volume else 'image'}"
+    slices = planes_of(prepared.volume) if isinstance(prepared, PreparedVolume) else prepared.slices
+    appearance, constant = describe(slices)
+    kind = f"{_colour(scan)} {'volume' if scan.is_volume else 'image'}"
     return ScanSummary(kind, measures, appearance, constant, scan.modality)
+
+
+def planes_of(volume_CXYZ: NDArray[np.float32]) -> NDArray[np.float32]:
+    """View a network's volume as slices [S, C, H, W] along its last axis, for what describes slices."""
+    sides = [max(0, _LEAST_SIDE - side) for side in volume_CXYZ.shape[1:3]]
+    if any(sides):
+        volume_CXYZ = np.pad(volume_CXYZ, ((0, 0), *((0, more) for more in sides), (0, 0)), mode="edge")
+    return np.moveaxis(volume_CXYZ, -1, 0)
+
+
+def _colour(scan: Scan) -> str:
+    if scan.is_volume and (scan.channel_names or scan.channels not in (1, 3)):
+        return f"{scan.channels}-channel"
+    return "grey" if is_grey(scan.voxels) else "colour"
 
 
 class Range(BaseModel):
@@ -242,8 +259,8 @@ def _within(value: float, seen: Range, factor: float) -> bool:
 
 def _raw_intensities(summary: ScanSummary, reference: ReferenceStatistics, task: Task) -> list[str]:
     """Compare raw intensities, only if the network depends on the scanner's units (window, or no scaling)."""
-    normalisation = task.normalisation
-    if normalisation.window is None and normalisation.method != "none":
+    # With several channels, the raw intensities are those of all together.
+    if not any(_in_units(each.normalisation) for each in task.channel_list):
         return []
     low, high = reference.ranges.get("raw_low"), reference.ranges.get("raw_high")
     if low is None or high is None:
@@ -256,6 +273,11 @@ def _raw_intensities(summary: ScanSummary, reference: ReferenceStatistics, task:
         f"the raw intensities run from {found_low:.4g} to {found_high:.4g} (1st to 99th percentile); "
         f"training had {low.low:.4g} to {high.high:.4g}: are they in the same units?"
     ]
+
+
+def _in_units(normalisation: Normalisation) -> bool:
+    fixed = any(step.step != "zscore" and step.window is not None for step in normalisation.ordered_steps)
+    return fixed or normalisation.method in ("none", "fixed")
 
 
 def _appearance(summary: ScanSummary, reference: ReferenceStatistics) -> list[str]:

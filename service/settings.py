@@ -54,6 +54,8 @@ def scan_limits(settings: Settings, task: Task | None = None) -> Limits:
     )
     if task is None:
         return limits
+    if task.is_volume:
+        return replace(limits, max_channels=task.channel_count if task.stacked else 1)
     usable = max(_ALWAYS_TAKEN_PIXELS, settings.max_pixels_per_input * math.prod(task.size))
     if usable >= limits.max_pixels:
         return limits

@@ -35,7 +35,12 @@ from model_store.preprocessing.masks import (
     prepare_mask,
 )
 from model_store.preprocessing.restore import PercentRestorer, Restorer, check_restorable, restore
-from model_store.preprocessing.volume_restore import PercentVolumeRestorer, VolumeRestorer
+from model_store.preprocessing.volume_restore import (
+    PercentVolumeRestorer,
+    VolumeRestorer,
+    check_volume_restorable,
+    slab_axis_of,
+)
 from model_store.preprocessing.volumes import (
     PreparedVolume,
     join_channels,
@@ -57,6 +62,7 @@ __all__ = [
     "check_grid",
     "check_restorable",
     "check_values",
+    "check_volume_restorable",
     "class_map",
     "display_image",
     "display_slices",
@@ -68,6 +74,7 @@ __all__ = [
     "prepare_volume",
     "prepare_volume_mask",
     "restore",
+    "slab_axis_of",
     "to_slices",
     "volume_grid",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from model_store.preprocessing.geometry import Geometry, geometry_of
 from model_store.preprocessing.masks import resample_nearest
 from model_store.preprocessing.slices import NativeSlices, stacked, thinned
+from model_store.preprocessing.volumes import channels_of
 from model_store.scans.types import Scan
 from model_store.task import Task
 
@@ -48,8 +50,14 @@ class DisplaySlices(Sequence[NDArray[np.uint8]]):
 
 
 def display_slices(scan: Scan, task: Task) -> DisplaySlices:
-    """Render a scan's slices in the task's plane and window. An 8-bit image without a window is unchanged."""
-    return DisplaySlices(scan, geometry_of(scan, task), task.normalisation.window)
+    """Render a scan's slices in the task's plane and window. An 8-bit image without a window is unchanged.
+
+    A task of volumes has its first channel shown, in axial slices.
+    """
+    if not task.is_volume or not scan.is_volume:
+        return DisplaySlices(scan, geometry_of(scan, task), task.normalisation.window)
+    first = replace(scan, voxels=channels_of(scan, task)[0][..., np.newaxis])
+    return DisplaySlices(first, geometry_of(scan, task), task.channel_list[0].normalisation.window)
 
 
 def display_image(scan: Scan) -> NDArray[np.uint8]:

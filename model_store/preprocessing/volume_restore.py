@@ -14,9 +14,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.errors import ScanTooLarge
+from model_store.preprocessing.geometry import MOST_ELEMENTS
 from model_store.preprocessing.grid import VolumeGrid
 from model_store.preprocessing.lines import Places, across, nearest
 from model_store.preprocessing.slices import turned
+from model_store.preprocessing.windows import slab_axis, slab_bytes
 from model_store.task import Task
 
 Outputs = Literal["probabilities", "logits"]
@@ -59,6 +62,28 @@ def classes_of(outputs_K: NDArray[np.float32], task: Task, kind: Outputs) -> NDA
     for index, output in enumerate(outputs_K):
         combination |= (output > half).astype(np.uint16) << np.uint16(index)
     return np.asarray(task.region_classes[combination])
+
+
+def check_volume_restorable(grid: VolumeGrid, task: Task) -> None:
+    """Raise ScanTooLarge if the average over windows would need too much memory."""
+    geometry = task.geometry
+    assert geometry is not None
+    axis = slab_axis_of(grid, task)
+    needed = slab_bytes(grid.shape, geometry.patch, task.out_channels, axis)
+    if needed > 4 * MOST_ELEMENTS:
+        raise ScanTooLarge(
+            f"{task.out_channels} outputs per voxel of {' x '.join(map(str, grid.shape))} voxels need "
+            f"{needed / 2**30:.1f} GiB for the average over windows, more than the {MOST_ELEMENTS / 2**28:g} "
+            f"GiB that are allowed for task '{task.name}'; send a part of the volume"
+        )
+
+
+def slab_axis_of(grid: VolumeGrid, task: Task) -> int:
+    """The axis along which windows are averaged: the first by nnU-Net's rule, where the order of windows
+    shows in half precision, else the one with the smallest slab."""
+    geometry = task.geometry
+    assert geometry is not None
+    return 0 if geometry.window == "nnunet" else slab_axis(grid.shape, geometry.patch)
 
 
 class _PlaneByPlane:

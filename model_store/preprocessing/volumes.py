@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ScanMismatch
+from model_store.preprocessing.geometry import Geometry, geometry_of
 from model_store.preprocessing.grid import VolumeGrid, volume_grid
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.lines import Between, across, nearest
@@ -29,10 +30,14 @@ from model_store.task import Task
 
 @dataclass(frozen=True)
 class PreparedVolume:
-    """A network's input [C, X, Y, Z] float32, of which it sees patches, and the grid for the way back."""
+    """A network's input [C, X, Y, Z] float32, of which it sees patches, and the grid for the way back.
+
+    `geometry` is that of the scan's axial slices, as a person sees them.
+    """
 
     volume: NDArray[np.float32]
     grid: VolumeGrid
+    geometry: Geometry
 
 
 def join_channels(scans: Mapping[str, Scan], task: Task) -> Scan:
@@ -76,7 +81,7 @@ def prepare_volume(scan: Scan, task: Task) -> PreparedVolume:
     """
     geometry = task.geometry
     assert geometry is not None, "a task of slices is prepared by `prepare`"
-    channels = _channels_of(scan, task)
+    channels = channels_of(scan, task)
     grid = volume_grid(scan, task)
     region = None
     needs_region = any(
@@ -101,7 +106,7 @@ def prepare_volume(scan: Scan, task: Task) -> PreparedVolume:
             for place in range(len(target)):
                 own = None if there is None else there[place]
                 target[place] = normaliser.apply(target[place], own)
-    return PreparedVolume(volume, grid)
+    return PreparedVolume(volume, grid, geometry_of(scan, task))
 
 
 def prepare_volume_mask(mask: Scan, task: Task, grid: VolumeGrid) -> NDArray[np.uint8]:
@@ -113,7 +118,7 @@ def prepare_volume_mask(mask: Scan, task: Task, grid: VolumeGrid) -> NDArray[np.
     return _nearest(turned(classes, grid.order)[grid.box], grid)
 
 
-def _channels_of(scan: Scan, task: Task) -> list[NDArray[Any]]:
+def channels_of(scan: Scan, task: Task) -> list[NDArray[Any]]:
     """The voxels [I, J, K] of each of the task's channels, in order.
 
     Grey that was saved as RGB has three equal channels and is grey.

@@ -146,7 +146,7 @@ class ScanRequest:
 
     def _answer(self, data: bytes, answer: Callable[[PreparedScan, str], Answered]) -> Answered | None:
         reading = self.predictor.read(data)
-        small = reading.prepared.slices[:, 0].size <= MOST_PIXELS
+        small = reading.sliced.slices[:, 0].size <= MOST_PIXELS
         return answer(reading, self.graph) if self.graph is not None and small else None
 
     def _keep(self, content: bytes) -> str:

@@ -17,11 +17,23 @@ from numpy.typing import NDArray
 from model_store.errors import ArtefactDamaged
 from model_store.guard import GuardWarning, check, summarise
 from model_store.manifest import NetworkManifest
-from model_store.preprocessing import Geometry, PercentRestorer, Prepared, Restorer, check_restorable, prepare
+from model_store.preprocessing import (
+    Geometry,
+    PercentRestorer,
+    Prepared,
+    PreparedVolume,
+    Restorer,
+    check_restorable,
+    check_volume_restorable,
+    prepare,
+    prepare_volume,
+)
 from model_store.scan import Limits, Scan, decode
+from model_store.task import Task
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import BATCH, GraphSession, Outputs
 from service.inference.uncertainty import Attention, Uncertainty, entropy_map
+from service.inference.volumes import BetweenPatches, never_ended, segment_volume
 
 Taken = TypeVar("Taken", contravariant=True)
 
@@ -53,13 +65,21 @@ class PreparedScan:
 
     data: bytes
     scan: Scan
-    prepared: Prepared
+    prepared: Prepared | PreparedVolume
     warnings: tuple[GuardWarning, ...]
+
+    @property
+    def sliced(self) -> Prepared:
+        """The input of a network of slices."""
+        assert isinstance(self.prepared, Prepared), "the network of this task sees volumes"
+        return self.prepared
 
 
 @dataclass(frozen=True)
 class Segmentation:
     """`classes`: uint8 class indices on the scan's own grid, [H, W] or [I, J, K].
+
+    `geometry`: of the slices that a person sees; those of a network of slices are the same.
 
     `attention`: the share of each source, over all slices; None of a network without cross-attention.
     `picked`: which entries of its pool, by the scan or by each slice; None of a network without one.
@@ -84,10 +104,19 @@ def read(data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatc
     with watch.stage("decode"):
         scan = decode(data, limits)
     with watch.stage("prepare"):
-        prepared = prepare(scan, manifest.task)
+        task = manifest.task
+        prepared = prepare_volume(scan, task) if task.is_volume else prepare(scan, task)
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
     return PreparedScan(data, scan, prepared, warnings)
+
+
+def check_answerable(reading: PreparedScan, task: Task) -> None:
+    """Raise ScanTooLarge if the mask of a scan would need too much memory."""
+    if isinstance(reading.prepared, PreparedVolume):
+        check_volume_restorable(reading.prepared.grid, task)
+    else:
+        check_restorable(reading.prepared.geometry, task)
 
 
 def run(
@@ -103,7 +132,7 @@ def run(
     `routing` says how a volume picks from a network's pool: as a whole, by the mean of its slices' queries,
     or slice by slice.
     """
-    slices = reading.prepared.slices
+    slices = reading.sliced.slices
     most = len(slices) if whole else BATCH
     parts = [slices[start : start + most] for start in range(0, len(slices), most)]
     query = None
@@ -127,6 +156,7 @@ def segment(
     *,
     whole: bool = False,
     with_map: bool = False,
+    between: BetweenPatches = never_ended,
 ) -> Segmentation:
     """Segment a scan.
 
@@ -137,13 +167,19 @@ def segment(
         watch: receives the time of every stage.
         routing, whole: see `run`.
         with_map: whether the answer has the uncertainty of every voxel.
+        between: called before each patch of a volume.
 
     Raises:
         ScanError: the scan's grid is too large for a mask.
         ArtefactDamaged: the network gives no probabilities for it.
     """
     geometry = reading.prepared.geometry
-    check_restorable(geometry, manifest.task)
+    check_answerable(reading, manifest.task)
+    if isinstance(reading.prepared, PreparedVolume):
+        mask, unsure, map_of_it = segment_volume(
+            reading.prepared, manifest.task, session, watch.stage, between, with_map=with_map
+        )
+        return Segmentation(reading.scan, geometry, mask, unsure, uncertainty_map=map_of_it)
     restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
     picks = Picks(once=routing == "scan")
     entropies = PercentRestorer(geometry) if with_map else None

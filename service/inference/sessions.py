@@ -149,6 +149,7 @@ def wanted_providers(device: str, gpu_memory: int = 0) -> list[Any]:
 OUTPUT = "probabilities"
 ATTENTION = "attention"
 ENTRIES, SIMILARITIES = "entries", "similarities"
+LOGITS = "logits"
 _ERRORS_ONLY = 3
 # In the message of onnxruntime's arenas.
 _OUT_OF_MEMORY = "is smaller than requested bytes"
@@ -165,12 +166,14 @@ _MAKING_ALLOCATOR = threading.Lock()
 
 class Outputs(NamedTuple):
     """Class probabilities [S, K, …]; of a network with cross-attention, its shares [S, sources] too; of one
-    with a pool, which entries each slice picked and how similar they are, [S, C]."""
+    with a pool, which entries each slice picked and how similar they are, [S, C]; the logits [S, K, …] of an
+    imported one, where they are averaged over windows."""
 
     probabilities: NDArray[np.float32]
     attention: NDArray[np.float32] | None = None
     entries: NDArray[np.int64] | None = None
     similarities: NDArray[np.float32] | None = None
+    logits: NDArray[np.float32] | None = None
 
 
 class GraphSession:
@@ -219,7 +222,9 @@ class GraphSession:
             )
         self.digest = digest
         self._limits = limits
-        self._outputs = [name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES) if name in outputs]
+        self._outputs = [
+            name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES, LOGITS) if name in outputs
+        ]
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
         if device.startswith("cuda") and self.provider != CUDA:

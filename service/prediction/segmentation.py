@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from model_store.preprocessing import check_restorable
 from model_store.scan import Note, Scan, open_series
-from service.inference.pipeline import PreparedScan, Segmentation, segment
+from service.inference.pipeline import PreparedScan, Segmentation, check_answerable, segment
 from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
@@ -71,7 +70,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
 
     def _check(self, reading: PreparedScan) -> None:
         self._output(reading.scan)
-        check_restorable(reading.prepared.geometry, self.selection.manifest.task)
+        check_answerable(reading, self.selection.manifest.task)
 
     def _output(self, scan: Scan) -> Output:
         options = self.options

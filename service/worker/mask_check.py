@@ -80,7 +80,7 @@ class _Pair:
             reading = read(file.read(), self.model.manifest, limits, watch)
             drawn = None
             if mask is not None:
-                drawn = prepare_mask(decode_mask(mask.read(), limits), self.task, reading.prepared.geometry)
+                drawn = prepare_mask(decode_mask(mask.read(), limits), self.task, reading.sliced.geometry)
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         found = []

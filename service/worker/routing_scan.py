@@ -59,7 +59,7 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
     )
     reading = predictor.read(scan.content)
     with watch.stage("adapt"):
-        adaptation, graph = _adapted_graph(attempt, options, loaded, slices_of(reading.prepared))
+        adaptation, graph = _adapted_graph(attempt, options, loaded, slices_of(reading.sliced))
     attempt.set_stage("segmenting")
     network = ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph))
     answer = predictor.make(reading, LoadedGraph(load(graph, attempt.settings), network))

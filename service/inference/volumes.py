@@ -1,0 +1,123 @@
+"""Segment a volume by windows: one patch per run of the network, planes restored as they are done.
+
+One patch per run keeps the memory of activations small, and a run's deadline, the client's leaving and a
+job's cancelling are looked at between patches. Several at once would not be faster on a CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ArtefactDamaged
+from model_store.preprocessing import PercentVolumeRestorer, PreparedVolume, VolumeRestorer, slab_axis_of
+from model_store.preprocessing.volume_restore import as_logits, as_probabilities
+from model_store.preprocessing.windows import slide, starts
+from model_store.task import Task
+from service.inference.sessions import GraphSession
+from service.inference.uncertainty import Uncertainty, entropy_map, region_entropy_map
+
+# Called before each patch with the number of patches done and of all; what it raises ends the run.
+BetweenPatches = Callable[[int, int], None]
+
+
+def never_ended(done: int, total: int) -> None:
+    """Let a volume run to its end."""
+    del done, total
+
+
+def patches_of(prepared: PreparedVolume, task: Task) -> int:
+    """Number of runs of the network that a volume takes."""
+    geometry = task.geometry
+    assert geometry is not None
+    sides = zip(prepared.grid.shape, geometry.patch, strict=True)
+    windows = math.prod(
+        len(starts(max(side, own), own, geometry.overlap, geometry.window)) for side, own in sides
+    )
+    return windows << len(geometry.mirror)
+
+
+def segment_volume(
+    prepared: PreparedVolume,
+    task: Task,
+    session: GraphSession,
+    stage: Callable[[str], Any],
+    between: BetweenPatches,
+    *,
+    with_map: bool,
+) -> tuple[NDArray[np.uint8], float, NDArray[np.uint8] | None]:
+    """Segment a prepared volume.
+
+    Args:
+        prepared: the volume, prepared for the task.
+        task: of the network.
+        session: the loaded graph.
+        stage: a context for each stage, by name, that is timed.
+        between: see `BetweenPatches`.
+        with_map: whether the answer has the uncertainty of every voxel.
+
+    Returns:
+        Class indices [I, J, K] on the scan's own grid, the uncertainty, and on request its map in percent.
+
+    Raises:
+        ArtefactDamaged: the network gives no probabilities for a patch.
+    """
+    geometry, regions = task.geometry, task.regions
+    assert geometry is not None
+    kind, axis = geometry.average, slab_axis_of(prepared.grid, task)
+    total, done = patches_of(prepared, task), itertools.count()
+
+    def run(patch: NDArray[np.float32]) -> NDArray[np.float32]:
+        found: NDArray[np.float32]
+        between(next(done), total)
+        with stage("inference"):
+            outputs = session.run_alone(patch[np.newaxis])
+        found = outputs.probabilities[0]
+        if found.shape != (task.out_channels, *geometry.patch):
+            raise ValueError(
+                f"expected probabilities {[task.out_channels, *geometry.patch]} of a patch, "
+                f"found {list(found.shape)}"
+            )
+        if kind == "probabilities":
+            return found
+        return as_logits(found, regions=regions) if outputs.logits is None else outputs.logits[0]
+
+    def predict(patch: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not geometry.mirror:
+            return run(patch)
+        mean: NDArray[np.float32] | None = None
+        for count in range(len(geometry.mirror) + 1):
+            for axes in itertools.combinations(geometry.mirror, count):
+                turned = tuple(each + 1 for each in axes)
+                found = np.flip(run(np.flip(patch, turned)), turned)
+                mean = found.copy() if mean is None else np.add(mean, found, out=mean)
+        assert mean is not None
+        mean /= np.float32(1 << len(geometry.mirror))
+        return mean
+
+    restorer = VolumeRestorer(prepared.grid, task, axis, kind)
+    uncertainty = Uncertainty(regions=regions)
+    entropies = PercentVolumeRestorer(prepared.grid, axis) if with_map else None
+    # A window takes most of the time of `slide`; what is left is averaging and restoring.
+    try:
+        for _, plane in slide(
+            prepared.volume, geometry.patch, geometry.overlap, geometry.window, predict, axis=axis
+        ):
+            with stage("restore"):
+                restorer.add(plane)
+            with stage("uncertainty"):
+                p = plane if kind == "probabilities" else as_probabilities(plane, regions=regions)
+                uncertainty.add(p[np.newaxis])
+                if entropies is not None:
+                    entropies.add(region_entropy_map(p) if regions else entropy_map(p))
+    except ValueError as error:
+        raise ArtefactDamaged(
+            f"graph {session.digest}: {error}; withdraw the model or publish it again"
+        ) from error
+    with stage("restore"):
+        return restorer.finish(), uncertainty.value, None if entropies is None else entropies.finish()

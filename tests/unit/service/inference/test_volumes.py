@@ -1,0 +1,203 @@
+"""A volume through the service's pipeline: equal to MONAI's, whatever the file's orientation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.inferers.inferer import SlidingWindowInferer
+from monai.networks.nets.basic_unet import BasicUNet
+from numpy.typing import NDArray
+
+from model_store.errors import ArtefactDamaged, ScanMismatch, ScanTooLarge
+from model_store.scan import Limits
+from model_store.task import Task
+from personalization.export import to_onnx
+from service.inference.pipeline import Segmentation, Stopwatch, check_answerable, read, segment
+from service.inference.sessions import GraphSession
+
+PATCH = (16, 24, 16)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the pipeline reads of one."""
+
+    task: Task
+    statistics: Any = None
+    sources: Any = None
+
+
+def task(geometry: dict[str, Any] | None = None, **fields: Any) -> Task:
+    content = {"name": "v", "labels": {"a": [1], "b": [2]}, **fields}
+    return Task.model_validate(
+        {**content, "geometry": {"spacing": [1.5, 1.5, 1.5], "patch": PATCH, **(geometry or {})}}
+    )
+
+
+def network() -> torch.nn.Module:
+    """Random weights, with outputs that differ enough for every class to be there."""
+    torch.manual_seed(0)
+    net = BasicUNet(
+        spatial_dims=3, in_channels=1, out_channels=3, features=(4, 4, 8, 8, 8, 4), norm="batch"
+    ).eval()
+    with torch.no_grad():
+        net.final_conv.weight *= 30
+        net.final_conv.bias -= net(torch.randn(4, 1, *PATCH)).mean(dim=(0, 2, 3, 4))
+    return net
+
+
+@pytest.fixture(scope="module")
+def session() -> GraphSession:
+    return GraphSession("sha256:test", to_onnx(network(), 1, PATCH), threads=1, device="cpu")
+
+
+def nifti(shape: tuple[int, int, int] = (29, 33, 21), orientation: Any = None) -> bytes:
+    voxels = (np.random.default_rng(1).random(shape) * 500).astype(np.int16)
+    affine = np.diag([1.1, 0.9, 2.0, 1.0])
+    if orientation is not None:
+        turned = nib.orientations.apply_orientation(voxels, orientation)
+        affine = affine @ nib.orientations.inv_ornt_aff(orientation, voxels.shape)
+        voxels = turned
+    return bytes(nib.Nifti1Image(voxels, affine).to_bytes())
+
+
+def answer(data: bytes, own: Task, graph: GraphSession, **options: Any) -> Segmentation:
+    manifest: Any = Manifest(own)
+    reading = read(data, manifest, Limits(), Stopwatch())
+    return segment(reading, manifest, graph, Stopwatch(), **options)
+
+
+def by_monai(volume: NDArray[np.float32], mode: str, overlap: float, *, logits: bool) -> NDArray[np.float32]:
+    net = network()
+    inferer = SlidingWindowInferer(PATCH, overlap=overlap, mode=mode)
+    with torch.no_grad():
+        found = inferer(
+            torch.from_numpy(volume)[None], net if logits else lambda x: torch.softmax(net(x), dim=1)
+        )
+    assert isinstance(found, torch.Tensor)
+    return np.asarray(found[0].numpy())
+
+
+@pytest.mark.parametrize(
+    ("mode", "overlap", "average"),
+    [("gaussian", 0.5, "probabilities"), ("constant", 0.25, "probabilities"), ("gaussian", 0.25, "logits")],
+)
+def test_the_service_gives_what_monais_inferer_gives(
+    session: GraphSession, mode: str, overlap: float, average: str
+) -> None:
+    own = task({"spacing": None, "window": mode, "overlap": overlap, "average": average, "restore": average})
+    manifest: Any = Manifest(own)
+    reading = read(nifti(), manifest, Limits(), Stopwatch())
+    found = segment(reading, manifest, session, Stopwatch(), with_map=True)
+    prepared: Any = reading.prepared
+    expected = by_monai(prepared.volume, mode, overlap, logits=average == "logits")
+    if average == "logits":
+        expected = np.exp(expected) / np.exp(expected).sum(axis=0)
+    assert len(np.unique(found.classes)) == 3
+    # The file is in RAS, so the network's axes are the file's.
+    np.testing.assert_array_equal(found.classes, expected.argmax(axis=0))
+    entropy = -(expected * np.log(expected)).sum(axis=0) / np.log(3)
+    assert found.uncertainty_map is not None
+    assert np.abs(found.uncertainty_map - 100 * entropy).max() <= 0.5 + 1e-3
+    weight = 1 - expected[0]
+    assert found.uncertainty == pytest.approx((weight * entropy).sum() / weight.sum(), abs=1e-5)
+
+
+def test_every_orientation_of_a_file_has_the_same_mask(session: GraphSession) -> None:
+    own, identity = task(), [[0, 1], [1, 1], [2, 1]]
+    expected = answer(nifti(orientation=np.array(identity)), own, session).classes
+    assert len(np.unique(expected)) == 3
+    for orientation in ([[2, -1], [0, 1], [1, -1]], [[1, 1], [2, 1], [0, -1]], [[0, -1], [2, -1], [1, 1]]):
+        found = answer(nifti(orientation=np.array(orientation)), own, session).classes
+        turned = nib.orientations.apply_orientation(expected, np.array(orientation))
+        assert (found != turned).mean() < 1e-3
+
+
+def test_a_mirrored_answer_is_the_mean_over_its_turns(session: GraphSession) -> None:
+    own = task({"spacing": None, "mirror": [0, 2], "average": "logits"})
+    manifest: Any = Manifest(own)
+    reading = read(nifti(PATCH), manifest, Limits(), Stopwatch())
+    seen = []
+    found = segment(
+        reading, manifest, session, Stopwatch(), between=lambda done, total: seen.append((done, total))
+    )
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    prepared: Any = reading.prepared
+    volume, net = torch.from_numpy(prepared.volume)[None], network()
+    with torch.no_grad():
+        turns = [torch.log_softmax(net(volume.flip(axes)), 1).flip(axes) for axes in ([], [2], [4], [2, 4])]
+    expected = torch.stack(turns).mean(dim=0)[0].argmax(dim=0).numpy()
+    np.testing.assert_array_equal(found.classes, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_regions_are_decided_one_by_one() -> None:
+    labels = {"whole": [1, 2], "core": [2]}
+
+    class Sigmoids(torch.nn.Module):
+        """Two regions of the intensity, as an exported graph would have them."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(torch.cat([x * 4, (x - 1) * 4], dim=1))
+
+    import io
+
+    buffer = io.BytesIO()
+    torch.onnx.export(
+        Sigmoids(),
+        (torch.zeros(1, 1, *PATCH),),
+        buffer,  # type: ignore[arg-type]
+        dynamo=False,
+        input_names=["image"],
+        output_names=["probabilities"],
+        dynamic_axes={"image": {0: "B"}, "probabilities": {0: "B"}},
+    )
+    graph = GraphSession("sha256:regions", buffer.getvalue(), threads=1, device="cpu")
+    own = task({"spacing": None}, labels=labels, regions=True)
+    manifest: Any = Manifest(own)
+    reading = read(nifti(), manifest, Limits(), Stopwatch())
+    found = segment(reading, manifest, graph, Stopwatch(), with_map=True)
+    prepared: Any = reading.prepared
+    values = prepared.volume[0]
+    np.testing.assert_array_equal(found.classes, np.where(values > 1, 2, np.where(values > 0, 1, 0)))
+    assert 0 < found.uncertainty < 1
+
+
+def test_what_ends_between_patches_ends_the_run(session: GraphSession) -> None:
+    class Left(Exception): ...
+
+    runs = []
+
+    def between(done: int, total: int) -> None:
+        runs.append(done)
+        if done == 3:
+            raise Left
+
+    with pytest.raises(Left):
+        answer(nifti(), task(), session, between=between)
+    assert runs == [0, 1, 2, 3]
+
+
+def test_a_graph_of_another_shape_or_nan_is_damaged(session: GraphSession) -> None:
+    with pytest.raises(ArtefactDamaged, match=r"expected probabilities \[4, 16, 24, 16\].*found \[3"):
+        answer(nifti(), task(labels={"a": [1], "b": [2], "c": [3]}), session)
+
+
+def test_a_volume_beyond_the_memory_is_refused_before_the_network_runs() -> None:
+    own = task({"spacing": None, "patch": [128, 128, 128]}, labels={str(n): [n] for n in range(1, 200)})
+    manifest: Any = Manifest(own)
+    reading = read(nifti((9, 160, 160)), manifest, Limits(), Stopwatch())
+    with pytest.raises(ScanTooLarge, match=r"200 outputs per voxel .* GiB for the average over windows"):
+        check_answerable(reading, own)
+
+
+def test_an_image_is_refused_by_a_task_of_volumes(session: GraphSession) -> None:
+    from model_store.scan import encode_png
+
+    with pytest.raises(ScanMismatch, match="segments volumes, and the scan is an image"):
+        answer(encode_png(np.zeros((32, 32), np.uint8)), task(), session)
