@@ -1,7 +1,11 @@
-"""`python -m model_store`: list, show, verify, withdraw and prune the artefacts of a store."""
+"""`python -m model_store`: list, show, verify, withdraw, prune, import and export a store's artefacts."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +49,10 @@ DEFAULT_STORE = ".locum/store"
 # Names and reasons are user input: print them without markup and without line breaks.
 _AS_IT_IS: dict[str, Any] = {"markup": False, "soft_wrap": True}
 _WIDEST = 10_000
+# Options belong to the command that is started.
+_OF_TRAINING: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+}
 
 
 @app.command("list")
@@ -170,6 +178,35 @@ def prune(store: StoreOption = DEFAULT_STORE) -> None:
     for path in deleted:
         console.print(f"deleted {path}", **_AS_IT_IS)
     console.print(f"{len(deleted)} deleted")
+
+
+@app.command("import", **_OF_TRAINING)
+def import_model(context: typer.Context) -> None:
+    """Import a model made elsewhere as a version: a MONAI bundle, an nnU-Net folder, an onnx graph."""
+    _start("import", context.args)
+
+
+@app.command("export", **_OF_TRAINING)
+def export_model(context: typer.Context) -> None:
+    """Export a version as a MONAI bundle."""
+    _start("export", context.args)
+
+
+def _start(command: str, arguments: list[str]) -> None:
+    """Become `python -m training.exchange`, by name: the store itself knows no torch.
+
+    Modules of the working folder are not imported (-P), as by `locum`.
+    """
+    if find_spec("training") is None:
+        raise StoreError(
+            "training is not installed, which reads and writes networks; pip install locum has it"
+        )
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    line = [sys.executable, "-m", "training.exchange", command, *arguments]
+    if os.name == "nt":
+        # exec would return to the shell at once there.
+        raise typer.Exit(subprocess.run(line, env=environment, check=False).returncode)
+    os.execve(sys.executable, line, environment)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from personalization.state import check_finite
 
 INPUT = "image"
 OUTPUT = "probabilities"
+LOGITS = "logits"
 OPSET = 18
 
 
@@ -25,10 +26,12 @@ def to_onnx(
     *,
     any_batch: bool = True,
     regions: bool = False,
+    logits: bool = False,
 ) -> bytes:
     """Export `network` with a softmax appended, as the bytes of an onnx file.
 
-    With `regions` it is a sigmoid: the outputs are labels, which may overlap.
+    With `regions` it is a sigmoid: the outputs are labels, which may overlap. With `logits` there is a second
+    output of that name, for tasks that average logits over windows.
 
     Input "image" float32 [B, in_channels, *size], such as [B, C, H, W], with B free (1 without `any_batch`),
     output "probabilities" float32 [B, K, *size].
@@ -42,9 +45,9 @@ def to_onnx(
         check_finite(network.state_dict(), "network")
     except StateError as error:
         raise ExportError(f"not exported: {error}") from error
-    served = _Served(copy.deepcopy(network).cpu().float(), regions).eval()
+    served = _Served(copy.deepcopy(network).cpu().float(), regions, logits).eval()
     example = torch.zeros(1, in_channels, *size)
-    outputs = [OUTPUT, *served.extra_outputs]
+    outputs = [OUTPUT, *([LOGITS] if logits else ()), *served.extra_outputs]
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         # The deprecated TorchScript exporter is used on purpose. The newer one takes 3-6 s per graph instead
@@ -73,16 +76,20 @@ def to_onnx(
 class _Served(nn.Module):
     """Appends the softmax, or the sigmoid, so that every graph gives probabilities."""
 
-    def __init__(self, network: nn.Module, regions: bool) -> None:
+    def __init__(self, network: nn.Module, regions: bool, logits: bool) -> None:
         super().__init__()
-        self.network, self.regions = network, regions
+        self.network, self.regions, self.logits = network, regions, logits
         self.extra_outputs: tuple[str, ...] = getattr(network, "extra_outputs", ())
 
     def forward(self, image_BCHW: Tensor) -> Tensor | tuple[Tensor, ...]:
-        if not self.extra_outputs:
+        if not (self.extra_outputs or self.logits):
             return self._probabilities(self.network(image_BCHW))
-        logits, *extras = self.network.forward_with_extras(image_BCHW)  # type: ignore[operator]
-        return self._probabilities(logits), *extras
+        extras: list[Tensor] = []
+        if self.extra_outputs:
+            logits, *extras = self.network.forward_with_extras(image_BCHW)  # type: ignore[operator]
+        else:
+            logits = self.network(image_BCHW)
+        return self._probabilities(logits), *([logits] if self.logits else ()), *extras
 
     def _probabilities(self, logits_BK: Tensor) -> Tensor:
         return torch.sigmoid(logits_BK) if self.regions else torch.softmax(logits_BK, dim=1)

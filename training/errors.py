@@ -9,7 +9,8 @@
     ├── EgressRefused
     ├── SiteFailed
     ├── RoundFailed
-    └── PublishError
+    ├── PublishError
+    └── ImportRefused
 
 A message names the thing (file, site, round, tensor), what was expected, what was found and what to do.
 """
@@ -93,3 +94,7 @@ class RoundFailed(TrainingError):
 
 class PublishError(TrainingError):
     """The trained models could not be published."""
+
+
+class ImportRefused(TrainingError):
+    """A model that was made elsewhere cannot be imported, or a version cannot be exported."""

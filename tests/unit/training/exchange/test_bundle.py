@@ -1,0 +1,224 @@
+"""A MONAI bundle becomes a network and a task, or is refused by the place that Locum cannot express."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from monai.bundle import ConfigParser
+
+from model_store.normalisation import Rescale, ZScore
+from personalization.networks import build
+from tests.helpers.training.bundles import ARGMAX, INVERT, NETWORK, SOFTMAX, SPLEEN, make_bundle
+from training.errors import ImportRefused
+from training.exchange import bundle, checkpoints
+from training.exchange.imported import Imported
+from training.exchange.source import Source
+
+_SIGMOID = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
+_HALF = {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}
+_LAMBDA = {"_target_": "Lambdad", "keys": "pred", "func": "$lambda x: x"}
+
+
+def _read(path: Path, **options: Any) -> Imported:
+    with Source(path) as source:
+        return bundle.read(source, **options)
+
+
+def _scale(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"_target_": name, "keys": "image", **arguments}
+
+
+def test_spleens_bundle_becomes_its_task(tmp_path: Path) -> None:
+    found = _read(make_bundle(tmp_path / "spleen"))
+    task, geometry = found.task, found.task.geometry
+
+    assert geometry is not None
+    assert (task.name, task.labels, task.modality) == (
+        "spleen-ct-segmentation",
+        {"anterior": (1,), "posterior": (2,)},
+        "CT",
+    )
+    assert (geometry.spacing, geometry.axes, geometry.normalise) == ((1.5, 1.5, 2.0), "RAS", "after")
+    assert (geometry.patch, geometry.overlap, geometry.window) == ((16, 16, 16), 0.5, "constant")
+    assert (geometry.average, geometry.restore, geometry.resampling) == ("logits", "probabilities", "monai")
+    assert task.normalisation.ordered_steps == (Rescale(window=(-57, 164), to=(0, 1), clip=True),)
+    assert found.weights.licence == "Apache License Version 2.0, January 2004"
+    assert found.weights.sha256.startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        NETWORK,
+        {
+            **NETWORK,
+            "_target_": "monai.networks.nets.UNet",
+            "norm": ["GROUP", {"num_groups": 1}],
+            "act": "relu",
+        },
+        {
+            "_target_": "SegResNet",
+            "init_filters": 8,
+            "in_channels": 1,
+            "out_channels": 3,
+            "blocks_down": [1, 1],
+            "blocks_up": [1],
+            "dropout_prob": 0.2,
+        },
+        {
+            "_target_": "DynUNet",
+            "spatial_dims": 3,
+            "in_channels": 1,
+            "out_channels": 3,
+            "kernel_size": [[1, 3, 3], 3, 3],
+            "strides": [1, [1, 2, 2], 2],
+            "upsample_kernel_size": [[1, 2, 2], 2],
+            "filters": [4, 8, 16],
+            "deep_supervision": False,
+        },
+    ],
+)
+def test_the_network_answers_as_the_one_that_monais_parser_builds(
+    tmp_path: Path, network: dict[str, Any]
+) -> None:
+    path = make_bundle(tmp_path / "b", network=network)
+    found = _read(path)
+    own = build(found.network.name, **found.network.arguments).eval()
+    checkpoints.fill(own, found.state, "b")
+    parser = ConfigParser()
+    parser.read_config(str(path / "configs" / "inference.json"))
+    theirs = parser.get_parsed_content("network_def").eval()
+    theirs.load_state_dict(torch.load(path / "models" / "model.pt", weights_only=True))
+    image = torch.randn(1, 1, 16, 16, 16, generator=torch.Generator().manual_seed(1))
+
+    with torch.no_grad():
+        assert torch.equal(own(image), theirs(image))
+
+
+def test_order_of_the_transforms_is_kept(tmp_path: Path) -> None:
+    before = [
+        *SPLEEN[:4],
+        _scale("NormalizeIntensityd", nonzero=True),
+        _scale("ScaleIntensityd", minv=-1.0, maxv=1.0),
+    ]
+    after = [SOFTMAX, ARGMAX, {**INVERT, "nearest_interp": True}]
+    found = _read(make_bundle(tmp_path / "b", before=before, after=after))
+
+    assert found.task.normalisation.ordered_steps == (ZScore(within="nonzero"), Rescale(to=(-1, 1)))
+    assert found.task.geometry is not None
+    assert found.task.geometry.restore == "labels"
+
+
+def test_normalisation_before_spacing_stays_before(tmp_path: Path) -> None:
+    before = [*SPLEEN[:3], _scale("ScaleIntensityd"), SPLEEN[3]]
+    geometry = _read(make_bundle(tmp_path / "b", before=before)).task.geometry
+    assert geometry is not None
+    assert geometry.normalise == "before"
+
+    both = [*before, _scale("NormalizeIntensityd")]
+    with pytest.raises(ImportRefused, match="before Spacing or all after it"):
+        _read(make_bundle(tmp_path / "c", before=both))
+
+
+def test_regions_are_declared_by_the_user_and_the_lambda_left_out(tmp_path: Path) -> None:
+    path = make_bundle(
+        tmp_path / "brats",
+        network={**NETWORK, "in_channels": 4},
+        before=[_scale("LoadImaged"), _scale("NormalizeIntensityd", nonzero=True, channel_wise=True)],
+        after=[_SIGMOID, INVERT, _HALF, _LAMBDA],
+        labels={"0": "Tumor core", "1": "Whole tumor", "2": "Enhancing tumor"},
+        channels=("T1c", "T1", "T2", "FLAIR"),
+        modality="MR",
+    )
+    with pytest.raises(ImportRefused, match=r"Lambdad: .* --without Lambdad; .* --label NAME=VALUES"):
+        _read(path)
+    with pytest.raises(ImportRefused, match=r"regions that overlap .* --label 'Tumor core=1,2'"):
+        _read(path, without=["Lambdad"])
+    labels = {"core": (1, 4), "whole": (1, 2, 4), "enhancing": (4,)}
+    task = _read(path, without=["Lambdad"], labels=labels).task
+
+    assert task.regions
+    assert task.labels == labels
+    assert [channel.name for channel in task.channel_list] == ["T1c", "T1", "T2", "FLAIR"]
+    assert task.geometry is not None
+    assert (task.geometry.axes, task.geometry.spacing) == ("ijk", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"network": {**NETWORK, "out_channels": "$len(@labels)"}}, "--set network_def::out_channels=VALUE"),
+        ({"network": {**NETWORK, "_target_": "scripts.net.UNet"}}, "code of a bundle is not run"),
+        ({"network": {**NETWORK, "_target_": "monai.networks.nets.SwinUNETR"}}, "SwinUNETR: expected one of"),
+        ({"network": {**NETWORK, "_target_": "os.system"}}, "code of a bundle is not run"),
+        ({"network": {**NETWORK, "strange": 1}}, "strange"),
+        ({"network": {**NETWORK, "spatial_dims": 2}}, "expected spatial_dims 3"),
+        ({"before": [*SPLEEN, _scale("Resized", spatial_size=[64, 64, 64])]}, "Resized: it stretches"),
+        ({"before": [*SPLEEN, _scale("scripts.Own")]}, "Own: expected one of LoadImage"),
+        ({"before": [*SPLEEN, _scale("evil.ScaleIntensityd")]}, "found 'evil.ScaleIntensityd'"),
+        ({"before": [*SPLEEN[:3], {**SPLEEN[3], "pixdim": "$[1, 1, 1]"}]}, "pixdim=VALUE"),
+        ({"before": [*SPLEEN[:3], {**SPLEEN[3], "diagonal": True}]}, "without diagonal"),
+        ({"before": [*SPLEEN, _scale("CastToTyped", dtype="uint8")]}, "expected a dtype"),
+        ({"before": [*SPLEEN, _scale("ScaleIntensityd", factor=0.2)]}, "found factor"),
+        ({"before": [*SPLEEN, _scale("CropForegroundd", source_key="image")]}, "--without CropForegroundd"),
+        (
+            {"after": [SOFTMAX, ARGMAX, {"_target_": "KeepLargestConnectedComponentd", "keys": "pred"}]},
+            "keeps the largest component",
+        ),
+        ({"inferer": {"_target_": "SimpleInferer"}}, "--set .inferer="),
+        ({"inferer": {"_target_": "SlidingWindowInferer", "roi_size": [96, 96, -1]}}, "roi_size="),
+        (
+            {"inferer": {"_target_": "SlidingWindowInferer", "roi_size": [8] * 3, "sigma_scale": 0.2}},
+            "sigma_scale",
+        ),
+        ({"labels": {"0": "background", "1": "a"}}, "--label NAME=VALUE"),
+        ({"further": {"network_def": "%other.json::x"}}, "reads another file"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_with_its_place(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path = make_bundle(tmp_path / "b")
+    other = {**change}
+    network = other.pop("network", None)
+    if network is not None:
+        # The weights stay those of a network that can be made.
+        other["further"] = {"network_def": network}
+    with pytest.raises(ImportRefused, match=said):
+        _read(make_bundle(tmp_path / "c", **other))
+    _read(path)
+
+
+def test_a_declared_number_takes_the_place_of_an_expression(tmp_path: Path) -> None:
+    path = make_bundle(tmp_path / "b", further={"network_def": {**NETWORK, "out_channels": "$len(@labels)"}})
+
+    found = _read(path, declared={"network_def::out_channels": 3})
+
+    assert found.network.arguments["classes"] == 3
+    assert found.details["declared"] == {"network_def::out_channels": 3}
+
+
+def test_pretrained_weights_are_never_asked_for(tmp_path: Path) -> None:
+    network = {
+        "_target_": "FlexibleUNet",
+        "in_channels": 1,
+        "out_channels": 3,
+        "backbone": "resnet10",
+        "spatial_dims": 3,
+        "pretrained": False,
+    }
+    path = make_bundle(
+        tmp_path / "b", network=network, further={"network_def": {**network, "pretrained": True}}
+    )
+
+    assert "pretrained" not in _read(path).network.arguments
+
+
+def test_torchscript_alone_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = make_bundle(tmp_path / "b")
+    (path / "models" / "model.pt").rename(path / "models" / "model.ts")
+    with pytest.raises(ImportRefused, match=r"model.ts: TorchScript has code"):
+        _read(path)

@@ -1,0 +1,163 @@
+"""Import models that were made elsewhere as versions, and export versions as MONAI bundles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from model_store.artefact import Artefact
+from model_store.errors import LocumStoreError
+from model_store.graphs import operators_of
+from model_store.store import Store
+from training.errors import ImportRefused, TrainingError
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+importer = typer.Typer(help="Import a model as a version of NAME.", no_args_is_help=True)
+exporter = typer.Typer(help="Export a version.", no_args_is_help=True)
+app.add_typer(importer, name="import")
+app.add_typer(exporter, name="export")
+console = Console()
+_AS_IT_IS: dict[str, Any] = {"markup": False, "soft_wrap": True}
+
+StoreOption = Annotated[
+    str, typer.Option("--store", envvar="LOCUM_STORE", help="The store: a folder, or s3://BUCKET/PREFIX.")
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Name of the model; the task's when left out.")
+]
+LicenceOption = Annotated[
+    str | None, typer.Option("--licence", help="The licence of the weights, in place of the stated one.")
+]
+DEFAULT_STORE = ".locum/store"
+
+
+@importer.command("bundle")
+def import_bundle(
+    path: Annotated[Path, typer.Argument(help="The bundle: a folder or a zip file.")],
+    name: NameOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    licence: LicenceOption = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="PLACE=VALUE in place of what the configuration has there."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", help="NAME=VALUE[,VALUE…] of each output channel, in order, background left out."
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="A transform to leave out, knowingly.")
+    ] = None,
+) -> None:
+    """Import a MONAI bundle. Nothing in it is imported, evaluated or unpickled."""
+    from training.exchange import bundle, imported
+    from training.exchange.config import read_declared
+    from training.exchange.source import Source
+
+    declared, labels = read_declared(values or []), _labels(label or [])
+    with Source(path) as source:
+        found = bundle.read(source, declared=declared, labels=labels, without=without or ())
+    _report(imported.publish(Store(store), name or found.task.name, found, licence), found.notes)
+
+
+@importer.command("nnunet")
+def import_nnunet(
+    path: Annotated[Path, typer.Argument(help="Folder with plans.json, dataset.json and fold_0.")],
+    name: NameOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    licence: LicenceOption = None,
+    fold: Annotated[
+        list[str] | None,
+        typer.Option("--fold", help="A fold, as 0 or all; may be repeated. All that there are."),
+    ] = None,
+    mirror: Annotated[
+        bool, typer.Option(help="Answer as nnU-Net does, mirrored over each axis: eight passes for one.")
+    ] = True,
+) -> None:
+    """Import a folder of nnU-Net v2 (PlainConvUNet, 3d_fullres or 3d_lowres)."""
+    from training.exchange import imported, nnunet
+    from training.exchange.source import Source
+
+    with Source(path) as source:
+        found = nnunet.read(source, fold or (), mirror=mirror)
+    _report(imported.publish(Store(store), name or found.task.name, found, licence), found.notes)
+
+
+@importer.command("onnx")
+def import_onnx(
+    path: Annotated[Path, typer.Argument(help="The graph.")],
+    task: Annotated[Path, typer.Option(help="Its task.yaml: labels, channels, normalisation, geometry.")],
+    name: NameOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    licence: LicenceOption = None,
+    graph_operators: Annotated[
+        str,
+        typer.Option(envvar="LOCUM_GRAPH_OPERATORS", help="Operators beyond the built-in list, by commas."),
+    ] = "",
+) -> None:
+    """Import an onnx graph, to be served as it is."""
+    from training.exchange import graph, imported
+
+    try:
+        operators = operators_of(graph_operators)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    found = graph.read(path, task, operators)
+    opened = Store(store, operators=operators)
+    _report(imported.publish(opened, name or found.task.name, found, licence), found.notes)
+
+
+@exporter.command("bundle")
+def export_bundle(
+    reference: Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Write a version of one MONAI network as a MONAI bundle."""
+    from training.exchange import to_bundle
+
+    artefact = Store(store).open(reference)
+    to_bundle.write(artefact, out)
+    console.print(f"exported {artefact} to {out}", **_AS_IT_IS)
+
+
+def _labels(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, sign, values = text.rpartition("=")
+        try:
+            found[name.strip()] = tuple(int(value) for value in values.split(","))
+        except ValueError:
+            sign = ""
+        if not sign or not name.strip():
+            raise ImportRefused(
+                f"--label {text[:64]!r}: expected NAME=VALUE[,VALUE…], as liver=1 or whole=1,2,4"
+            )
+    return found
+
+
+def _report(artefact: Artefact, notes: tuple[str, ...]) -> None:
+    console.print(f"imported {artefact}  {artefact.digest}", **_AS_IT_IS)
+    lineage = artefact.manifest.lineage
+    console.print(f"  {lineage.details['form']}: {lineage.weights}", **_AS_IT_IS)
+    for note in notes:
+        console.print(f"  note: {note}", **_AS_IT_IS)
+
+
+def main() -> None:
+    """Run the command line. Refusals are printed without a traceback."""
+    try:
+        app()
+    except (LocumStoreError, TrainingError) as error:
+        Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", soft_wrap=True)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""A MONAI bundle, as a folder or a zip file, as a network and its task.
+
+What is read: `configs/metadata.json` (names of channels and labels), `configs/inference.json|yaml`
+(`network_def`, `preprocessing`, `inferer`, `postprocessing`), `models/model.pt` and `LICENSE`. MONAI's own
+parser is not used: it imports and evaluates what a bundle says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from model_store.manifest import NetworkSpec
+from personalization.errors import NetworkError
+from training.errors import ImportRefused
+from training.exchange import checkpoints
+from training.exchange.config import MOST_BYTES, Config, Plain
+from training.exchange.imported import Imported, channel_names, described, made, slug
+from training.exchange.source import Source
+from training.exchange.transforms import after_network, before_network
+
+_CONFIGS: Final = tuple(f"configs/inference.{suffix}" for suffix in ("json", "yaml", "yml"))
+_METADATA: Final = ("configs/metadata.json", "metadata.json")
+_WEIGHTS: Final = ("models/model.pt", "models/model.pth", "model.pt")
+_TORCHSCRIPT: Final = ("models/model.ts", "model.ts")
+_LICENCES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md", "docs/LICENSE", "docs/data_license.txt")
+_NETS: Final = "monai.networks.nets"
+_DIMENSIONS: Final = 3
+_LONGEST_LICENCE = 120
+
+
+def read(
+    source: Source,
+    *,
+    declared: Mapping[str, Plain] | None = None,
+    labels: Mapping[str, Sequence[int]] | None = None,
+    without: Collection[str] = (),
+) -> Imported:
+    """Read a bundle.
+
+    Args:
+        declared: values for places of the configuration that are expressions.
+        labels: name and mask values of each output channel, in their order, without the background.
+        without: names of transforms to leave out.
+
+    Raises ImportRefused, which names the place in the bundle and what the user can declare.
+    """
+    where = str(source.path)
+    metadata = _metadata(source)
+    config = _config(source, declared)
+    network = _network(config)
+    channels, classes = network.arguments["in_channels"], network.arguments["classes"]
+    assert isinstance(channels, int)
+    assert isinstance(classes, int)
+    modality = _modality(metadata)
+    reading = before_network(config, _place(config, "preprocessing"), channels, modality, without)
+    answer = after_network(config, "postprocessing", without)
+    window = _window(config)
+    regions = answer.activation == "sigmoid" or answer.discrete == "threshold"
+    if regions and answer.discrete == "argmax":
+        raise ImportRefused(
+            f"{config.where}: postprocessing: expected softmax with argmax or sigmoid with threshold"
+        )
+    names = channel_names(
+        _named(metadata, "inputs", "image", channels) or [f"channel {i}" for i in range(channels)]
+    )
+    normalisations = reading.normalisations
+    task = made(
+        where,
+        name=slug(str(metadata.get("name") or source.path.stem)),
+        labels=_labels(metadata, classes, regions, labels, where),
+        regions=regions,
+        **(
+            {"normalisation": normalisations[0]}
+            if channels == 1
+            else {
+                "channels": [
+                    {"name": name, "normalisation": each}
+                    for name, each in zip(names, normalisations, strict=True)
+                ]
+            }
+        ),
+        **({"modality": modality} if modality else {}),
+        geometry={
+            "spacing": reading.spacing,
+            "axes": reading.axes,
+            "resampling": "monai",
+            "normalise": "after" if reading.after else "before",
+            "crop": reading.crop,
+            "average": "logits",
+            "restore": answer.restore or "probabilities",
+            **window,
+        },
+    )
+    file, content = _weights(source)
+    state = _state(network, content, f"{where}: {file}")
+    told: dict[str, JsonValue] = {
+        "version": str(metadata.get("version", ""))[:64],
+        "declared": {place: _as_json(value) for place, value in (declared or {}).items()},
+        "without": [*sorted(without)],
+    }
+    return Imported(
+        task=task,
+        network=network,
+        state=state,
+        form="MONAI bundle",
+        weights=described(
+            file,
+            [content],
+            str(metadata.get("name") or source.path.name),
+            _licence(source, metadata),
+        ),
+        details={key: value for key, value in told.items() if value},
+        notes=(*reading.notes, *answer.notes, *_notes(config)),
+    )
+
+
+def _metadata(source: Source) -> Mapping[str, Any]:
+    name = next((each for each in _METADATA if source.has(each)), None)
+    if name is None:
+        raise ImportRefused(
+            f"{source.path}: expected configs/metadata.json of a MONAI bundle, found none: name the "
+            "bundle's own "
+            "folder or zip file"
+        )
+    try:
+        found = json.loads(source.read(name, MOST_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ImportRefused(f"{source.path}: {name}: cannot be read as JSON: {str(error)[:200]}") from error
+    if not isinstance(found, dict):
+        raise ImportRefused(f"{source.path}: {name}: expected a mapping, found {type(found).__name__}")
+    return found
+
+
+def _config(source: Source, declared: Mapping[str, Plain] | None) -> Config:
+    name = next((each for each in _CONFIGS if source.has(each)), None)
+    if name is None:
+        raise ImportRefused(f"{source.path}: expected one of {', '.join(_CONFIGS)}, found none")
+    return Config.parse(name, source.read(name, MOST_BYTES), declared)
+
+
+def _place(config: Config, place: str) -> str:
+    if not config.has(place):
+        raise ImportRefused(
+            f"{config.where}: expected `{place}`, found none: Locum reads a bundle's inference"
+        )
+    return place
+
+
+def _network(config: Config) -> NetworkSpec:
+    """The network by the allow-list. Raises ImportRefused."""
+    # Its import takes seconds.
+    from personalization.networks.monai import translated
+
+    written = config.component(_place(config, "network_def"))
+    module, _, name = written.target.rpartition(".")
+    if module and not f"{module}.".startswith(f"{_NETS}."):
+        raise written.refuse(
+            f"expected a network of {_NETS}, found {written.target[:96]!r}: code of a bundle is not run; "
+            "export the "
+            "network to onnx where it runs, and use `import onnx`"
+        )
+    arguments = {each: written.value(each) for each in written.arguments if each != "pretrained"}
+    try:
+        own, translated_arguments = translated(name, arguments)
+    except NetworkError as error:
+        raise written.refuse(
+            f"{error}. A network that is not on the list can be exported to onnx where it runs: `import onnx`"
+        ) from error
+    if translated_arguments.get("spatial_dims") != _DIMENSIONS:
+        raise written.refuse(
+            "expected spatial_dims 3, found another number: MONAI runs a 2-D network slice by slice on the "
+            "scan's own "
+            "pixels, and Locum on slices of a fixed size; export it to onnx and use `import onnx` with a "
+            "task.yaml"
+        )
+    return NetworkSpec(name=own, arguments=translated_arguments)
+
+
+def _state(network: NetworkSpec, content: bytes, where: str) -> dict[str, Any]:
+    from personalization.networks.monai import translated_state
+
+    return translated_state(network.name, checkpoints.state_of(checkpoints.load(content, where), where))
+
+
+def _weights(source: Source) -> tuple[str, bytes]:
+    name = next((each for each in _WEIGHTS if source.has(each)), None)
+    if name is None:
+        script = next((each for each in _TORCHSCRIPT if source.has(each)), None)
+        urls = " (large_files.yml names its address)" if source.has("large_files.yml") else ""
+        reason = (
+            f"{script}: TorchScript has code, which would run here: ask for the state dict, "
+            "models/model.pt, or export "
+            "the network to onnx where it was made and use `import onnx`"
+            if script
+            else f"expected the weights in {_WEIGHTS[0]}, found none{urls}"
+        )
+        raise ImportRefused(f"{source.path}: {reason}")
+    return name, source.read(name, checkpoints.MOST_BYTES)
+
+
+def _window(config: Config) -> dict[str, Any]:
+    """The fields of the geometry that the inferer says."""
+    inferer = config.component(_place(config, "inferer"))
+    if inferer.name != "SlidingWindowInferer":
+        raise inferer.refuse(
+            "expected SlidingWindowInferer with the patch of training as its window: declare one with --set "
+            '"inferer={_target_: SlidingWindowInferer, roi_size: [96, 96, 96], overlap: 0.5}"'
+        )
+    roi = inferer.value("roi_size")
+    sides = [roi] * _DIMENSIONS if isinstance(roi, int) else roi
+    if (
+        not isinstance(sides, list)
+        or len(sides) != _DIMENSIONS
+        or not all(isinstance(s, int) and s > 0 for s in sides)
+    ):
+        raise inferer.refuse(
+            f"expected 3 sides of a window, found {roi!r}: declare them with --set "
+            f"{inferer.place}::roi_size=[x,y,z]"
+        )
+    overlap = inferer.value("overlap", 0.25)
+    shares = {*overlap} if isinstance(overlap, list) else {overlap}
+    mode = inferer.value("mode", "constant")
+    sigma = inferer.value("sigma_scale", 0.125)
+    if len(shares) != 1 or mode not in ("constant", "gaussian") or sigma != 0.125:
+        raise inferer.refuse(
+            f"expected one overlap, mode constant or gaussian and sigma_scale 0.125, found {overlap!r}, "
+            f"{mode!r}, "
+            f"{sigma!r}"
+        )
+    return {"patch": sides, "overlap": shares.pop(), "window": mode}
+
+
+def _notes(config: Config) -> tuple[str, ...]:
+    padding = config.component("inferer").value("padding_mode", "constant")
+    if padding in ("constant", None):
+        return ()
+    return (
+        f"the bundle pads scans smaller than its window by {str(padding)[:32]!r}, Locum with zeros: masks "
+        "of larger "
+        "scans are not affected",
+    )
+
+
+def _modality(metadata: Mapping[str, Any]) -> str | None:
+    image = _entry(metadata, "inputs", "image")
+    found = str(image.get("modality", "")).upper()
+    known = {"CT": "CT", "MR": "MR", "MRI": "MR", "PET": "PT", "PT": "PT"}
+    return known.get(found)
+
+
+def _labels(
+    metadata: Mapping[str, Any],
+    classes: int,
+    regions: bool,
+    declared: Mapping[str, Sequence[int]] | None,
+    where: str,
+) -> dict[str, tuple[int, ...]]:
+    wanted = classes if regions else classes - 1
+    if declared:
+        if len(declared) != wanted:
+            raise ImportRefused(
+                f"{where}: expected --label for each of {wanted} output channels, in their order, found "
+                f"{len(declared)}"
+            )
+        found = {name: tuple(values) for name, values in declared.items()}
+        if not regions and sorted(value for values in found.values() for value in values) != [
+            *range(1, classes)
+        ]:
+            raise ImportRefused(
+                f"{where}: expected labels with the values 1 to {wanted}, one each, found {found}"
+            )
+        return found
+    names = _named(metadata, "outputs", "pred", classes)
+    if names is None:
+        raise ImportRefused(
+            f"{where}: configs/metadata.json: expected names of {classes} output channels in "
+            "network_data_format / "
+            "outputs / pred / channel_def, found others: declare them with --label NAME=VALUE for each "
+            "channel but "
+            "the background"
+        )
+    if regions:
+        raise ImportRefused(
+            f"{where}: its {classes} outputs ({', '.join(names)[:200]}) are regions that overlap "
+            "(sigmoid), and a "
+            "bundle does not say which mask values each has: declare them in this order, as --label "
+            f"'{names[0]}=1,2' --label …"
+        )
+    return {name: (index,) for index, name in enumerate(names) if index}
+
+
+def _named(metadata: Mapping[str, Any], side: str, key: str, count: int) -> list[str] | None:
+    """Names of the channels by `channel_def`, None where they are not one for each."""
+    named = _entry(metadata, side, key).get("channel_def")
+    if not isinstance(named, Mapping) or {*named} != {str(index) for index in range(count)}:
+        return None
+    names = [" ".join(str(named[str(index)]).split())[:64] for index in range(count)]
+    return names if len({*names}) == count and all(names) else None
+
+
+def _entry(metadata: Mapping[str, Any], side: str, key: str) -> Mapping[str, Any]:
+    found: Any = metadata
+    for part in ("network_data_format", side, key):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _licence(source: Source, metadata: Mapping[str, Any]) -> str | None:
+    """The stated licence: of the metadata, else the first line of the licence's file."""
+    stated = metadata.get("license") or metadata.get("licence")
+    if isinstance(stated, str) and stated.strip():
+        return " ".join(stated.split())[:_LONGEST_LICENCE]
+    for name in _LICENCES:
+        if source.has(name):
+            text = source.read(name, MOST_BYTES).decode(errors="replace")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            return re.sub(r"\s+", " ", " ".join(lines[:2]))[:_LONGEST_LICENCE] or None
+    return None
+
+
+def _as_json(value: Plain) -> JsonValue:
+    return json.loads(json.dumps(value, default=str))  # type: ignore[no-any-return]

@@ -1,0 +1,137 @@
+"""Read the tensors of a .pt or .pth file with PyTorch's restricted unpickler."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import StateError
+from personalization.state import State, check_finite
+from training.errors import ImportRefused
+
+MOST_BYTES: Final = 4 << 30
+_MOST_NAMED = 3
+_SCALAR: Final = np.float64(0).__reduce__()[0]
+# nnU-Net's checkpoints log with NumPy's scalars. They are built from plain bytes; none can run code.
+_SCALARS: list[Any] = [
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    (_SCALAR, "numpy._core.multiarray.scalar"),
+    np.dtype,
+    type(np.dtype("float64")),
+    type(np.dtype("float32")),
+    type(np.dtype("int64")),
+]
+
+
+def load(content: bytes, where: str) -> Any:
+    """Read a checkpoint with `weights_only`: tensors, plain values and NumPy's scalars.
+
+    Raises ImportRefused for TorchScript, a pickled module, or other code; for a file from before PyTorch 1.6;
+    and for one that would be larger than `MOST_BYTES` when it is decompressed.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise ImportRefused(
+            f"{where}: expected a file of torch.save (PyTorch 1.6 or newer), found other bytes: load it "
+            "where it was "
+            "made and save its state_dict() again"
+        ) from error
+    if any(
+        "/code/" in f"/{member.filename}" or member.filename.endswith("constants.pkl") for member in members
+    ):
+        raise ImportRefused(
+            f"{where}: TorchScript has code, which would run here: ask for the state dict (model.pt), or "
+            "export the "
+            "network to onnx where it was made and use `import onnx`"
+        )
+    if (size := sum(member.file_size for member in members)) > MOST_BYTES:
+        raise ImportRefused(
+            f"{where}: expected at most {MOST_BYTES >> 30} GiB of tensors, found {size >> 30} GiB"
+        )
+    try:
+        with torch.serialization.safe_globals(_SCALARS):
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ImportRefused(
+            f"{where}: expected tensors alone (weights_only), found something else: {reason}. Load it "
+            "where it was "
+            "made and save its state_dict()"
+        ) from error
+
+
+def state_of(found: Any, where: str) -> State:
+    """The state dict of a checkpoint: bare, or under `model`, `state_dict` or `network_weights`.
+
+    Raises ImportRefused where there is none, or a value is not finite.
+    """
+    for key in ("model", "state_dict", "network_weights"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if (
+        not isinstance(found, Mapping)
+        or not found
+        or not all(isinstance(each, Tensor) for each in found.values())
+    ):
+        raise ImportRefused(
+            f"{where}: expected a state dict (tensors by name), bare or under 'model' or 'state_dict', found "
+            f"{_described(found)}"
+        )
+    state = {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
+    for name, tensor in state.items():
+        if tensor.is_sparse or tensor.is_quantized or tensor.is_complex() or tensor.layout != torch.strided:
+            raise ImportRefused(f"{where}: tensor '{name[:128]}': expected a dense tensor of real numbers")
+    return state
+
+
+def fill(network: nn.Module, state: Mapping[str, Tensor], where: str) -> State:
+    """Load a state into a network, strictly, and return the network's own state.
+
+    Raises ImportRefused that names the first tensors that are missing, left over or of another shape, and for
+    values that are not finite.
+    """
+    wanted = network.state_dict()
+    missing = [name for name in wanted if name not in state]
+    strange = [name for name in state if name not in wanted]
+    shapes = [
+        f"{name} (expected {list(wanted[name].shape)}, found {list(state[name].shape)})"
+        for name in wanted
+        if name in state and state[name].shape != wanted[name].shape
+    ]
+    for heading, names in (("without", missing), ("has besides", strange), ("of another shape", shapes)):
+        if names:
+            rest = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            raise ImportRefused(
+                f"{where}: the weights do not fit {type(network).__name__}: {heading} "
+                f"{', '.join(each[:160] for each in names[:_MOST_NAMED])}{rest}. Check the network's "
+                "arguments"
+            )
+    try:
+        check_finite({name: tensor for name, tensor in state.items() if tensor.is_floating_point()}, where)
+    except StateError as error:
+        raise ImportRefused(str(error)) from error
+    network.load_state_dict(dict(state))
+    return {name: tensor.detach().clone().contiguous() for name, tensor in network.state_dict().items()}
+
+
+def _described(found: Any) -> str:
+    if isinstance(found, Mapping):
+        return f"a mapping with {', '.join(str(key)[:32] for key in list(found)[:5]) or 'nothing'}"
+    return type(found).__name__

@@ -1,0 +1,485 @@
+"""A folder of nnU-Net v2 (`plans.json`, `dataset.json`, `fold_X/checkpoint_final.pth`) as a network and its
+task.
+
+nnU-Net's `PlainConvUNet` is MONAI's `DynUNet` with biases in its transposed convolutions. What differs:
+
+- Biases of convolutions before an instance norm are left out: the norm subtracts them.
+- A block of the decoder has its level's kernel in nnU-Net, the next deeper level's in DynUNet. A smaller
+kernel is the
+  larger one with zeros around.
+
+Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation",
+Nature Methods 18, 2021. Read in nnunetv2 2.8.1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+from torch.nn import functional
+
+from model_store.manifest import NetworkSpec
+from model_store.normalisation import Normalisation, Rescale
+from model_store.task import Task
+from model_store.volume import Channel, VolumeGeometry
+from training.errors import ImportRefused
+from training.exchange import checkpoints
+from training.exchange.imported import Imported, channel_names, described, made, slug
+from training.exchange.source import MIB, Source
+
+_MOST_TEXT: Final = 16 * MIB
+_PLAIN: Final = "PlainConvUNet"
+_FOLD = re.compile(r"fold_(\d{1,2}|all)/(checkpoint_final|checkpoint_best)\.pth")
+_DIMENSIONS: Final = 3
+# The axes that a reader gives: stored ones, or the patient's.
+_AXES: Final = {"SimpleITKIO": "kji", "NibabelIO": "kji", "NibabelIOWithReorient": "SAR"}
+_STEPS: Final = {
+    "RescaleTo01Normalization": (Rescale(),),
+    "RGBTo01Normalization": (Rescale(window=(0, 255)),),
+}
+_SCHEMES: Final = ("CTNormalization", "ZScoreNormalization", "NoNormalization", *_STEPS)
+
+Triple: TypeAlias = tuple[int, int, int]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Read(BaseModel):
+    """Fields that are read; others are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _PlainConv(_Read):
+    features_per_stage: tuple[int, ...] = Field(min_length=3, max_length=12)
+    kernel_sizes: tuple[Triple, ...]
+    strides: tuple[Triple, ...]
+    n_conv_per_stage: tuple[int, ...] | int
+    n_conv_per_stage_decoder: tuple[int, ...] | int
+    conv_bias: bool
+    norm_op: str
+    norm_op_kwargs: dict[str, Any] = {}
+    dropout_op: str | None = None
+    nonlin: str
+    nonlin_kwargs: dict[str, Any] | None = None
+
+
+class _Resampling(_Read):
+    order: int = 3
+    order_z: int = 0
+    force_separate_z: bool | None = None
+
+
+class _Configuration(_Read):
+    """A configuration of the plans, as `3d_fullres`."""
+
+    patch_size: Triple
+    spacing: tuple[float, float, float]
+    normalization_schemes: tuple[str, ...]
+    use_mask_for_norm: tuple[bool, ...]
+    resampling_fn_data: str = "resample_data_or_seg_to_shape"
+    resampling_fn_data_kwargs: _Resampling = _Resampling()
+    resampling_fn_probabilities: str = "resample_data_or_seg_to_shape"
+    resampling_fn_probabilities_kwargs: _Resampling = _Resampling(order=1)
+
+
+class _Intensities(_Read):
+    """Moments and percentiles of a channel's foreground, over the training set."""
+
+    mean: float
+    std: float
+    percentile_00_5: float
+    percentile_99_5: float
+
+
+class _Plans(_Read):
+    """`plans.json`."""
+
+    dataset_name: str = ""
+    plans_name: str = ""
+    image_reader_writer: str
+    transpose_forward: Triple
+    foreground_intensity_properties_per_channel: dict[str, _Intensities] = {}
+    configurations: dict[str, dict[str, Any]]
+
+
+class _Dataset(_Read):
+    """`dataset.json`. `labels` has one value per label, or several for a region."""
+
+    channel_names: dict[str, str] = Field(min_length=1, max_length=16)
+    labels: dict[str, int | tuple[int, ...]]
+    regions_class_order: tuple[int, ...] | None = None
+    licence: str | None = Field(None, alias="license")
+    reference: str | None = None
+
+
+def read(source: Source, folds: Sequence[str] = (), *, mirror: bool = True) -> Imported:
+    """Read a folder; without `folds`, all that it has. With `mirror`, as nnU-Net does: eight passes instead
+    of one.
+
+    Raises ImportRefused for another architecture (as the ResEnc presets), a cascade, 2-D plans, and another
+    reader, resampling or normalisation than those of nnU-Net's planner.
+    """
+    where = str(source.path)
+    plans = _parsed(_Plans, source, "plans.json")
+    dataset = _parsed(_Dataset, source, "dataset.json")
+    named = _folds(source, folds)
+    read_files = {name: source.read(name, checkpoints.MOST_BYTES) for name in named.values()}
+    loaded = [checkpoints.load(content, f"{where}: {name}") for name, content in read_files.items()]
+    names = {str(_inside(each, "init_args", "configuration")) for each in loaded}
+    if len(names) != 1:
+        raise ImportRefused(
+            f"{where}: expected folds of one configuration, found {', '.join(sorted(names))[:200]}"
+        )
+    name = names.pop()
+    raw = _merged(plans, name, where)
+    network = _network(raw, name, where)
+    try:
+        configuration = _Configuration.model_validate(raw)
+    except ValidationError as error:
+        raise _misread(where, f"plans.json: configuration {name}", error) from error
+    axes = _inside(loaded[0], "inference_allowed_mirroring_axes", default=None) or ()
+    mirrored = tuple(axis for axis in range(_DIMENSIONS) if mirror and axis in axes)
+    states = [
+        _as_dynunet(
+            checkpoints.state_of(_inside(each, "network_weights"), f"{where}: {file}"), network, where
+        )
+        for each, file in zip(loaded, named.values(), strict=True)
+    ]
+    own = {
+        "spatial_dims": _DIMENSIONS,
+        "kernel_size": [list(kernel) for kernel in network.kernel_sizes],
+        "strides": [list(stride) for stride in network.strides],
+        "filters": list(network.features_per_stage),
+        "trans_bias": True,
+    }
+    task = _task(plans, dataset, configuration, mirrored, where)
+    spec = NetworkSpec(
+        name="averaged",
+        arguments={"network": "monai.dynunet", "arguments": own, "members": len(states)},
+    )
+    state = {
+        f"members.{index}.{key}": value for index, one in enumerate(states) for key, value in one.items()
+    }
+    if len(states) == 1:
+        spec, state = NetworkSpec(name="monai.dynunet", arguments=own), states[0]
+    sides = {"in_channels": task.in_channels, "classes": task.out_channels}
+    return Imported(
+        task=task,
+        network=NetworkSpec(name=spec.name, arguments={**sides, **spec.arguments}),
+        state=state,
+        form="nnU-Net v2",
+        weights=described(
+            ", ".join(read_files),
+            read_files.values(),
+            ", ".join(filter(None, (f"{plans.dataset_name or task.name}/{name}", dataset.reference))),
+            dataset.licence,
+        ),
+        details={"plans": plans.plans_name, "folds": list(named)},
+    )
+
+
+def _folds(source: Source, wanted: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in source.names:
+        match = _FOLD.fullmatch(name)
+        # `checkpoint_final` comes after `checkpoint_best` and replaces it.
+        if match:
+            found[match[1]] = name
+    missing = [fold for fold in wanted if fold not in found]
+    if missing or not found:
+        raise ImportRefused(
+            f"{source.path}: expected fold_{missing[0] if missing else '0'}/checkpoint_final.pth, found "
+            f"{', '.join(found.values()) or 'no fold'}: name the folder with plans.json and fold_0"
+        )
+    return {fold: found[fold] for fold in (wanted or found)}
+
+
+def _merged(plans: _Plans, name: str, where: str) -> dict[str, Any]:
+    """The configuration, with what it inherits."""
+    chain: list[dict[str, Any]] = []
+    asked: Any = name
+    while asked is not None:
+        found = plans.configurations.get(str(asked))
+        if found is None or len(chain) > len(plans.configurations):
+            raise ImportRefused(
+                f"{where}: plans.json: expected the configuration {str(asked)[:64]!r}, found none"
+            )
+        chain.append(found)
+        asked = found.get("inherits_from")
+    merged = {key: value for each in reversed(chain) for key, value in each.items()}
+    if merged.get("previous_stage"):
+        raise ImportRefused(
+            f"{where}: {name} is the second stage of a cascade, which needs the first one's mask: import "
+            "3d_fullres "
+            "or 3d_lowres"
+        )
+    if len(merged.get("patch_size", ())) != _DIMENSIONS:
+        raise ImportRefused(
+            f"{where}: {name} cuts volumes into slices of the file's first axis: import 3d_fullres or "
+            "3d_lowres"
+        )
+    return merged
+
+
+def _network(raw: dict[str, Any], name: str, where: str) -> _PlainConv:
+    if "architecture" in raw:
+        architecture = raw["architecture"]
+        kind = str(_inside(architecture, "network_class_name")).rpartition(".")[2]
+        arguments = _inside(architecture, "arch_kwargs")
+    else:
+        # As nnU-Net wrote plans before 2.4.
+        kind = str(raw.get("UNet_class_name"))
+        stages = range(len(raw.get("conv_kernel_sizes", ())))
+        arguments = {
+            "features_per_stage": [
+                min(int(raw["UNet_base_num_features"]) * 2**stage, int(raw["unet_max_num_features"]))
+                for stage in stages
+            ]
+            if kind == _PLAIN
+            else [],
+            "kernel_sizes": raw.get("conv_kernel_sizes"),
+            "strides": raw.get("pool_op_kernel_sizes"),
+            "n_conv_per_stage": raw.get("n_conv_per_stage_encoder"),
+            "n_conv_per_stage_decoder": raw.get("n_conv_per_stage_decoder"),
+            "conv_bias": True,
+            "norm_op": "InstanceNorm3d",
+            "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+            "nonlin": "LeakyReLU",
+        }
+    if kind != _PLAIN:
+        raise ImportRefused(
+            f"{where}: {name} is a {kind[:64]}; expected {_PLAIN}, which is MONAI's DynUNet: export the "
+            "network to "
+            "onnx where nnU-Net is installed and use `import onnx`, or train with the planner "
+            "`ExperimentPlanner`"
+        )
+    try:
+        network = _PlainConv.model_validate(arguments)
+    except ValidationError as error:
+        raise _misread(where, f"plans.json: {name}: architecture", error) from error
+    stages_found = len(network.features_per_stage)
+    problems = {
+        "two convolutions per stage": {
+            _each(network.n_conv_per_stage),
+            _each(network.n_conv_per_stage_decoder),
+        }
+        == {2},
+        "biases": network.conv_bias,
+        "instance norm with eps 1e-5 and affine": network.norm_op.endswith("InstanceNorm3d")
+        and network.norm_op_kwargs.get("affine") is True
+        and network.norm_op_kwargs.get("eps", 1e-5) == 1e-5,
+        "no dropout": network.dropout_op is None,
+        "LeakyReLU of slope 0.01": network.nonlin.endswith("LeakyReLU")
+        and (network.nonlin_kwargs or {}).get("negative_slope", 0.01) == 0.01,
+        "a kernel and a stride for each stage": len(network.kernel_sizes)
+        == len(network.strides)
+        == stages_found,
+        "odd kernels that do not shrink": all(
+            each % 2 and each <= deeper
+            for kernel, below in zip(
+                network.kernel_sizes, (*network.kernel_sizes[1:], (99,) * 3), strict=True
+            )
+            for each, deeper in zip(kernel, below, strict=True)
+        ),
+    }
+    for expected, holds in problems.items():
+        if not holds:
+            raise ImportRefused(
+                f"{where}: plans.json: {name}: expected {expected}, found another architecture"
+            )
+    return network
+
+
+def _as_dynunet(state: Mapping[str, Tensor], network: _PlainConv, where: str) -> dict[str, Tensor]:
+    """Rename the tensors, and put zeros around the kernels that are smaller than DynUNet's.
+
+    Raises ImportRefused for a tensor that is missing.
+    """
+    stages = len(network.features_per_stage)
+    made: dict[str, Tensor] = {}
+
+    def take(name: str) -> Tensor:
+        if name not in state:
+            raise ImportRefused(f"{where}: expected the tensor {name} of a {_PLAIN}, found none")
+        return state[name].float()
+
+    def block(target: str, found: str, kernel: Sequence[int]) -> None:
+        for index in range(2):
+            weight = take(f"{found}.convs.{index}.conv.weight")
+            margins = [(side - own) // 2 for side, own in zip(kernel, weight.shape[2:], strict=True)]
+            padding = [margin for margin in reversed(margins) for _ in range(2)]
+            made[f"{target}.conv{index + 1}.conv.weight"] = functional.pad(weight, padding)
+            for part in ("weight", "bias"):
+                made[f"{target}.norm{index + 1}.{part}"] = take(f"{found}.convs.{index}.norm.{part}")
+
+    kernels = network.kernel_sizes
+    for stage in range(stages):
+        inner = f"downsamples.{stage - 1}" if stage < stages - 1 else "bottleneck"
+        block("input_block" if stage == 0 else inner, f"encoder.stages.{stage}.0", kernels[stage])
+    for step in range(stages - 1):
+        for part in ("weight", "bias"):
+            made[f"upsamples.{step}.transp_conv.conv.{part}"] = take(f"decoder.transpconvs.{step}.{part}")
+        block(f"upsamples.{step}.conv_block", f"decoder.stages.{step}", kernels[stages - 1 - step])
+    for part in ("weight", "bias"):
+        made[f"output_block.conv.conv.{part}"] = take(f"decoder.seg_layers.{stages - 2}.{part}")
+    return made
+
+
+def _each(counts: tuple[int, ...] | int) -> int:
+    """The number that all have, 0 where they differ."""
+    found = {counts} if isinstance(counts, int) else {*counts}
+    return found.pop() if len(found) == 1 else 0
+
+
+def _task(
+    plans: _Plans, dataset: _Dataset, configuration: _Configuration, mirrored: tuple[int, ...], where: str
+) -> Task:
+    if plans.image_reader_writer not in _AXES:
+        raise ImportRefused(
+            f"{where}: plans.json: expected a reader of NIfTI files ({', '.join(_AXES)}), found "
+            f"{plans.image_reader_writer[:64]!r}"
+        )
+    if sorted(plans.transpose_forward) != [0, 1, 2]:
+        raise ImportRefused(
+            f"{where}: plans.json: transpose_forward: expected each of 0, 1 and 2, found "
+            f"{list(plans.transpose_forward)}"
+        )
+    for role, order, function, options in (
+        ("data", 3, configuration.resampling_fn_data, configuration.resampling_fn_data_kwargs),
+        (
+            "probabilities",
+            1,
+            configuration.resampling_fn_probabilities,
+            configuration.resampling_fn_probabilities_kwargs,
+        ),
+    ):
+        if function != "resample_data_or_seg_to_shape" or options != _Resampling(order=order):
+            raise ImportRefused(
+                f"{where}: plans.json: resampling of {role}: expected nnU-Net's default (order {order}, "
+                "thick slices "
+                f"apart), found {function[:64]} with {options}"
+            )
+    count = len(dataset.channel_names)
+    if not len(configuration.normalization_schemes) == len(configuration.use_mask_for_norm) == count:
+        raise ImportRefused(
+            f"{where}: expected a normalisation for each of {count} channels, found another number"
+        )
+    axes = _AXES[plans.image_reader_writer]
+    names = channel_names([dataset.channel_names[key] for key in sorted(dataset.channel_names, key=int)])
+    channels = [
+        Channel(name=name, normalisation=_normalisation(plans, configuration, index, where))
+        for index, name in enumerate(names)
+    ]
+    regions = any(not isinstance(values, int) and len(values) > 1 for values in dataset.labels.values())
+    labels = {
+        name: (values,) if isinstance(values, int) else values
+        for name, values in dataset.labels.items()
+        if name != "ignore" and values not in (0, (0,))
+    }
+    if regions:
+        ordered = dataset.regions_class_order or ()
+        if len(ordered) != len(labels):
+            raise ImportRefused(
+                f"{where}: dataset.json: expected a value for each region in regions_class_order"
+            )
+    task = made(
+        where,
+        name=slug(plans.dataset_name.partition("_")[2] or plans.dataset_name or "nnunet"),
+        labels=labels,
+        regions=regions,
+        channels=channels if count > 1 else 1,
+        **({} if count > 1 else {"normalisation": channels[0].normalisation}),
+        **({"modality": "CT"} if dataset.channel_names.get("0", "").upper() == "CT" else {}),
+        geometry=VolumeGeometry(
+            spacing=configuration.spacing,
+            patch=configuration.patch_size,
+            overlap=0.5,
+            window="nnunet",
+            axes="".join(axes[axis] for axis in plans.transpose_forward),
+            resampling="nnunet",
+            normalise="before",
+            crop="nonzero",
+            average="logits",
+            restore="logits",
+            mirror=mirrored,
+        ),
+    )
+    if regions:
+        _check_order(task, dataset.regions_class_order or (), where)
+    return task
+
+
+def _check_order(task: Task, ordered: Sequence[int], where: str) -> None:
+    """Raise ImportRefused where nnU-Net paints another value for a combination of regions than Locum would.
+
+    nnU-Net paints the regions one over the other, in the order of the labels, each with its value in
+    `ordered`.
+    """
+    for combination, index in enumerate(task.region_classes.tolist()[1:], start=1):
+        value = ordered[combination.bit_length() - 1]
+        if value not in task.classes[index].values:
+            raise ImportRefused(
+                f"{where}: dataset.json: regions_class_order {list(ordered)}: expected the largest region "
+                "first and "
+                "the value that only its own parts have; another order cannot be written in a task"
+            )
+
+
+def _normalisation(plans: _Plans, configuration: _Configuration, index: int, where: str) -> Normalisation:
+    scheme = configuration.normalization_schemes[index]
+    masked: Literal["region", "all"] = "region" if configuration.use_mask_for_norm[index] else "all"
+    known = plans.foreground_intensity_properties_per_channel.get(str(index))
+    if scheme == "CTNormalization" and known is not None:
+        return Normalisation(
+            scope="volume",
+            method="fixed",
+            window=(known.percentile_00_5, known.percentile_99_5),
+            mean=known.mean,
+            std=max(known.std, 1e-8),
+        )
+    if scheme in _STEPS:
+        return Normalisation(scope="volume", steps=_STEPS[scheme])
+    if scheme == "ZScoreNormalization":
+        return Normalisation(scope="volume", method="zscore", within=masked)
+    if scheme == "NoNormalization":
+        return Normalisation(scope="volume", method="none")
+    raise ImportRefused(
+        f"{where}: plans.json: channel {index}: expected a normalisation of nnU-Net "
+        f"({', '.join(_SCHEMES)}), found "
+        f"{scheme[:64]!r}"
+    )
+
+
+_REQUIRED: Final = object()
+
+
+def _inside(found: Any, *keys: str, default: Any = _REQUIRED) -> Any:
+    for key in keys:
+        if not isinstance(found, Mapping) or key not in found:
+            if default is not _REQUIRED:
+                return default
+            raise ImportRefused(
+                f"expected {' / '.join(keys)} in the checkpoint or the plans of nnU-Net v2, found none"
+            )
+        found = found[key]
+    return found
+
+
+def _parsed(model: type[Model], source: Source, name: str) -> Model:
+    content = source.read(name, _MOST_TEXT)
+    try:
+        return model.model_validate(json.loads(content))
+    except ValidationError as error:
+        raise _misread(str(source.path), name, error) from error
+    except (ValueError, RecursionError) as error:
+        raise ImportRefused(f"{source.path}: {name}: cannot be read as JSON: {str(error)[:200]}") from error
+
+
+def _misread(where: str, what: str, error: ValidationError) -> ImportRefused:
+    found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+    return ImportRefused(f"{where}: {what}: not as nnU-Net v2 writes it: {found}")

@@ -1,0 +1,322 @@
+"""Write a version as a MONAI bundle, which MONAI's own parser opens and which gives the same mask.
+
+The configuration has what the task says, as MONAI's transforms in the order in which Locum works. What MONAI
+has no transform for is refused: nnU-Net's resampling and window, stored axes in another order, normalisation
+within a region.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_store.artefact import Artefact
+from model_store.errors import LocumStoreError
+from model_store.manifest import WEIGHTS, BaseManifest, ModelManifest
+from model_store.normalisation import Clip, Rescale, ZScore
+from model_store.task import Task
+from model_store.volume import VolumeGeometry
+from personalization.errors import PersonalizationError
+from personalization.networks import build
+from personalization.state import State, from_safetensors
+from training.errors import ImportRefused
+from training.publish import software
+
+_IMAGE, _PREDICTION = "image", "pred"
+_FAMILY = "monai."
+_NOTICE = "Research use only: not a medical device."
+
+
+def write(artefact: Artefact[BaseManifest], out: Path) -> None:
+    """Write the bundle into the new folder `out`.
+
+    Raises ImportRefused for a version that is no single MONAI network of volumes, for a field of its task
+    that MONAI has nothing for, and where `out` has files already.
+    """
+    try:
+        manifest = artefact.expect(ModelManifest).manifest
+    except LocumStoreError as error:
+        raise ImportRefused(f"{artefact}: expected one model, which a bundle has: {error}") from error
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ImportRefused(f"{out}: expected a new or empty folder, found files")
+    state, target, arguments = _network(artefact, manifest)
+    inference = _inference(manifest.task, str(artefact), target, arguments)
+    for folder in ("configs", "models", "docs"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    for name, content in (("inference", inference), ("metadata", _metadata(artefact, manifest))):
+        text = json.dumps(content, indent=4, ensure_ascii=False)
+        (out / "configs" / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    torch.save(state, out / "models" / "model.pt")
+    (out / "LICENSE").write_text(f"Licence of the weights: {_licence(manifest)}\n", encoding="utf-8")
+    (out / "docs" / "README.md").write_text(_readme(artefact, manifest), encoding="utf-8")
+
+
+def _network(artefact: Artefact[Any], manifest: ModelManifest) -> tuple[State, str, dict[str, Any]]:
+    """MONAI's own network with the version's weights: its class and the arguments of its constructor."""
+    name = manifest.network.name
+    if not name.startswith(_FAMILY):
+        raise ImportRefused(
+            f"{artefact}: expected one of MONAI's networks, found '{name}', of which MONAI's parser knows "
+            "no class: "
+            "send its graph.onnx"
+        )
+    from monai.networks import nets
+
+    try:
+        own = build(name, **manifest.network.arguments)
+        own.load_state_dict(from_safetensors(artefact.read(WEIGHTS)))
+    except (PersonalizationError, LocumStoreError, RuntimeError) as error:
+        raise ImportRefused(f"{artefact}: {error}") from error
+    arguments: dict[str, Any] = own.monai_arguments  # type: ignore[assignment]  # of MONAI's networks alone
+    target = type(own).__name__
+    theirs = getattr(nets, target)(**arguments)
+    # DynUNet has each tensor by a second name, which shares the first one's memory.
+    theirs.load_state_dict(own.state_dict(), strict=False)
+    state = {key: tensor.detach().clone() for key, tensor in theirs.state_dict().items()}
+    return state, target, arguments
+
+
+def _inference(task: Task, where: str, target: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    geometry = task.geometry
+    if geometry is None:
+        raise ImportRefused(
+            f"{where}: expected a task of volumes, found one of slices of a fixed size, for which MONAI "
+            "has no inferer: "
+            "send its graph.onnx"
+        )
+    _check(geometry, where)
+    activate = "sigmoid" if task.regions else "softmax"
+    network = "$@network_def.to(@device)"
+    if geometry.average == "probabilities":
+        last = "torch.nn.Sigmoid()" if task.regions else "torch.nn.Softmax(1)"
+        network = f"$torch.nn.Sequential(@network_def, {last}).to(@device)"
+    return {
+        "imports": ["$import glob", "$import torch"],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/scans'",
+        "output_dir": "$@bundle_root + '/eval'",
+        "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii.gz'))",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "network_def": {"_target_": target, **arguments},
+        "network": network,
+        "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(task, geometry, where)},
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': i} for i in @datalist]",
+            "transform": "@preprocessing",
+        },
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
+        "inferer": {
+            "_target_": "SlidingWindowInferer",
+            "roi_size": list(geometry.patch),
+            "sw_batch_size": 1,
+            "overlap": geometry.overlap,
+            "mode": geometry.window,
+        },
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": _postprocessing(task, geometry, activate if geometry.average == "logits" else None),
+        },
+        "handlers": [
+            {
+                "_target_": "CheckpointLoader",
+                "load_path": "$@bundle_root + '/models/model.pt'",
+                "load_dict": {"model": "@network_def"},
+            }
+        ],
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+            "val_handlers": "@handlers",
+        },
+        "run": ["$@evaluator.run()"],
+    }
+
+
+def _check(geometry: VolumeGeometry, where: str) -> None:
+    problems = {
+        f"window: {geometry.window}": geometry.window == "nnunet",
+        f"resampling: {geometry.resampling}": geometry.resampling == "nnunet",
+        f"axes: {geometry.axes}": geometry.axes.islower() and geometry.axes != "ijk",
+        f"mirror: {list(geometry.mirror)}": bool(geometry.mirror),
+    }
+    if found := [name for name, holds in problems.items() if holds]:
+        raise ImportRefused(
+            f"{where}: MONAI has no transform for {', '.join(found)} of the task's geometry: keep using it "
+            "in nnU-Net, "
+            "or send its graph.onnx"
+        )
+
+
+def _preprocessing(task: Task, geometry: VolumeGeometry, where: str) -> list[dict[str, Any]]:
+    made = [_of("LoadImaged", _IMAGE), _of("EnsureChannelFirstd", _IMAGE)]
+    if geometry.axes != "ijk":
+        made.append(_of("Orientationd", _IMAGE, axcodes=geometry.axes))
+    if geometry.crop == "nonzero":
+        made.append(
+            _of(
+                "CropForegroundd",
+                _IMAGE,
+                source_key=_IMAGE,
+                select_fn="$lambda x: x != 0",
+                allow_smaller=True,
+            )
+        )
+    intensities = _intensities(task, where)
+    spacing = []
+    if geometry.spacing is not None:
+        # Locum's own rule keeps the scan's area, MONAI's the centre of the first voxel.
+        extent = {"scale_extent": True, "align_corners": True} if geometry.resampling == "linear" else {}
+        spacing = [_of("Spacingd", _IMAGE, pixdim=list(geometry.spacing), mode="bilinear", **extent)]
+    made += [*intensities, *spacing] if geometry.normalise == "before" else [*spacing, *intensities]
+    return [*made, _of("EnsureTyped", _IMAGE)]
+
+
+def _intensities(task: Task, where: str) -> list[dict[str, Any]]:
+    first, *others = (channel.normalisation.ordered_steps for channel in task.channel_list)
+    if any(steps != first for steps in others):
+        raise ImportRefused(
+            f"{where}: its channels are normalised in different ways, and a bundle has one way for all: "
+            "send its "
+            "graph.onnx"
+        )
+    made = []
+    for step in first:
+        if isinstance(step, ZScore):
+            if step.within == "region":
+                raise ImportRefused(f"{where}: MONAI has no transform for normalisation within a region")
+            made.append(
+                _of(
+                    "NormalizeIntensityd",
+                    _IMAGE,
+                    nonzero=step.within == "nonzero",
+                    channel_wise=True,
+                    **{"subtrahend": step.mean} if step.mean is not None else {},
+                    **{"divisor": step.std} if step.std is not None else {},
+                )
+            )
+        elif isinstance(step, Clip) and step.percentiles is not None:
+            low, high = step.percentiles
+            made.append(_of("ClipIntensityPercentilesd", _IMAGE, lower=low, upper=high, channel_wise=True))
+        elif isinstance(step, Rescale) and step.percentiles is not None:
+            low, high = step.percentiles
+            ends = {"b_min": step.to[0], "b_max": step.to[1], "clip": step.clip, "channel_wise": True}
+            made.append(_of("ScaleIntensityRangePercentilesd", _IMAGE, lower=low, upper=high, **ends))
+        elif step.window is not None:
+            to, clip = (step.to, step.clip) if isinstance(step, Rescale) else (step.window, True)
+            ends = {"a_min": step.window[0], "a_max": step.window[1], "b_min": to[0], "b_max": to[1]}
+            made.append(_of("ScaleIntensityRanged", _IMAGE, **ends, clip=clip))
+        elif isinstance(step, Rescale):
+            made.append(_of("ScaleIntensityd", _IMAGE, minv=step.to[0], maxv=step.to[1], channel_wise=True))
+    return made
+
+
+def _postprocessing(task: Task, geometry: VolumeGeometry, activate: str | None) -> list[dict[str, Any]]:
+    activation = [_of("Activationsd", _PREDICTION, **{activate: True})] if activate else []
+    ends = {"threshold": 0.5} if task.regions else {"argmax": True}
+    discrete = _of("AsDiscreted", _PREDICTION, **ends)
+    labels = geometry.restore == "labels"
+    invert = _of(
+        "Invertd",
+        _PREDICTION,
+        transform="@preprocessing",
+        orig_keys=_IMAGE,
+        nearest_interp=labels,
+        to_tensor=True,
+    )
+    order = {
+        "labels": [*activation, discrete, invert],
+        "probabilities": [*activation, invert, discrete],
+        "logits": [invert, *activation, discrete],
+    }[geometry.restore]
+    save = _of("SaveImaged", _PREDICTION, output_dir="@output_dir", output_ext=".nii.gz", resample=False)
+    return [*order, *_values(task), save]
+
+
+def _values(task: Task) -> list[dict[str, Any]]:
+    """From indices of classes, or from regions, to the mask values of the labels."""
+    values = [each.values[0] for each in task.classes]
+    if task.regions:
+        table = [values[index] for index in task.region_classes.tolist()]
+        bits = " + ".join(f"{1 << index} * x[{index}].long()" for index in range(len(task.labels)))
+        return [_of("Lambdad", _PREDICTION, func=f"$lambda x: torch.tensor({table})[({bits}).cpu()][None]")]
+    if values == [*range(len(values))]:
+        return []
+    indices = [*range(len(values))]
+    return [_of("MapLabelValued", _PREDICTION, orig_labels=indices, target_labels=values)]
+
+
+def _of(target: str, key: str, **arguments: Any) -> dict[str, Any]:
+    return {"_target_": target, "keys": key, **arguments}
+
+
+def _metadata(artefact: Artefact[Any], manifest: ModelManifest) -> dict[str, Any]:
+    task, versions = manifest.task, software()
+    names = [each.name for each in task.channel_list]
+    outputs = (
+        [*task.labels]
+        if task.regions
+        else [" and ".join(each.labels) or "background" for each in task.classes]
+    )
+    sides = list(task.input_shape)
+
+    def side(kind: str, channels: list[str], **further: Any) -> dict[str, Any]:
+        return {
+            "type": "image",
+            "format": kind,
+            "num_channels": len(channels),
+            "spatial_shape": sides,
+            "dtype": "float32",
+            "value_range": [],
+            "is_patch_data": True,
+            "channel_def": {str(index): name for index, name in enumerate(channels)},
+            **further,
+        }
+
+    modality = {"modality": task.modality} if task.modality else {}
+    return {
+        "schema": "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json",
+        "version": "1.0.0",
+        "changelog": {"1.0.0": f"exported from {artefact}"},
+        "monai_version": versions.get("monai", "1.5.0"),
+        "pytorch_version": versions["torch"].partition("+")[0],
+        "numpy_version": versions["numpy"],
+        "optional_packages_version": {"nibabel": "5.3.0"},
+        "name": manifest.name,
+        "task": f"segmentation: {', '.join(task.labels)}",
+        "description": f"{artefact}, {artefact.digest}, by {manifest.lineage.method}",
+        "authors": "",
+        "copyright": _licence(manifest),
+        "license": _licence(manifest),
+        "intended_use": _NOTICE,
+        "network_data_format": {
+            "inputs": {_IMAGE: side("magnitude", names, **modality)},
+            "outputs": {_PREDICTION: side("segmentation", outputs)},
+        },
+    }
+
+
+def _licence(manifest: ModelManifest) -> str:
+    weights = manifest.lineage.weights
+    return "not stated" if weights is None or weights.licence is None else weights.licence
+
+
+def _readme(artefact: Artefact[Any], manifest: ModelManifest) -> str:
+    lineage = manifest.lineage
+    rows = {
+        "Version": f"{artefact} ({artefact.digest})",
+        "Labels": ", ".join(manifest.task.labels),
+        "Made by": lineage.method,
+        "Sites": ", ".join(lineage.sites) or "none",
+        "Licence of the weights": str(lineage.details.get("licence", "not stated")),
+    }
+    lines = "\n".join(f"- {name}: {value}" for name, value in rows.items())
+    return f"# {manifest.name}\n\nExported from Locum. {_NOTICE}\n\n{lines}\n"
