@@ -250,6 +250,8 @@ def execute(
 def loader(run: Run, site: Site[Any]) -> Callable[[], Any]:
     """Return the function that loads a site's data, as the kind of task needs it."""
     task = run.federation.task
+    if own := method(run.method).load:
+        return partial(own, site, task)
     if task.kind == "classification":
         return partial(LabelledData.load, site, task)
     return partial(SiteData.load, site, task, keep_empty=run.settings.keep_empty)

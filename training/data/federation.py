@@ -22,14 +22,15 @@ TASK_FILE = "task.yaml"
 
 
 def load_federation(
-    root: Path, task: Task | None = None, partition: Partition | None = None
+    root: Path, task: Task | None = None, partition: Partition | None = None, *, by_value: bool = False
 ) -> Federation[Any]:
     """Read and check the federation folder `root`.
 
     For the layout see `training.data.segmentation.layout` and `training.data.classification`. `root` may also
     be an .npz for classification, which `partition` divides among clients.
 
-    The task is `task` if given, otherwise `root/task.yaml`, otherwise inferred (`Federation.inferred`).
+    The task is `task` if given, otherwise `root/task.yaml`, otherwise inferred (`Federation.inferred`;
+    `by_value` as `infer_task` takes it).
     Raises FederationError; its `.problems` lists all problems, each with its file.
     """
     if root.is_file():
@@ -48,7 +49,7 @@ def load_federation(
     inferred = task is None
     if task is None:
         try:
-            task = infer_task(root, sites)
+            task = infer_task(root, sites, by_value=by_value)
         except TaskError as error:
             raise untrainable(root, [*problems, str(error)]) from error
     looks = look_at(sites, task)

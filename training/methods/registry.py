@@ -21,6 +21,7 @@ from model_store.task import Task, TaskKind
 from training import methods as package
 from training.algorithm import Algorithm, State
 from training.config import MethodConfig
+from training.data.cases import Site
 from training.errors import ConfigurationError
 from training.methods.common.local_training import network_of
 
@@ -55,6 +56,8 @@ class Method:
     attention: (that network, images [N, C, H, W]) -> [N, sources], each image's attention to the draft's
         `sources`, for a method with such drafts.
     no_volumes: why it cannot be trained on volumes; empty of one that can.
+    load: (site, task) -> the data of its steps; without it, the images that the kind of task needs.
+    listed: whether a person may ask for it by name.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Method:
     network: Callable[[Any, Task, NetworkSpec, State], nn.Module]
     attention: Callable[[Any, Tensor], Tensor] | None
     no_volumes: str = ""
+    load: Callable[[Site[Any], Task], Any] | None = None
+    listed: bool = True
 
 
 def register(
@@ -76,6 +81,8 @@ def register(
     network: Callable[[Any, Task, NetworkSpec, State], nn.Module] = plain_network,
     attention: Callable[[Any, Tensor], Tensor] | None = None,
     no_volumes: str = "",
+    load: Callable[[Site[Any], Task], Any] | None = None,
+    listed: bool = True,
 ) -> Callable[[Built], Built]:
     """Class decorator: make an algorithm, built as `Class(config, task)`, runnable under `name`.
 
@@ -87,7 +94,9 @@ def register(
             raise ValueError(
                 f"method '{name}': registered by {_REGISTERED[name].build} and by {algorithm}; rename one"
             )
-        _REGISTERED[name] = Method(name, config, algorithm, kinds, panels, network, attention, no_volumes)
+        _REGISTERED[name] = Method(
+            name, config, algorithm, kinds, panels, network, attention, no_volumes, load, listed
+        )
         return algorithm
 
     return enter
@@ -102,8 +111,8 @@ def _found() -> Mapping[str, Method]:
 
 
 def methods() -> tuple[str, ...]:
-    """The registered names, sorted."""
-    return tuple(sorted(_found()))
+    """The registered names that are listed, sorted."""
+    return tuple(sorted(name for name, found in _found().items() if found.listed))
 
 
 def method(name: str) -> Method:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 LEAST_SIDE = 4  # voxels along an axis at the bottom
 RATIO = 2.0  # spacings closer than this are treated alike
@@ -77,13 +78,19 @@ def features(stages: int, base: int, most: int) -> tuple[int, ...]:
 
 def dynunet_arguments(
     spacing: Sequence[float], patch: Sequence[int], base: int, most: int = 320
-) -> dict[str, list[list[int]] | list[int]]:
-    """The topology as arguments of MONAI's DynUNet: kernel_size, strides and filters by stage."""
+) -> dict[str, Any]:
+    """The topology for a spacing and a patch, as arguments of MONAI's DynUNet."""
     found = topology(spacing, patch)
+    return as_dynunet(found, features(found.stages, base, most))
+
+
+def as_dynunet(found: Topology, filters: Sequence[int]) -> dict[str, Any]:
+    """A topology as arguments of MONAI's DynUNet, with nnU-Net's biases of transposed convolutions."""
     return {
         "kernel_size": [list(kernel) for kernel in found.kernels],
         "strides": [list(stride) for stride in found.strides],
-        "filters": list(features(found.stages, base, most)),
+        "filters": list(filters),
+        "trans_bias": True,
     }
 
 

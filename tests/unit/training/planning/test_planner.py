@@ -94,4 +94,5 @@ def test_dynunet_gets_lists_by_stage() -> None:
         "kernel_size": [[3, 3, 3], [3, 3, 3]],
         "strides": [[1, 1, 1], [2, 2, 2]],
         "filters": [8, 16],
+        "trans_bias": True,
     }

@@ -1,0 +1,162 @@
+"""Planning with real files in process: who is planned with, what follows, and what cannot be planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from model_store.task import Task
+from tests.helpers.training.ct_volumes import SITES, write_volumes
+from training.config import RunConfig
+from training.data.federation import load_federation
+from training.errors import ConfigurationError
+from training.plan import load_hospitals
+from training.planning.federated import plan_federation, planning_run, replanned
+from training.planning.planner import BUDGETS
+from training.planning.proposal import Proposal, budget_of
+
+LAPTOP = BUDGETS["laptop"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_volumes(tmp_path_factory.mktemp("federation"))
+
+
+def planned(root: Path, place: Path, **settings: object) -> Proposal:
+    federation = load_federation(root, by_value=True)
+    return plan_federation(federation, RunConfig.model_validate(settings), LAPTOP, place)
+
+
+def test_plan_of_a_folder_is_a_task_of_volumes_and_a_network(root: Path, tmp_path: Path) -> None:
+    found = planned(root, tmp_path / "plan")
+    assert found.told.sites == ("A", "B", "C")
+    geometry = found.task.geometry
+    assert geometry is not None
+    # Medians of 4, 5 and 4 training cases.
+    assert geometry.spacing == (0.8, 0.8, 2.5)
+    assert found.task.labels == {"label-1": (1,), "label-2": (2,)}
+    strides = found.options["network_arguments"]["strides"]
+    assert all(
+        side % 2 ** sum(s[axis] == 2 for s in strides) == 0 for axis, side in enumerate(geometry.patch)
+    )
+    assert strides[1] == [2, 2, 1]
+    normalisation = found.task.normalisation
+    assert normalisation.method == "fixed"
+    assert normalisation.window is not None
+    assert normalisation.window[0] == pytest.approx(35, abs=12)
+    assert normalisation.mean == pytest.approx(62, abs=6)
+    assert normalisation.std == pytest.approx(14, abs=4)
+
+
+def test_plan_depends_on_training_patients_alone(root: Path, tmp_path: Path) -> None:
+    federation = load_federation(root, by_value=True)
+    first = planning_run(federation, RunConfig()).sites()
+    # Test and validation cases get a spacing that a plan would notice.
+    assigned = replace(federation, sites=first)
+    kept = {site.name: len(site.of_split("train")) for site in first}
+    found = plan_federation(assigned, RunConfig(), LAPTOP, tmp_path / "plan")
+    assert found.summary.cases == sum(kept.values()) < sum(site.size for site in first)
+
+
+def test_site_that_refuses_statistics_is_planned_for_and_not_with(root: Path, tmp_path: Path) -> None:
+    found = planned(root, tmp_path / "plan", egress={"B": ["weights"]})
+    assert found.told.sites == ("A", "C")
+    assert found.told.silent == {"B": "its policy refuses statistics"}
+    assert "B sent nothing (its policy refuses statistics): planned for, not with" in found.sentences[0]
+
+
+def test_site_below_its_own_minimum_of_patients_sends_nothing(root: Path, tmp_path: Path) -> None:
+    found = planned(root, tmp_path / "plan", feature_bounds={"B": {"minimum_patients": 7}})
+    assert found.told.sites == ("A", "C")
+    assert "fewer than" in found.told.silent["B"]
+
+
+def test_federation_without_a_fingerprint_is_refused_with_each_reason(root: Path, tmp_path: Path) -> None:
+    refused = {site: ["weights"] for site in SITES}
+    with pytest.raises(ConfigurationError, match="no site tells") as raised:
+        planned(root, tmp_path / "plan", egress=refused)
+    assert "site 'C': its policy refuses statistics" in str(raised.value)
+    assert "with --task in place of --plan" in str(raised.value)
+
+
+def test_finished_plan_is_not_repeated_on_resume(root: Path, tmp_path: Path) -> None:
+    before = planned(root, tmp_path / "plan")
+    federation = load_federation(root, by_value=True)
+    gone = [
+        replace(site, cases=tuple(replace(c, image=root / "gone" / c.name) for c in site.cases))
+        for site in federation.sites
+    ]
+    unreadable = replace(federation, sites=tuple(gone))
+    again = plan_federation(unreadable, RunConfig(), LAPTOP, tmp_path / "plan", resume=True)
+    assert again == before
+
+
+def test_planned_task_and_options_are_read_back(root: Path, tmp_path: Path) -> None:
+    found = planned(root, tmp_path / "plan")
+    task, config = found.write(tmp_path / "out")
+    assert Task.load(task) == found.task
+    assert yaml.safe_load(config.read_text()) == {"method": found.options}
+    federation = load_federation(root, by_value=True)
+    again = replanned(federation, found)
+    assert again.task == found.task
+    assert again.inferred
+    assert again.digest != federation.digest
+
+
+def test_few_thick_slices_stay_slices(tmp_path: Path) -> None:
+    sites = dict.fromkeys("AB", (5, (0.8, 0.8, 8.0)))
+    root = write_volumes(tmp_path / "thick", sites, shape=(40, 36, 6))
+    found = planned(root, tmp_path / "plan")
+    assert found.dimensions == 2
+    assert not found.task.is_volume
+    assert found.options == {}
+    assert "6 slices 10.0 times as far apart" in found.sentences[1]
+    federation = load_federation(root, by_value=True)
+    with pytest.raises(ConfigurationError, match="too small for a 3-D network"):
+        plan_federation(
+            load_federation(write_volumes(tmp_path / "tiny", sites, shape=(12, 12, 8)), by_value=True),
+            RunConfig(),
+            LAPTOP,
+            tmp_path / "plan3",
+            dimensions=3,
+        )
+    forced = plan_federation(federation, RunConfig(), LAPTOP, tmp_path / "plan4", dimensions=3)
+    assert forced.task.is_volume
+    assert "volumes were asked for, though slices may do better" in forced.sentences[1]
+
+
+def test_budget_may_be_a_name_or_gigabytes() -> None:
+    assert budget_of("gpu-8gb").gigabytes == 8
+    assert budget_of("11").gigabytes == 11
+    for wrong in ("gpu", "0", "-3", "nan", "inf"):
+        with pytest.raises(ConfigurationError, match="expected one of laptop"):
+            budget_of(wrong)
+
+
+def test_hospitals_folders_make_one_federation(root: Path) -> None:
+    found = load_hospitals([root / "A", root / "C"])
+    assert [site.name for site in found.sites] == ["A", "C"]
+    with pytest.raises(ConfigurationError, match="several hospitals are called A"):
+        load_hospitals([root / "A", root])
+
+
+def test_command_prints_the_plan_and_writes_it(root: Path, tmp_path: Path) -> None:
+    import typer
+
+    from training.plan import plan
+
+    app = typer.Typer()
+    app.command()(plan)
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, [str(root), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "Planned with" in result.output
+    assert "monai.dynunet" in result.output
+    assert Task.load(out / "task.yaml").is_volume
+    failed = CliRunner().invoke(app, [str(tmp_path / "none")])
+    assert failed.exit_code == 2
