@@ -6,16 +6,21 @@ Without --data, the phantom federation is written and used. An error is printed 
 2; a run that was killed continues with --resume. Hospitals that keep their folders take part over a network:
 
     python -m training.federate --engine network --kit KITS/server --task task.yaml --method iop-fl
+
+With --plan, sites tell first what their volumes are like, and task and network follow from it
+(`training.planning`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -23,7 +28,7 @@ from rich.console import Console
 
 from model_store.errors import LocumStoreError
 from model_store.store import REPORT, Store
-from model_store.task import TaskKind
+from model_store.task import Task, TaskKind
 from training.algorithm import Phase, Publication
 from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation, RemoteSite, digest_of_sites
@@ -31,6 +36,7 @@ from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
 from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError
+from training.methods.planning import PlanningConfig
 from training.methods.registry import Method
 from training.methods.registry import method as find_method
 from training.observers import Log, MLflow, TensorBoard, WithLogs, few_notes
@@ -40,11 +46,22 @@ from training.options import (
     ExecutionOptions,
     LogOptions,
     NetworkOptions,
+    PlanningOptions,
     PublishingOptions,
     TrainingOptions,
     grouped,
 )
 from training.phantom import phantom_of
+from training.planning.federated import (
+    METHOD,
+    plan_federation,
+    planning_run,
+    replanned,
+    settings_of,
+    with_plan,
+)
+from training.planning.planner import Budget
+from training.planning.proposal import Proposal
 from training.playbook import DEFAULT, check_practises, make_playbook, with_playbook
 from training.progress import open_progress
 from training.progress.forecast import expected_seconds
@@ -64,6 +81,7 @@ Given = TypeVar("Given")
 def federate(
     training: TrainingOptions,
     data: DataOptions,
+    planning: PlanningOptions,
     publishing: PublishingOptions,
     execution: ExecutionOptions,
     network: NetworkOptions,
@@ -72,21 +90,38 @@ def federate(
     """Federate the hospitals of a folder and publish what they learned."""
     with _failures_in_words(), ExitStack() as opened:
         chosen = find_method(training.method)
-        method_config, run_config = _configured(chosen, training, data, publishing, network)
+        configured = partial(_configured, chosen, training, data, publishing, network)
+        method_config, run_config = configured()
         store = publishing.store()
         # Beside a store's folder; a bucket has nothing beside it.
         home = store.root.parent if isinstance(store.root, Path) else Path(".locum")
         if network.engine is Engine.NETWORK:
             _check_network(data, publishing, run_config)
             job = _Job(training.method, method_config, run_config, store, publishing.name)
-            planned = opened.enter_context(_over_network(job, data.task, network, execution, home / "runs"))
+            asked = (planning.chosen_budget(run_config.device), configured) if planning.plan else None
+            planned = opened.enter_context(
+                _over_network(job, data.task, network, execution, home / "runs", opened, asked)
+            )
         else:
-            federation = _federation(data, data.data or _phantom(home, chosen.kinds[0]), run_config.seed)
+            root = data.data or _phantom(home, chosen.kinds[0])
+            federation = _federation(data, root, run_config.seed, by_value=planning.plan)
+            proposal = None
+            if planning.plan:
+                place = home / "runs" / f"plan-{planning_run(federation, run_config).id}"
+                proposal = plan_federation(
+                    federation,
+                    run_config,
+                    planning.chosen_budget(run_config.device),
+                    place,
+                    resume=execution.resumes,
+                )
+                federation = replanned(federation, proposal)
+                method_config, _ = configured(proposal.options)
             name = publishing.name or federation.task.name
             check_names(name)
             prepared = method_config.prepared(store, federation.task, name)
             run = Run(federation, training.method, prepared, run_config)
-            planned = _Planned(run, name, execution.run or home / "runs" / run.id)
+            planned = _Planned(run, name, execution.run or home / "runs" / run.id, proposal=proposal)
         logs = _logs(planned, logging)
         result, warnings = _train(planned, store, execution, publishing.playbook, logs)
         _conclude(result, store, planned.folder, warnings)
@@ -94,12 +129,15 @@ def federate(
 
 @dataclass(frozen=True)
 class _Planned:
-    """A run to execute, the name to publish under, its folder, and the hospitals if they are on a network."""
+    """A run to execute, the name to publish under, its folder, the hospitals if they are on a network, and
+    the plan that the federation made, if it was asked for.
+    """
 
     job: Run
     name: str
     folder: Path
     operator: Operator | None = None
+    proposal: Proposal | None = None
 
 
 @dataclass(frozen=True)
@@ -115,9 +153,19 @@ class _Job:
 
 @contextmanager
 def _over_network(
-    job: _Job, task_name: str | None, network: NetworkOptions, execution: ExecutionOptions, folders: Path
+    job: _Job,
+    task_name: str | None,
+    network: NetworkOptions,
+    execution: ExecutionOptions,
+    folders: Path,
+    stack: ExitStack,
+    planning: tuple[Budget, Callable[[Mapping[str, Any]], tuple[MethodConfig, RunConfig]]] | None,
 ) -> Iterator[_Planned]:
-    """Listen for the kit's hospitals and wait until they joined; stop listening at the end."""
+    """Listen for the kit's hospitals and wait until they joined; stop listening at the end.
+
+    `planning` has a plan's budget, and makes the configurations from what the plan proposes. `stack` closes
+    what a plan has opened, where no run follows it.
+    """
     kit = _given_or_refused(network.kit, "kit", "the operator's kit")
     task = resolve_task(_given_or_refused(task_name, "task", "what the hospitals train on"))
     settings = job.settings
@@ -140,11 +188,38 @@ def _over_network(
     sites = tuple(sorted(set(opened.content.sites) - set(settings.leave_out)))
     name = job.name or task.name
     check_names(name)
-    config = job.config.prepared(job.store, task, name)
     console = Console(stderr=True)
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    limits = RoundLimits(network.deadline, network.quorum)
+
+    def gathered(operator: Operator, task: Task) -> Federation[Any]:
+        say(f"listening on {network.listen or opened.content.address}")
+        joined: tuple[Any, ...] = operator.gather(
+            lambda missing: say(f"waiting for {', '.join(missing)}"), resume=execution.resumes
+        )
+        return Federation(folders, task, joined, False, digest_of_sites(task, joined))
+
+    method_config, proposal, before = job.config, None, None
+    if planning is not None:
+        budget, configured = planning
+        empty, asked = PlanningConfig(), settings_of(settings)
+        place = folders / f"plan-{network_id(METHOD, empty, asked, task, sites)}"
+        if not execution.resumes:
+            shutil.rmtree(place, ignore_errors=True)
+        before = Operator(
+            opened, place, sites, METHOD, empty, asked, task, limits, network.listen, follows=True
+        )
+        stack.callback(before.close)
+        with before:
+            federation = gathered(before, task)
+            policies = before.policies(asked.model_copy(update={"leave_out": ()}))
+            proposal = plan_federation(federation, policies, budget, place, pool=before)
+        task = proposal.task
+        method_config, _ = configured(proposal.options)
+    config = method_config.prepared(job.store, task, name)
 
     def id_of(names: Sequence[str]) -> str:
         return network_id(job.method, config, settings, task, names)
@@ -161,18 +236,13 @@ def _over_network(
                 f"(runs in {folders}: {others or 'none'})"
             )
     folder = folder or folders / id_of(sites)
-    limits = RoundLimits(network.deadline, network.quorum)
     with Operator(
-        opened, folder, sites, job.method, config, settings, task, limits, network.listen
+        opened, folder, sites, job.method, config, settings, task, limits, network.listen, before=before
     ) as operator:
-        say(f"listening on {network.listen or opened.content.address}")
-        joined: tuple[Any, ...] = operator.gather(
-            lambda missing: say(f"waiting for {', '.join(missing)}"), resume=execution.resumes
-        )
-        federation: Federation[Any] = Federation(folder, task, joined, False, digest_of_sites(task, joined))
+        federation = gathered(operator, task)
         # Sites that are left out are not in this federation.
         settings = operator.policies(settings.model_copy(update={"leave_out": ()}))
-        yield _Planned(Run(federation, job.method, config, settings), name, folder, operator)
+        yield _Planned(Run(federation, job.method, config, settings), name, folder, operator, proposal)
 
 
 def _check_network(data: DataOptions, publishing: PublishingOptions, settings: RunConfig) -> None:
@@ -248,14 +318,19 @@ def _configured(
     data: DataOptions,
     publishing: PublishingOptions,
     network: NetworkOptions,
+    proposed: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[MethodConfig, RunConfig]:
-    """Both configurations: options come before the file, and the file before the phantom's own defaults, of
-    which a method takes the fields that it has. Raises ConfigurationError.
+    """Both configurations: options come before the file, and the file before what a plan proposes and the
+    phantom's own defaults, of which a method takes the fields that it has. Raises ConfigurationError.
     """
     method_section, run_section = read_sections(training.config)
     # Defaults suit real scans; the phantom's few slices want their own.
     phantom = data.data is None and network.engine is Engine.IN_PROCESS
-    defaults = phantom_of(method.kinds[0]).training if phantom else {}
+    defaults = {**(phantom_of(method.kinds[0]).training if phantom else {}), **proposed}
+    if {"network", "network_arguments", "width"} & method_section.keys():
+        # A planned network is one whole.
+        for field in ("network", "network_arguments", "width"):
+            defaults.pop(field, None)
     known = {field: value for field, value in defaults.items() if field in method.config.model_fields}
     method_options = _given({"rounds": training.rounds, "backbone": training.backbone})
     run_options = _given(
@@ -268,11 +343,13 @@ def _configured(
     )
 
 
-def _federation(options: DataOptions, data: Path, seed: int) -> Federation[Any]:
+def _federation(options: DataOptions, data: Path, seed: int, *, by_value: bool = False) -> Federation[Any]:
     """The federation of a folder, or of an .npz, which is shared out among made-up sites by the seed."""
     shares = _given({"clients": options.clients, "alpha": options.dirichlet})
     partition = Partition(**shares, seed=seed) if shares or data.is_file() else None
-    return load_federation(data, resolve_task(options.task) if options.task else None, partition)
+    return load_federation(
+        data, resolve_task(options.task) if options.task else None, partition, by_value=by_value
+    )
 
 
 def _train(
@@ -284,6 +361,7 @@ def _train(
 ) -> tuple[Result, list[str]]:
     """Execute the run, with its progress shown; returns its result and the warnings that were shown."""
     job, name, folder, operator = planned.job, planned.name, planned.folder, planned.operator
+    proposal = planned.proposal
     workers, taken_back = execution.workers, execution.taken_back()
     if playbook:
         check_practises(job)
@@ -305,6 +383,13 @@ def _train(
         )
         if operator is not None:
             operator.warn = progress.warning
+        if proposal is not None:
+            written = " and ".join(map(str, proposal.write(folder)))
+            for sentence in (
+                *proposal.sentences,
+                f"The plan is in {written}: edit it, and give it with --task",
+            ):
+                progress.note(sentence)
         if federation.inferred:
             federation.task.dump(folder / TASK_FILE)
             warnings.append(
@@ -325,6 +410,11 @@ def _train(
             warnings.extend(made.warnings)
             return with_playbook(publication, made)
 
+        def extend(publication: Publication) -> Publication:
+            if proposal is not None:
+                publication = with_plan(publication, proposal)
+            return practise(publication) if playbook else publication
+
         observer = opened.enter_context(WithLogs(progress, logs, validated))
         result = execute(
             job,
@@ -336,7 +426,7 @@ def _train(
             observer=observer,
             store=store,
             name=name,
-            extend=practise if playbook else None,
+            extend=extend,
             pool=operator,
         )
         for warning in never_found(result.history):

@@ -26,6 +26,8 @@ from model_store.store import Store
 from training.engine.folder import MOST_KEPT
 from training.errors import ConfigurationError
 from training.methods.registry import methods
+from training.planning.planner import BUDGETS, Budget
+from training.planning.proposal import budget_of
 
 DEFAULT_STORE = ".locum/store"
 
@@ -69,6 +71,31 @@ class DataOptions:
         float | None, typer.Option(help="How evenly (large) or unevenly (small); 0.5 by default.")
     ] = None
     leave_out: Annotated[list[str] | None, typer.Option(help="A site to leave out; may be repeated.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningOptions:
+    """Whether the federation plans its network first, and what the network may cost."""
+
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Volumes: ask the sites for counts of spacing, size and intensity first, and choose "
+            "spacing, patch, batch, network and normalisation by nnU-Net's rules.",
+        ),
+    ] = False
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What the planned network may cost: {', '.join(BUDGETS)}, or gigabytes of a GPU; laptop by "
+            "default, gpu-8gb on cuda."
+        ),
+    ] = None
+
+    def chosen_budget(self, device: str) -> Budget:
+        """The budget, for a run on this device. Raises ConfigurationError."""
+        return budget_of(self.budget or ("laptop" if device == "cpu" else "gpu-8gb"))
 
 
 @dataclass(frozen=True, kw_only=True)

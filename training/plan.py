@@ -73,7 +73,7 @@ def plan(
         typer.Option(min=2, max=3, help="2 for slices, 3 for volumes; by default the data decide."),
     ] = None,
     leave_out: Annotated[list[str] | None, typer.Option(help="A site to leave out; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the run's split: test patients are not looked at.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split; test patients are not looked at.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Write task.yaml and config.yaml into this folder.")
     ] = None,

@@ -89,6 +89,10 @@ class Cell:
         if self._core is not None:
             self._core.stop()
 
+    def hand_over(self, handler: Callable[[str, str, bytes], bytes]) -> None:
+        """Serve requests by another handler from now on."""
+        self._handler = handler
+
     def on_disconnect(self, action: Callable[[str], None]) -> None:
         """Call `action` with the name of a peer that lost its connection."""
         self._peer_gone = action

@@ -8,8 +8,9 @@ STATE/RUN/sent.jsonl    one line per step, before it is sent: groups and bytes t
 STATE/RUN/files/        tensors in transit; overwritten every round
 STATE/releases.json     what left with noise in every run, by which the policy's epsilon is limited
 
-A process takes part in one run, the first that it joins. An operator who ended a run without a word cannot
-start another with the same process; a person, or a process manager, starts the command again.
+A process takes part in one run, the first that it joins, and in the run that was planned by it. An operator
+who ended a run without a word cannot start another with the same process; a person, or a process manager,
+starts the command again.
 """
 
 from __future__ import annotations
@@ -235,6 +236,7 @@ class Hospital:
         self._prepared: _Prepared | None = None
         self._session: str | None = None
         self._joined: str | None = None
+        self._finished: str | None = None  # a run that another one follows
         self._patience_s = _TIMEOUT_S
 
     def run(self) -> str:
@@ -260,14 +262,17 @@ class Hospital:
         while True:
             try:
                 self._session = self._session or self._join()
-                over = self._work(self._session)
+                end = self._work(self._session)
             except Rejected as error:
                 if error.code in _ENDS:
                     raise TrainingError(f"the operator rejected this hospital: {error}") from error
                 self._session = None
                 continue
-            if over is not None:
-                return over
+            if not end.follows:
+                return end.over or ""
+            self._watcher.waiting(f"{end.over}; another run follows")
+            self._finished, self._joined, self._session = self._joined, None, None
+            self._prepared = None
 
     def _leave(self, reason: str) -> None:
         """Tell the operator, if it can be reached, that this hospital stops."""
@@ -281,7 +286,8 @@ class Hospital:
         return b""
 
     def _join(self) -> str:
-        invitation, _ = unpack(Invitation, self._request("invite", b""))
+        while (invitation := unpack(Invitation, self._request("invite", b""))[0]).run == self._finished:
+            time.sleep(_RETRY_S)  # the operator has not ended it yet
         if self._joined not in (None, invitation.run):
             raise TrainingError(
                 f"the operator: expected run {str(self._joined)[:16]}, which this process joined and of "
@@ -403,14 +409,14 @@ class Hospital:
             self._folder = read = _Folder(task, rule, site, named >= {case.name for case in site.cases})
         return read
 
-    def _work(self, session: str) -> str | None:
-        """Run tasks until the run ends; returns the operator's words on its end."""
+    def _work(self, session: str) -> Next:
+        """Run tasks until the run ends; returns the operator's message on its end."""
         assert self._prepared is not None
         while True:
             self._awake.clear()
             found, _ = unpack(Next, self._ask("next", Session(session=session)))
             if found.over is not None:
-                return found.over
+                return found
             if found.task is None:
                 self._awake.wait(_IDLE_S)
                 continue

@@ -33,7 +33,7 @@ from training.network.cell import Rejected
 from training.privacy import PrivacyDemand
 from training.publish import software
 
-PROTOCOL = 3
+PROTOCOL = 4
 # A different version of these computes other bits.
 _COMPARED = ("locum", "torch", "numpy")
 
@@ -123,10 +123,14 @@ class TaskMessage(Message):
 
 
 class Next(Message):
-    """A task, or the end of the run; neither means that there is nothing to do yet."""
+    """A task, or the end of the run; neither means that there is nothing to do yet.
+
+    After the end, `follows` says that the operator soon invites to another run: the one that was planned.
+    """
 
     task: TaskMessage | None = None
     over: Name | None = None
+    follows: bool = False
 
 
 class Slice(Session):

@@ -119,7 +119,8 @@ class _Work:
 class Operator:
     """The operator's cell with its sessions, as a pool. Use it as a context manager.
 
-    `folder` is the run's folder; `warn` receives messages for the operator. Raises ConfigurationError when
+    `folder` is the run's folder; `warn` receives messages for the operator. `follows` says that another run
+    follows this one, for which the hospitals stay. Raises ConfigurationError when
     the kit is in use or the port is taken.
     """
 
@@ -134,6 +135,9 @@ class Operator:
         task: ModelTask,
         limits: RoundLimits = RoundLimits(),
         listen: str | None = None,
+        *,
+        follows: bool = False,
+        before: Operator | None = None,
     ) -> None:
         if not 1 <= limits.quorum <= len(sites):
             raise ConfigurationError(
@@ -143,6 +147,7 @@ class Operator:
         self.window = max(1, len(sites))
         self.quorum = limits.quorum
         self._kit = kit
+        self._follows = follows
         self._sites = tuple(sites)
         self._limits = limits
         self._labels = frozenset(task.labels)
@@ -181,10 +186,16 @@ class Operator:
         self._work: dict[str, _Work] = {}
         self._over: str | None = None
         self._open = ExitStack()
-        self._cell = Cell(kit, self.handle, listen)
-        self._cell.on_disconnect(self._disconnected)
+        self._before = before
+        self._cell: Cell = before._cell if before else Cell(kit, self.handle, listen)
 
     def __enter__(self) -> Operator:
+        self._cell.on_disconnect(self._disconnected)
+        if self._before is not None:
+            # NVFLARE starts one cell of a name in a process.
+            self._open = self._before._open.pop_all()
+            self._cell.hand_over(self.handle)
+            return self
         lock = self._open.enter_context((self._kit.folder / ".lock").open("w"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,6 +222,11 @@ class Operator:
             self._until(
                 lambda: all(s.heard_end or not s.connected for s in self._sessions.values()), _GOODBYE_S
             )
+        if error is not None or not self._follows:
+            self.close()
+
+    def close(self) -> None:
+        """Stop listening, if no other operator goes on with it."""
         self._open.close()
 
     def gather(
@@ -449,7 +465,7 @@ class Operator:
             if self._over is not None:
                 session.heard_end = True
                 self._changed.notify_all()
-                return Next(over=self._over)
+                return Next(over=self._over, follows=self._follows)
             work = self._work.get(peer)
             if work is None or work.answer is not None:
                 return Next()

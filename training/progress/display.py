@@ -106,6 +106,10 @@ class _Display:
         """Print a warning."""
         self._console.print(f"[bold yellow]warning[/] {escape(message)}", highlight=False, soft_wrap=True)
 
+    def note(self, message: str) -> None:
+        """Print what a person should know, and need not act on."""
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
+
     def published(self, reference: str, digest: str) -> None:
         """Print an artefact's reference and digest."""
         line = f"[bold green]published[/] [bold]{escape(reference)}[/]  [dim]{escape(digest)}[/]"

@@ -16,13 +16,16 @@ from training.options import (
     ExecutionOptions,
     LogOptions,
     NetworkOptions,
+    PlanningOptions,
     PublishingOptions,
     TrainingOptions,
     grouped,
 )
 
-# What a person could give before the options were grouped.
+# What a person could give before the options were grouped, and the options of a plan.
 KNOWN = [
+    "plan",
+    "budget",
     "method",
     "data",
     "task",
@@ -62,6 +65,7 @@ def test_every_option_is_in_one_group() -> None:
     groups = (
         TrainingOptions,
         DataOptions,
+        PlanningOptions,
         PublishingOptions,
         ExecutionOptions,
         NetworkOptions,
