@@ -11,7 +11,7 @@ from model_store.errors import TaskError
 from model_store.task import Task
 from training.data.cases import Case, Federation, Site, digest_of_cases, digest_of_sites, untrainable
 from training.data.classification import Partition, holds_classes, load_classes, load_folders, load_npz
-from training.data.segmentation.infer_task import infer_task
+from training.data.segmentation.infer_task import infer_task, task_of_dataset_json
 from training.data.segmentation.inspection import Look, lacking, look_at
 from training.data.segmentation.layout import find_sites, read_site
 from training.errors import FederationError
@@ -30,7 +30,7 @@ def load_federation(
     be an .npz for classification, which `partition` divides among clients.
 
     The task is `task` if given, otherwise `root/task.yaml`, otherwise inferred (`Federation.inferred`;
-    `by_value` as `infer_task` takes it).
+    `by_value` as `infer_task` takes it, and with it a dataset.json of nnU-Net or the Decathlon counts).
     Raises FederationError; its `.problems` lists all problems, each with its file.
     """
     if root.is_file():
@@ -43,10 +43,15 @@ def load_federation(
             task = Task.load(root / TASK_FILE)
         except TaskError as error:
             raise untrainable(root, [str(error)]) from error
+    inferred = task is None
+    if task is None and by_value:
+        try:
+            task = task_of_dataset_json(root)
+        except TaskError as error:
+            raise untrainable(root, [str(error)]) from error
     if task.kind == "classification" if task else holds_classes(root):
         return load_folders(root, task)
     sites = [read_site(folder, task, problems) for folder in find_sites(root, problems)]
-    inferred = task is None
     if task is None:
         try:
             task = infer_task(root, sites, by_value=by_value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,12 +57,57 @@ def infer_task(root: Path, sites: Iterable[Site], *, by_value: bool = False) -> 
     if by_value and volumes and 1 < len(values) <= _MOST_LABELS:
         labels = {f"label-{value}": (value,) for value in sorted(values)}
     return Task(
-        name=re.sub(r"[^a-z0-9_-]+", "-", root.resolve().name.lower()).strip("-_")[:64] or "federation",
+        name=_name_of(root),
         labels=labels,
         channels=1 if channels == {1} else 3,
         colour="refuse" if len(channels) == 1 else "replicate",
         size=(_side(height), _side(width)),
     )
+
+
+def task_of_dataset_json(root: Path) -> Task | None:
+    """Make a task of volumes from nnU-Net's or the Decathlon's dataset.json; None without such a file.
+
+    It has the labels and the channels by name. The geometry is a placeholder, for a plan to replace. Raises
+    TaskError for a file that is neither.
+    """
+    path = root / "dataset.json"
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        said, channels = content["labels"], content.get("channel_names") or content["modality"]
+        # The Decathlon maps values to names, nnU-Net names to values, or to several of nested labels.
+        pairs = ((v, int(k)) if str(k).isdigit() else (k, v) for k, v in said.items())
+        labels = {str(k): tuple(v) if isinstance(v, list) else (int(v),) for k, v in pairs}
+        background = labels.pop("background", (0,))
+        labels.pop("ignore", None)
+        names = [str(channels[key]) for key in sorted(channels, key=int)]
+        ct = all(name.casefold() == "ct" for name in names)
+        listed = [{"name": _plain(name) or f"channel-{i}"} for i, name in enumerate(names)]
+        return Task.model_validate(
+            {
+                "name": _name_of(root),
+                "labels": labels,
+                "background": background,
+                "channels": 1 if len(names) == 1 else listed,
+                "geometry": {"patch": (32, 32, 32)},
+                "modality": "CT" if ct else None,
+            }
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TaskError(
+            f"{path}: expected labels and channel_names (nnU-Net), or labels and modality (Decathlon), by "
+            f"name and number; {type(error).__name__}: {error}. Write a task.yaml in its place"
+        ) from error
+
+
+def _name_of(root: Path) -> str:
+    return re.sub(r"[^a-z0-9_-]+", "-", root.resolve().name.lower()).strip("-_")[:64] or "federation"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9-]+", "-", name).strip("-")[:32]
 
 
 def _side(length: float) -> int:

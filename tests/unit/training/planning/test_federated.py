@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from model_store.task import Task
 from tests.helpers.training.ct_volumes import SITES, write_volumes
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.errors import ConfigurationError
+from training.data.segmentation.infer_task import task_of_dataset_json
+from training.errors import ConfigurationError, FederationError
 from training.plan import load_hospitals
 from training.planning.federated import plan_federation, planning_run, replanned
 from training.planning.planner import BUDGETS
@@ -160,3 +162,41 @@ def test_command_prints_the_plan_and_writes_it(root: Path, tmp_path: Path) -> No
     assert Task.load(out / "task.yaml").is_volume
     failed = CliRunner().invoke(app, [str(tmp_path / "none")])
     assert failed.exit_code == 2
+
+
+def test_folder_of_nnunet_is_planned_with_its_labels_and_channels(tmp_path: Path) -> None:
+    root = write_volumes(tmp_path / "Dataset001_Organ", {"site": (6, (1.0, 1.0, 1.2))})
+    for old, new in (("images", "imagesTr"), ("masks", "labelsTr")):
+        (root / "site" / old).rename(root / new)
+    for image in sorted((root / "imagesTr").iterdir()):
+        stem = image.name.removesuffix(".nii.gz")
+        (root / "imagesTr" / f"{stem}_0001.nii.gz").write_bytes(image.read_bytes())
+        image.rename(root / "imagesTr" / f"{stem}_0000.nii.gz")
+    said = {
+        "channel_names": {"0": "CT", "1": "ct late (2)"},
+        "labels": {"background": 0, "organ": [1, 2], "core": 2},
+    }
+    (root / "dataset.json").write_text(json.dumps(said))
+    found = planned(root, tmp_path / "plan")
+    assert found.task.labels == {"organ": (1, 2), "core": (2,)}
+    assert [channel.name for channel in found.task.channel_list] == ["CT", "ct-late-2"]
+    assert {channel.normalisation.method for channel in found.task.channel_list} == {"fixed"}
+    assert found.task.geometry is not None
+    assert found.task.geometry.spacing == (1, 1, 1.2)
+
+    (root / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "organ", "2": "core"}}))
+    with pytest.raises(FederationError, match="expected labels and channel_names"):
+        load_federation(root, by_value=True)
+    (root / "task.yaml").write_text("name: organ\nlabels: {organ: [1, 2]}\nsize: [32, 32]\n")
+    with pytest.raises(FederationError):
+        # Its files are those of two channels, and the task has one.
+        load_federation(root, by_value=True)
+
+
+def test_dataset_json_of_the_decathlon_maps_values_to_names(tmp_path: Path) -> None:
+    said = {"modality": {"0": "MRI"}, "labels": {"0": "background", "1": "Anterior", "2": "Posterior"}}
+    (tmp_path / "dataset.json").write_text(json.dumps(said))
+    task = task_of_dataset_json(tmp_path)
+    assert task is not None
+    assert task.labels == {"Anterior": (1,), "Posterior": (2,)}
+    assert (task.channels, task.modality) == (1, None)
