@@ -31,6 +31,7 @@ _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
     "monai.mednext": "personalization.networks.monai:MedNeXt",
     "monai.segresnet": "personalization.networks.monai:SegResNet",
     "monai.unet": "personalization.networks.monai:UNet",
+    "projected": "personalization.networks.projected:projected",
     "prompted": "personalization.networks.prompted:Prompted",
     "resnet18": "personalization.networks.resnet:ResNet18",
     "unet": "personalization.networks.unet:UNet",

@@ -53,7 +53,7 @@ from training.methods.registry import register
 _MOMENTS = "server"
 
 
-class ServerOptimiserConfig(FedAvgConfig):
+class MovedConfig(FedAvgConfig):
     """FedAvg's configuration, without averaged batch-norm statistics: see the module."""
 
     statistics: Literal["estimated"] = Field("estimated", description="the global model's batch norm")
@@ -61,14 +61,14 @@ class ServerOptimiserConfig(FedAvgConfig):
     PAPER: ClassVar[Mapping[str, Any]] = {**FedAvgConfig.PAPER, "statistics": "estimated"}
 
 
-class FedAvgMConfig(ServerOptimiserConfig):
+class FedAvgMConfig(MovedConfig):
     """What FedAvgM takes beside FedAvg's."""
 
     server_rate: float = Field(1.0, gt=0, description="eta, of the server's step")
     server_momentum: float = Field(0.9, ge=0, lt=1, description="beta; 0 with server_rate 1 is FedAvg")
 
 
-class AdaptiveConfig(ServerOptimiserConfig):
+class AdaptiveConfig(MovedConfig):
     """What FedAdam and FedYogi take beside FedAvg's: the paper's values. The paper tunes eta."""
 
     server_rate: float = Field(0.01, gt=0, description="eta, of the server's step")
@@ -84,17 +84,12 @@ class FedAdagradConfig(AdaptiveConfig):
     beta_1: float = Field(0.0, ge=0, lt=1, description="decay of the mean of the updates")
 
 
-class _ServerOptimised(FedAvg):
-    """FedAvg in which the server's step is an optimiser's."""
+class MovedFedAvg(FedAvg):
+    """FedAvg in which w_g is not the sites' mean, so that batch norm's statistics have to be measured."""
 
-    def __init__(self, config: ServerOptimiserConfig, task: Task) -> None:
+    def __init__(self, config: MovedConfig, task: Task) -> None:
         super().__init__(config, task)
-        self._trained = parameter_names(self.network)
-
-    @abstractmethod
-    def step(self, delta: Tensor, moments: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what is added to one of w_g's tensors, and its new moments; before the first step, `moments`
-        is empty. All have the shape of `delta`."""
+        self.trained = parameter_names(self.network)
 
     @override
     def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
@@ -113,6 +108,15 @@ class _ServerOptimised(FedAvg):
             )
         return super().take_moments(context, server, result)
 
+
+class _ServerOptimised(MovedFedAvg):
+    """FedAvg in which the server's step is an optimiser's."""
+
+    @abstractmethod
+    def step(self, delta: Tensor, moments: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what is added to one of w_g's tensors, and its new moments; before the first step, `moments`
+        is empty. All have the shape of `delta`."""
+
     @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """FedAvg's step, then the optimiser's step towards the average."""
@@ -120,7 +124,7 @@ class _ServerOptimised(FedAvg):
         states = {"global": part(after.tensors, "global"), "best": part(after.tensors, "best")}
         before = part(server.tensors, "global")
         moments: dict[str, State] = {}
-        for name in self._trained:
+        for name in self.trained:
             kept = part(server.tensors, f"{_MOMENTS}/{name}")
             added, moments[f"{_MOMENTS}/{name}"] = self.step(states["global"][name] - before[name], kept)
             states["global"][name] = before[name] + added

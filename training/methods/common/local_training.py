@@ -62,8 +62,8 @@ class Schedule:
     over these batches; otherwise it stays. `intensity` is the severity of the drawn scanners
     (`personalization.scanner`) that half of a batch's slices go through; 0 for none. With `randomise` there
     is domain randomisation of half of the batches instead. `momentum` is of SGD. `weight_decay` is added to
-    the gradient, times the weights (AdamW: taken from the weights). `loss` is of the logits and targets of a
-    batch.
+    the gradient, times the weights (AdamW: taken from the weights). A gradient is clipped to the norm `clip`,
+    if there is one. `loss` is of the logits and targets of a batch.
 
     Of volumes, a batch is of patches, a pass has as many patches as there are volumes, `foreground` is the
     share of patches that are centred on a target, and `motion` says how patches are turned where `augment`
@@ -83,6 +83,7 @@ class Schedule:
     intensity: float = 0.0
     momentum: float = MOMENTUM
     weight_decay: float = 0.0
+    clip: float | None = None
     loss: Loss = task_loss
     randomise: bool = False
     foreground: float = 1 / 3
@@ -186,6 +187,8 @@ def take_step(
     if penalty is not None:
         loss = loss + penalty()
     torch.autograd.backward(loss)
+    if schedule.clip is not None:
+        nn.utils.clip_grad_norm_(network.parameters(), schedule.clip)
     optimiser.step()
     return loss.item()
 

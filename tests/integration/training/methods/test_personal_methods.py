@@ -97,7 +97,7 @@ def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path,
     assert "own Dice" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedavgm", "centralised", "feddg"])
+@pytest.mark.parametrize("name", ["scaffold", "moon", "feddc", "fedavgm", "centralised", "feddg"])
 def test_the_graph_of_a_global_model_serves(scans: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "store")
     execute(run_of(scans, name), tmp_path / "run", workers=0, store=store)
@@ -129,10 +129,11 @@ def test_only_the_bytes_of_the_shared_part_travel(scans: Path, tmp_path: Path, n
                 }
 
 
-@pytest.mark.parametrize("name", ["fedprox", "scaffold", "fedavgm", "fedyogi", *PERSONAL])
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "moon", "feddc", "fedavgm", "fedyogi", *PERSONAL])
 def test_it_classifies(shapes: Path, tmp_path: Path, name: str) -> None:
     result = execute(run_of(shapes, name), tmp_path / "run", workers=0, store=Store(tmp_path / "store"))
-    assert {draft.network.name for draft in result.publication.models} == {"resnet18"}
+    expected = "projected" if name == "moon" else "resnet18"
+    assert {draft.network.name for draft in result.publication.models} == {expected}
     assert all(0 <= draft.metrics["val_accuracy"] <= 1 for draft in result.publication.models)
     kind = result.artefacts[-1].manifest.kind
     assert kind == ("personal-models" if name in PERSONAL else "model")
@@ -235,6 +236,8 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
         ("fedavgm", [2]),
         ("fedyogi", [3]),
         ("scaffold", [4]),
+        ("moon", [3]),
+        ("feddc", [5]),
         ("ditto", [3]),
         ("pfedme", [4]),
         ("fedsoup", [5]),
