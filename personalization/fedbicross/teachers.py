@@ -22,12 +22,13 @@ class Teacher:
     """F, the mean of the members' logits, and F~, the same weights with separate running statistics.
 
     The statistics of F~ follow the images (mu <- 0.9 mu + 0.1 mu(x), the variance likewise). FedISCA's code
-    adapts them too, but answers with the batch's statistics, so that the running ones have no effect; the
-    paper uses the running ones.
+    adapts them too, but answers with the batch's statistics (`of_batch`), so that the running ones have no
+    effect; the paper uses the running ones.
     """
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    def __init__(self, members: Sequence[nn.Module], of_batch: bool = False) -> None:
         self.members = tuple(members)
+        self._of_batch = of_batch
         for member in self.members:
             member.eval().requires_grad_(False)
         self.adapted = tuple(_with_own_buffers(member) for member in self.members)
@@ -42,8 +43,18 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the logits of F and F~, [B, K] each, with running statistics."""
-        return _mean_logits(self.members, images_BCHW), _mean_logits(self.adapted, images_BCHW)
+        """Compute the logits of F and F~, [B, K] each, with running statistics, or F~'s with the batch's."""
+        plain = _mean_logits(self.members, images_BCHW)
+        if not self._of_batch:
+            return plain, _mean_logits(self.adapted, images_BCHW)
+        kept = self.buffers()
+        for network in self.adapted:
+            network.train()
+        answers = _mean_logits(self.adapted, images_BCHW)
+        for network in self.adapted:
+            network.eval()
+        self.restore(kept)
+        return plain, answers
 
     def buffers(self) -> list[State]:
         """Copy the statistics of F~, one state per member. A checkpoint of F~ needs nothing else."""

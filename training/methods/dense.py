@@ -26,8 +26,7 @@ Stays:   images, labels, and everything else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -41,40 +40,17 @@ from personalization.dense import Generator, ensemble_logits, generator_loss
 from personalization.fedbicross.distillation import TEMPERATURE, divergence
 from personalization.networks import initialise
 from personalization.precision import mixed_precision, to_float32
-from training.algorithm import (
-    ClientResult,
-    Memory,
-    ModelDraft,
-    Phase,
-    Plan,
-    Publication,
-    RoundResult,
-    ServerStage,
-    State,
-    StepContext,
-)
-from training.data.classification import LabelledData
-from training.methods.common.classifier_training import ClassCounts, counts_from
-from training.methods.common.data_statistics import described
-from training.methods.common.local_training import network_of, state_of
-from training.methods.common.one_shot import (
-    COUNTS,
-    OneShot,
-    OneShotConfig,
-    Start,
-    check_student,
-    first_student,
-    uploaded,
-)
+from training.algorithm import State, StepContext
+from training.methods.common.local_training import state_of
+from training.methods.common.one_shot import Start
+from training.methods.common.one_student import OneStudent, OneStudentConfig
 from training.methods.common.state_tree import join, part
-from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
-from training.methods.fedavg import WEIGHTS
 from training.methods.registry import register
 
-_GENERATOR, _STUDENT, _POOL = "stage/generator", "stage/student", "stage/pool"
+_GENERATOR, _POOL = "generator", "pool"
 
 
-class DenseConfig(OneShotConfig):
+class DenseConfig(OneStudentConfig):
     """What DENSE takes. The defaults suit a laptop; `recipe: paper` has the paper's sizes."""
 
     epochs: int = Field(30, ge=1, description="of the generator and the student in turn")
@@ -108,7 +84,7 @@ class DenseConfig(OneShotConfig):
 
 
 @register("dense", DenseConfig, kinds=("classification",))
-class Dense(OneShot):
+class Dense(OneStudent):
     """One upload per hospital, and one student of all of them."""
 
     def __init__(self, config: DenseConfig, task: Task) -> None:
@@ -116,90 +92,19 @@ class Dense(OneShot):
         self.config: DenseConfig = config
 
     @override
-    def plan(self) -> Plan:
-        """Train and upload; generate and distil; validate and test the student at the hospitals."""
-        return (
-            replace(self.local_phase(), client_step=self.upload),
-            ServerStage("distil", self.config.epochs, self.distil),
-            Phase(
-                "validate",
-                1,
-                (WEIGHTS,),
-                (COUNTS,),
-                self.count_right,
-                self.add_counts,
-                self.send_student,
-                self.expect_counts,
-                everyone=True,
-            ),
-            scoring_phase(self.task, (WEIGHTS,), self.score_step, self.send_student),
-        )
-
-    def send_student(self, server: Memory, site: str) -> Mapping[str, State]:
-        """S, to every site the same."""
-        return {WEIGHTS.name: part(server.tensors, _STUDENT)}
-
-    def upload(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
-    ) -> ClientResult:
-        """Train once. The hospital does not need its model again."""
-        return replace(self.train_once(context, received, memory, data), memory=None)
-
-    def count_right(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
-    ) -> ClientResult:
-        """Count the student's right answers."""
-        student = network_of(self.network, received[WEIGHTS.name], context.device)
-        counts = ClassCounts.of(student, data.val, self.classes)
-        return ClientResult(
-            {COUNTS.name: counts.state()}, float(len(data.train)), metrics=counts.metrics("val_")
-        )
-
-    def score_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
-    ) -> ClientResult:
-        """Score the student on the test images."""
-        student = network_of(self.network, received[WEIGHTS.name], context.device)
-        return score_once({"": predicting(student, self.config.batch_size)}, data, self.task)
-
-    def add_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Add up the right answers."""
-        found = [ClassCounts(**state) for state in result.collected.get(COUNTS.name, {}).values()]
-        if not found:
-            return server
-        total = sum(found[1:], found[0])
-        facts = {**server.facts, "counts": [total.right.tolist(), total.images.tolist()]}
-        return Memory(server.tensors, facts)
-
-    def distil(self, context: StepContext, server: Memory) -> Memory:
-        """One epoch; after the last one, the uploads, the generator and the images are dropped."""
+    def epoch(
+        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: State
+    ) -> tuple[State, dict[str, float]]:
         config = self.config
-        members = [network_of(self.network, state, context.device) for state in uploaded(server).values()]
-        for member in members:
-            member.eval().requires_grad_(False)
-        begun = part(server.tensors, _STUDENT) or self._first(context, server)
-        student = network_of(self.network, begun, context.device)
-        generator = self._generator(context, part(server.tensors, _GENERATOR))
+        generator = self._generator(context, part(stage, _GENERATOR))
         images, notes = self._generate(context, generator, members, student)
-        pool = part(server.tensors, _POOL)
+        pool = part(stage, _POOL)
         kept = {name: tensor[-(config.pool - 1) * config.synthesis_batch :] for name, tensor in pool.items()}
         newest = {"images": images.cpu(), "logits": ensemble_logits(members, images).cpu()}
         if kept and config.pool > 1:
             newest = {name: torch.cat([kept[name], tensor]) for name, tensor in newest.items()}
         notes["distillation"] = self._distil(context, student, newest)
-        check_student("the student", student, "student_rate")
-        facts = {**server.facts, "log": [*server.facts.get("log", ()), notes]}
-        after = {_STUDENT: state_of(student)}
-        if context.round == context.rounds - 1:
-            return Memory(join(after), facts)
-        models = {name: t for name, t in server.tensors.items() if name.startswith("model/")}
-        stage = {**after, _GENERATOR: state_of(generator), _POOL: newest}
-        return Memory({**models, **join(stage)}, facts)
-
-    def _first(self, context: StepContext, server: Memory) -> State:
-        models = list(uploaded(server).values())
-        sizes = list(server.facts["sites"].values())
-        return first_student(self.config.init, self.network, models, sizes, context.generator("student"))
+        return join({_GENERATOR: state_of(generator), _POOL: newest}), notes
 
     def _generator(self, context: StepContext, state: State) -> Generator:
         """The generator of the last epoch, or a drawn one."""
@@ -212,7 +117,7 @@ class Dense(OneShot):
         return generator.to(context.device)
 
     def _generate(
-        self, context: StepContext, generator: Generator, members: list[nn.Module], student: nn.Module
+        self, context: StepContext, generator: Generator, members: Sequence[nn.Module], student: nn.Module
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """T_G steps of the generator; the images after them, and the means of the terms of its loss."""
         config, draw = self.config, context.generator("noise")
@@ -254,12 +159,3 @@ class Dense(OneShot):
             optimiser.step()
             losses.append(loss.item())
         return fmean(losses)
-
-    @override
-    def publication(self, server: Memory) -> Publication:
-        counts = server.facts.get("counts")
-        metrics = counts_from(counts).metrics("val_") if counts else {}
-        metrics |= scored_metrics(server.facts, self.task)
-        weights = part(server.tensors, _STUDENT)
-        draft = ModelDraft("global", self.network, weights, metrics=metrics)
-        return Publication("model", (draft,), statistics=described(server.facts))

@@ -19,6 +19,8 @@ from training.phantom.shapes import write_shapes
 from training.run import Run, execute
 
 SMALL = {"width": 2, "rounds": 2, "batch_size": 16, "least_steps": 2}
+STUDENT = {"width": 2, "local_epochs": 1, "batch_size": 8, "epochs": 2, "synthesis_batch": 8}
+GENERATOR = {"generator_steps": 2, "noise_size": 8, "generator_width": 4}
 OTHERS: dict[str, dict[str, Any]] = {
     "fedins": {"rounds": 1, "entries": 4, "top": 2, "local_epochs": 1, "batch_size": 8},
     "fedoap": {
@@ -28,10 +30,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         **{"width": 1, "local_epochs": 1, "batch_size": 8, "probes": 8, "min_silhouette": -1, "epochs": 1},
         **{"steps": 2, "synthesis_batch": 6, "outer_steps": 2, "checkpoint_every": 2, "personal_epochs": 1},
     },
-    "dense": {
-        **{"width": 2, "local_epochs": 1, "batch_size": 8, "epochs": 2, "generator_steps": 2, "pool": 2},
-        **{"synthesis_batch": 8, "noise_size": 8, "generator_width": 4},
-    },
+    "dense": {**STUDENT, **GENERATOR, "pool": 2},
+    "dafl": {**STUDENT, **GENERATOR},
+    "co-boosting": {**STUDENT, **GENERATOR, "pool": 2},
+    "fedisca": {**STUDENT, "steps": 3},
 }
 CASES = [(name, kind) for name in methods() for kind in method(name).kinds]
 

@@ -34,6 +34,7 @@ ONE_SHOT: Mapping[str, Any] = {
     "epochs": 1,
     "synthesis_batch": 4,
 }
+GENERATED = {**ONE_SHOT, "generator_steps": 1, "generator_width": 2, "noise_size": 4}
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "fedoap": {"width": 2, "batch_size": 4, "rounds": 1, "local_steps": 2, "fine_tune_rounds": 1},
     "fedins": {"rounds": 1, "entries": 4, "top": 2, "local_epochs": 1, "batch_size": 4},
@@ -45,7 +46,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "outer_steps": 2,
         "personal_epochs": 1,
     },
-    "dense": {**ONE_SHOT, "generator_steps": 1, "generator_width": 2, "noise_size": 4},
+    "dense": GENERATED,
+    "dafl": GENERATED,
+    "co-boosting": GENERATED,
+    "fedisca": {**ONE_SHOT, "steps": 3},
 }
 # Each of the ways to score. Others inherit FedAvg's, and `test_every_method_ends_with_the_test` has them all.
 CASES = [
@@ -53,7 +57,8 @@ CASES = [
     *((name, "segmentation", {}) for name in ("fedbn", "fedper", "fedrep", "local-only", "iop-fl")),
     *((name, "segmentation", {}) for name in ("fedoap", "fedins")),
     *((name, "classification", {}) for name in ("fedavg", "fedbn", "fedsoup", "fedins", "fedbicross")),
-    ("dense", "classification", {}),
+    *((name, "classification", {}) for name in ("dense", "dafl", "fedisca", "co-boosting", "moon", "feddc")),
+    *((name, "segmentation", {}) for name in ("moon", "feddc")),
     ("iop-fl", "segmentation", {"recipe": "paper"}),  # a moving average
 ]
 # Methods that publish nothing else, or publish the one that all share only to a new hospital.

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from model_store.task import Task
+from personalization import co_boosting, dafl
 from personalization.dense import generator_loss
-from personalization.fedbicross.distillation import divergence
+from personalization.fedbicross.distillation import distillation_loss, divergence
+from personalization.fedbicross.teachers import Teacher
 from personalization.networks import registry
 from personalization.networks.capabilities import Traits
 from tests.helpers.training.sites import EMPTY, client_step, context, server_step
@@ -29,7 +31,9 @@ from training.methods.common.local_training import Schedule
 from training.methods.common.state_tree import part
 from training.methods.ditto import Ditto, DittoConfig
 from training.methods.fedavg import FedAvg
+from training.methods.feddc import FedDc, FedDcConfig
 from training.methods.fedsoup import FedSoup, FedSoupConfig
+from training.methods.moon import Moon, MoonConfig
 from training.methods.pfedme import PFedMe, PFedMeConfig
 from training.methods.registry import method
 from training.methods.scaffold import Scaffold, ScaffoldConfig
@@ -480,3 +484,208 @@ def test_dense_distillation(temperature: float) -> None:
     p, q = soft(teacher, temperature), soft(student, temperature)
     expected = (p * (p / q).log()).sum() / 9 * temperature**2
     torch.testing.assert_close(divergence(student, teacher, temperature), expected, rtol=1e-9, atol=1e-12)
+
+
+# FedDC.
+
+
+@pytest.mark.parametrize("clip", [None, 0.4])
+def test_feddc_reading_code(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gaoliang13/FedDC, utils_methods_FedDC.py (`train_FedDC`) and utils_general.py (`train_model_FedDC`) at
+    13440c2, with sites of one size, so that its weights of the sites are 1: each round adds the mean drift of
+    all sites to the mean model of those that were drawn.
+    """
+    equal = {
+        name: LabelledData(name, points(9, seed), points(40, seed + 10), points(0, 0), None)
+        for seed, name in enumerate("ABC")
+    }
+    for site, data in equal.items():
+        monkeypatch.setitem(SITES, site, data)
+    alpha, decay, steps = 0.3, 0.01, 3
+    plain = {name: value for name, value in PLAIN.items() if name != "optimiser"}
+    config = FedDcConfig(
+        **plain,
+        **{"local_epochs": steps, "rounds": 4, "reading": "code", "alpha": alpha, "clip": clip},
+        **{"weight_decay": decay, "learning_rate_decay": 1.0},
+    )
+    zero = torch.zeros(CLASSES, 5, dtype=torch.float64)
+    drift, state, mean_state = dict.fromkeys(SITES, zero), dict.fromkeys(SITES, zero), zero
+    clipped = 0
+    for names, (w_g, results, server) in zip(
+        DRAWN, rounds(FedDc(config, TASK), DRAWN, "gradient_change"), strict=True
+    ):
+        models, moved = [], zero
+        for site in names:
+            y = w_g
+            for _ in range(steps):
+                slope = gradient(y, SITES[site].train) + alpha * (y - (w_g - drift[site]))
+                slope = slope + (-state[site] + mean_state)
+                if clip is not None and slope.norm() > clip:
+                    # torch divides by the norm + 1e-6.
+                    slope, clipped = slope * (clip / (slope.norm() + 1e-6)), clipped + 1
+                y = y - RATE * (slope + decay * y)
+            drift[site] = drift[site] + y - w_g
+            new = state[site] - mean_state + (1 / steps / RATE) * (w_g - y)
+            moved = moved + new - state[site]
+            state[site] = new
+            models.append(y)
+            close(matrix(results[site].uploads["weights"]), y)
+            close(matrix(part(results[site].memory.tensors, "drift")), drift[site])
+            close(matrix(part(results[site].memory.tensors, "gradient")), new)
+        mean_state = mean_state + moved / len(SITES)
+        expected = sum(models) / len(models) + sum(drift.values()) / len(SITES)
+        close(matrix(part(server.tensors, "global")), expected)
+        close(matrix(part(server.tensors, "gradient")), mean_state)
+    assert mean_state.abs().max() > 1e-3
+    assert (clipped > 0) == (clip is not None)
+
+
+# MOON.
+
+
+class TwoLayers(nn.Module):
+    """Logits of images of 2 x 2 values through three features, without biases, with weights in float64."""
+
+    traits = Traits("classification", head=("output",))
+
+    def __init__(self, **_: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3, bias=False, dtype=torch.float64)
+        self.output = nn.Linear(3, CLASSES, bias=False, dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.output(self.first(images.flatten(1)))
+
+
+def test_moon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QinbinLi/MOON, main.py (`train_net_fedcon`) at 8fcba3c: cross-entropy of the cosines to the global and
+    the previous representation, the first one right, times mu; SGD with momentum 0.9 and weight decay. Its
+    gradient by the chain rule: with p the softmax of the cosines over t, and s = <z, a> / (|z| |a|),
+    ds/dz = (a / |a| - s z / |z|) / |z|. Its representation is the features here, since the network has no
+    projection.
+    """
+    monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification"], TwoLayers)
+    mu, t, decay = 0.8, 0.5, 0.02
+    config = MoonConfig(
+        **PLAIN,
+        **{"local_epochs": 3, "rounds": 3, "mu": mu, "contrast_temperature": t, "projection": 0},
+        **{"weight_decay": decay},
+    )
+    algorithm = Moon(config, TASK)
+    train = next(step for step in algorithm.plan() if isinstance(step, Phase) and step.name == "train")
+    data, memory = SITES["A"], EMPTY
+    x, labels = torch.from_numpy(data.train.images).flatten(1), torch.from_numpy(data.train.targets)
+    w_g = dict(part(algorithm.initial(context("initial", 0)).tensors, "global"))
+    previous: State = {}
+    for round_ in range(3):
+        result = train.client_step(context("train", round_, 3, "A"), {"weights": w_g}, memory, data)
+        memory = result.memory or EMPTY
+        first, output = w_g["first.weight"], w_g["output.weight"]
+        velocity = [torch.zeros_like(first), torch.zeros_like(output)]
+        for step in range(3):
+            z = x @ first.T
+            errors = torch.softmax(z @ output.T, dim=1)
+            errors[range(len(x)), labels] -= 1
+            slope = errors @ output
+            if previous:
+                anchors = [x @ w_g["first.weight"].T, x @ previous["first.weight"].T]
+                norms = [(z.norm(dim=1) * a.norm(dim=1))[:, None] for a in anchors]
+                cosines = [(z * a).sum(1, keepdim=True) / n for a, n in zip(anchors, norms, strict=True)]
+                p = torch.softmax(torch.cat(cosines, 1) / t, dim=1)
+                for right, a, s, likely in zip((1, 0), anchors, cosines, p.T[:, :, None], strict=True):
+                    size = z.norm(dim=1)[:, None]
+                    ds = (a / a.norm(dim=1)[:, None] - s * z / size) / size
+                    slope = slope + mu * (likely - right) / t * ds
+            gradients = [slope.T @ x / len(x), errors.T @ z / len(x)]
+            for number, weight in enumerate((first, output)):
+                moved = gradients[number] + decay * weight
+                velocity[number] = moved if step == 0 else 0.9 * velocity[number] + moved
+            first, output = first - RATE * velocity[0], output - RATE * velocity[1]
+        sent = result.uploads["weights"]
+        close(sent["first.weight"], first)
+        close(sent["output.weight"], output)
+        previous = dict(sent)
+        # Another w_g than the site's own model, as in a federation.
+        w_g = {name: 0.7 * tensor + 0.1 for name, tensor in sent.items()}
+
+
+# DAFL, FedISCA and Co-Boosting.
+
+
+@pytest.mark.parametrize("reading", ["paper", "code"])
+def test_dafl_generator(reading: Any) -> None:
+    """huawei-noah/Data-Efficient-Model-Compression, DAFL (stored in several public copies): mean of |f| over
+    images and features, and sum of q log10 q. The paper has the norm of f and 1/K sum of q log q, so that its
+    terms are F and ln(10) / K times the code's.
+    """
+    member, images = normed(1), torch.randn(20, 1, 6, 6, dtype=torch.float64)
+    member.traits = Traits("classification", head=(list(dict(member.named_children()))[-1],))
+    seen: list[Tensor] = []
+    handle = member[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        answers = member(images)
+    handle.remove()
+    q = soft(answers).mean(0)
+    entropy, sizes = (q * q.log10()).sum(), seen[0].abs().mean()
+    expected = -soft(answers).max(1).values.log().mean()
+    if reading == "paper":
+        entropy, sizes = entropy * np.log(10) / CLASSES, sizes * seen[0][0].numel()
+    expected = expected + 5 * entropy - 0.1 * sizes
+    found = dafl.generator_loss([member], images, 0.1, 5.0, reading)
+    close(found.total.detach(), expected)
+
+
+def test_fedisca_distillation() -> None:
+    """myeongkyunkang/FedISCA, main_fedisca.py and utils.py (`kldiv`) at c6c737e: alpha i / n, T 20 with T^2,
+    and the teacher that is adapted in training mode."""
+    student, plain, noise = (4 * torch.randn(9, CLASSES, dtype=torch.float64) for _ in range(3))
+    for number in range(5):
+        alpha = number / 5
+        losses = []
+        for teacher in (plain, noise):
+            p, q = soft(teacher, 20), soft(student, 20)
+            losses.append((p * (p / q).log()).sum() / 9 * 400)
+        expected = alpha * losses[0] + (1 - alpha) * losses[1]
+        close(distillation_loss(student, plain, noise, 1 - alpha, 20), expected)
+    member, images = normed(2), torch.randn(12, 1, 6, 6, dtype=torch.float64)
+    teacher = Teacher([member], of_batch=True)
+    teacher.adapt(images + 3)
+    before = teacher.buffers()
+    with torch.no_grad():
+        maps = member[0](images)
+        scale = (maps.var((0, 2, 3), unbiased=False) + member[1].eps).sqrt()
+        own = (maps - maps.mean((0, 2, 3))[:, None, None]) / scale[:, None, None]
+        own = own * member[1].weight[:, None, None] + member[1].bias[:, None, None]
+        for layer in member[2:]:
+            own = layer(own)
+    close(teacher.logits(images)[1], own)
+    assert all(torch.equal(t, before[0][n]) for n, t in teacher.buffers()[0].items())
+
+
+def test_co_boosting() -> None:
+    """rong-dai/Co-Boosting, datafree/synthesis/coboost.py (`synthesize`), datafree_kd.py (`cb_kd_train`) and
+    utils_fl.py (`WEnsemble`) at b95d715, with its ensemble divided by the sum of the weights."""
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(10, 3, CLASSES, generator=draw, dtype=torch.float64)
+    labels = torch.arange(10) % CLASSES
+    w = torch.tensor([0.2, 0.9, 0.005], dtype=torch.float64)
+
+    def answers(weights: Tensor) -> Tensor:
+        return sum(weights[k] * logits[:, k] for k in range(3)) / weights.sum()
+
+    mixed = w.clone().requires_grad_()
+    p = torch.softmax(answers(mixed), 1)[range(10), labels]
+    (-p.log().mean()).backward()
+    mu = 0.01 * 0.99**4
+    moved = w - mu * mixed.grad.sign()
+    eta = torch.clamp(moved - w, min=-1, max=1)
+    expected = torch.clamp(w + eta, min=0, max=1)
+    close(co_boosting.boosted(w, logits, labels, mu, normalised=True), expected)
+
+    student = torch.randn(10, CLASSES, generator=draw, dtype=torch.float64)
+    teacher = answers(w)
+    chosen = torch.softmax(teacher, 1)[range(10), labels]
+    hard = ((1 - chosen) * -chosen.log()).mean()
+    a, b = soft(teacher, 3), soft(student, 3)
+    apart = (9 * (a * (a / b).log()).sum(1)).mean()
+    close(co_boosting.generator_loss(teacher, student, labels, 1.0), hard - apart)

@@ -69,7 +69,7 @@ SMALL: dict[str, Any] = {
     "entries": 4,
     "top": 2,
 }
-ONE_ROUND = ("fedbicross", "dense")
+ONE_ROUND = ("fedbicross", "dense", "dafl", "fedisca", "co-boosting")
 CASES = [(name, kind) for name in methods() for kind in method(name).kinds]
 
 

@@ -30,6 +30,7 @@ def test_every_method_is_found() -> None:
     assert {"fedbn", "fedper", "fedprox", "fedrep"} < {*methods()}
     assert {"fedadagrad", "fedadam", "fedavgm", "fedyogi", "scaffold"} < {*methods()}
     assert {"dense", "ditto", "fedsoup", "pfedme"} < {*methods()}
+    assert {"co-boosting", "dafl", "feddc", "fedisca", "moon"} < {*methods()}
     assert list(methods()) == sorted(methods())
 
 
@@ -51,7 +52,10 @@ def test_a_new_file_in_the_package_is_a_method_of_the_command(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("misspelt", "nearest"),
-    [("fedpros", "fedprox"), ("FedProx", "fedprox"), ("iop_fl", "iop-fl"), ("fedbicros", "fedbicross")],
+    [
+        *(("fedpros", "fedprox"), ("FedProx", "fedprox"), ("iop_fl", "iop-fl"), ("fedbicros", "fedbicross")),
+        *(("coboosting", "co-boosting"), ("FedISCA", "fedisca"), ("MOON", "moon"), ("feddcc", "feddc")),
+    ],
 )
 def test_a_misspelt_method_is_answered_with_the_nearest_name(misspelt: str, nearest: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
@@ -85,7 +89,8 @@ def test_no_step_of_a_method_asks_in_which_phase_it_is() -> None:
 
 def test_every_step_of_a_plan_has_a_name_of_its_own() -> None:
     task = Task(name="shapes", kind="classification", class_names=("a", "b"), size=(28, 28))
-    for name in ("fedavg", "fedbicross", "dense", "ditto", "local-only", "centralised"):
+    plain = ("fedavg", "fedbicross", "dense", "ditto", "local-only", "centralised")
+    for name in (*plain, "moon", "feddc", "dafl", "fedisca", "co-boosting"):
         chosen = method(name)
         names = [step.name for step in chosen.build(chosen.config(), task).plan()]
         assert len({*names}) == len(names)

@@ -17,6 +17,7 @@ from training.algorithm import Algorithm, SiteSize, State
 from training.config import Defence
 from training.engine.reduction import Reducer
 from training.errors import SiteFailed
+from training.methods import registry
 from training.methods.common.classifier_training import ClassCounts
 from training.methods.common.data_statistics import (
     MOST_DESCRIPTOR,
@@ -84,10 +85,11 @@ def test_moments_of_another_network_are_rejected(change: State) -> None:
         ({"right": torch.ones(3).double(), "images": torch.ones(3).double()}, r"expected \[2\]"),
     ],
 )
-@pytest.mark.parametrize("method", ["dense", "fedbicross"])
+@pytest.mark.parametrize("method", ["co-boosting", "dafl", "dense", "fedbicross", "fedisca"])
 def test_counts_that_no_site_can_have_are_rejected(method: str, change: State, why: str) -> None:
-    if method == "dense":
-        algorithm = Dense(DenseConfig(width=1), CORNERS)
+    if method != "fedbicross":
+        chosen = registry.method(method)
+        algorithm = chosen.build(chosen.config(width=1), CORNERS)
         server = algorithm.initial(context("initial", 0))
         said = rejects(algorithm, server, "validate", {"counts": COUNTS}, "counts", {**COUNTS, **change})
     else:
