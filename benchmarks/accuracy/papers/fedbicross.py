@@ -1,9 +1,9 @@
 """FedBiCross's tables: Xia et al., personalized one-shot federation (arXiv 2601.01901), 1 and 2, N = 5.
 
-All arms begin with the same uploads, trained once at every client. Of Table 1 there are FedAvg-1, DENSE and
-FedBiCross, with the number of clusters that the silhouette chooses and with 2, 3 and 4; and what the paper
-leaves out: the uploads themselves, their output ensemble, and FedAvg-1 trained further at home. Table 2 takes
-parts away: `w/o PKD` is the cluster's model of the whole method's run.
+All arms begin with the same uploads, trained once at every client. Of Table 1 there are FedAvg-1, DAFL,
+DENSE, FedISCA, Co-Boosting and FedBiCross, with the number of clusters that the silhouette chooses and with
+2, 3 and 4; and what the paper leaves out: the uploads themselves, their output ensemble, and FedAvg-1 trained
+further at home. Table 2 takes parts away: `w/o PKD` is the cluster's model of the whole method's run.
 
 A cell is one arm of one seed, on one set divided by one alpha.
 """
@@ -41,14 +41,18 @@ from training.algorithm import ClientResult, Memory, ModelDraft, Plan, Publicati
 from training.data.classification import LabelledData
 from training.data.examples import Examples
 from training.engine.history import RoundEntry
+from training.methods.co_boosting import CoBoosting, CoBoostingConfig
 from training.methods.common import state_tree
 from training.methods.common.classifier_training import logits_of, train_classifier
 from training.methods.common.data_statistics import describe
 from training.methods.common.local_training import network_of, predict, state_of
 from training.methods.common.one_shot import MODEL, OneShot, OneShotConfig
+from training.methods.common.one_student import OneStudentConfig
+from training.methods.dafl import Dafl, DaflConfig
 from training.methods.dense import Dense, DenseConfig
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
+from training.methods.fedisca import FedIsca, FedIscaConfig
 
 SETS = ("pneumoniamnist", "wbc5_28_shift")
 PUBLISHED = ("blood", "derma", "OCT", "tissue")
@@ -119,12 +123,32 @@ class FromUploads(GivenUploads, FedBiCross):
     """FedBiCross from given uploads."""
 
 
+class DaflFromUploads(GivenUploads, Dafl):
+    """DAFL from given uploads."""
+
+
 class DenseFromUploads(GivenUploads, Dense):
     """DENSE from given uploads."""
 
 
+class FedIscaFromUploads(GivenUploads, FedIsca):
+    """FedISCA from given uploads."""
+
+
+class CoBoostingFromUploads(GivenUploads, CoBoosting):
+    """Co-Boosting from given uploads."""
+
+
 ALONE, AVERAGE, TUNED, ENSEMBLE = "Local-only", "FedAvg-1", "FedAvg-1 + fine-tuning", "Output ensemble"
 DENSE, WHOLE, NO_STAGE_3 = "DENSE", "FedBiCross", "w/o PKD"
+DAFL, ISCA, BOOSTED = "DAFL", "FedISCA", "Co-Boosting"
+# Arms with one student: the registered name, the configuration and the method from given uploads.
+ONE_STUDENT: Mapping[str, tuple[str, type[OneStudentConfig], Callable[..., GivenUploads]]] = {
+    DAFL: ("dafl", DaflConfig, DaflFromUploads),
+    DENSE: ("dense", DenseConfig, DenseFromUploads),
+    ISCA: ("fedisca", FedIscaConfig, FedIscaFromUploads),
+    BOOSTED: ("co-boosting", CoBoostingConfig, CoBoostingFromUploads),
+}
 ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
         Arm(MOST_FREQUENT),
@@ -132,7 +156,10 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
         Arm(AVERAGE, {}, _published(17.35, 17.24, 31.10, 33.76)),
         Arm(TUNED),
         Arm(ENSEMBLE),
+        Arm(DAFL, {}, _published(15.74, 17.71, 31.58, 35.01)),
         Arm(DENSE, {}, _published(50.45, 18.45, 54.32, 33.88)),
+        Arm(ISCA, {}, _published(53.28, 21.84, 60.47, 49.86)),
+        Arm(BOOSTED, {}, _published(58.41, 46.08, 57.63, 53.26)),
         Arm(WHOLE),
         Arm("FedBiCross, K = 2", {"clusters": 2}, _published(87.15, 68.12, 66.62, 63.71)),
         Arm("FedBiCross, K = 3", {"clusters": 3}, _published(87.67, 71.45, 68.01, 64.81)),
@@ -162,13 +189,13 @@ figures, of 5 clients and alpha 0.3, stand beside these of the same alpha, for t
 for the level. The test images of wbc5_28_shift are of another camera than all others."""
 _METHOD_NOTE = f"""\
 The paper has 500 steps of synthesis at width 64 and 100 local epochs. Profile `cpu` has 50 steps at width 16
-and 12 epochs (pneumoniamnist) or 40; its local rate falls twice, and DENSE has 100 steps of its generator.
-Profile `gpu` has the paper's sizes and constant rate of 0.001, and 6000 steps of DENSE's generator. Students
-start from their cluster's average and learn at every step; `read literally` starts at random and learns in
-six steps, as printed. No arm is tuned. DAFL, FedISCA and Co-Boosting are missing: Locum has none of them. The
-similarity of `Sim-weighted` is ours, since the paper does not define it. `{MOST_FREQUENT}` is no arm of the
-paper: it always answers a client's most frequent class in training. The paper averages accuracy over clients
-and does not say of which test images.
+and 12 epochs (pneumoniamnist) or 40; its local rate falls twice. DAFL, DENSE and Co-Boosting have 20 epochs
+of 5 steps of their generators, and FedISCA two trajectories of 50 steps. Profile `gpu` has the paper's sizes
+and constant rate of 0.001, and of the rivals the sizes of their own papers. Students start from the average
+of the uploads, or of their cluster; FedBiCross's learn at every step, and `read literally` starts at random
+and learns in six steps, as printed. No arm is tuned. The similarity of `Sim-weighted` is ours, since the
+paper does not define it. `{MOST_FREQUENT}` is no arm of the paper: it always answers a client's most frequent
+class in training. The paper averages accuracy over clients and does not say of which test images.
 
 {METRICS} Bytes are sent and received together. Seconds are a client's training and the server's synthesis."""
 
@@ -177,13 +204,15 @@ and does not say of which test images.
 class Profile:
     """How large and how often.
 
-    `method` has fields of FedBiCrossConfig, of which DENSE takes those of the upload, `dense` its others;
-    `by_set` has what differs for a set.
+    `method` has fields of FedBiCrossConfig, of which methods with one student take those of the upload. The
+    others are in `student`, of which each takes those that it has; `by_arm` and `by_set` have what differs
+    for one of these methods and for a set.
     """
 
     seeds: int
     method: Mapping[str, Any]
-    dense: Mapping[str, Any]
+    student: Mapping[str, Any]
+    by_arm: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     by_set: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sets: tuple[str, ...] = SETS
     alphas: tuple[float, ...] = (0.3,)
@@ -198,7 +227,10 @@ PROFILES = {
             **{"width": 1, "local_epochs": 1, "personal_epochs": 1, "probes": 8},
             **{"epochs": 1, "steps": 2, "synthesis_batch": 5, "outer_steps": 1},
         },
-        {"epochs": 1, "generator_steps": 1, "synthesis_batch": 5, "noise_size": 8, "generator_width": 4},
+        {
+            **{"epochs": 1, "generator_steps": 1, "synthesis_batch": 5, "noise_size": 8},
+            **{"generator_width": 4, "steps": 2},
+        },
         sets=("wbc5_28_shift",),
     ),
     "cpu": Profile(
@@ -208,13 +240,18 @@ PROFILES = {
             **{"epochs": 1, "steps": 50, "synthesis_batch": 64},
         },
         {"epochs": 20, "generator_steps": 5},
+        by_arm={ISCA: {"epochs": 2}},
         # It has fifteen times the images of the other set.
         by_set={"pneumoniamnist": {"local_epochs": 12, "personal_epochs": 4}},
     ),
     "gpu": Profile(
         3,
         {**PAPER_SIZES, "epochs": 20, "checkpoint_every": 100},
-        {name: value for name, value in DenseConfig.PAPER.items() if name not in LOCAL},
+        {},
+        by_arm={
+            arm: {name: value for name, value in config.PAPER.items() if name not in LOCAL}
+            for arm, (_, config, _) in ONE_STUDENT.items()
+        },
         alphas=(0.1, 0.2, 0.3, 0.5),
         device="cuda",
     ),
@@ -263,9 +300,11 @@ class PaperFedBiCross(PaperOnImages[Profile]):
 
     def _config(self, arm: Arm, set_: str) -> OneShotConfig:
         fields = {**self.profile.method, **self.profile.by_set.get(set_, {})}
-        if arm.name == DENSE:
+        if arm.name in ONE_STUDENT:
+            config = ONE_STUDENT[arm.name][1]
             local = {name: value for name, value in fields.items() if name in LOCAL}
-            return DenseConfig(**{**local, **self.profile.dense})
+            own = {n: value for n, value in self.profile.student.items() if n in config.model_fields}
+            return config(**{**local, **own, **self.profile.by_arm.get(arm.name, {})})
         return FedBiCrossConfig(**{**fields, **arm.fields})
 
     @cached_property
@@ -295,7 +334,7 @@ class OneShots(Runs):
         if cell["arm"] == MOST_FREQUENT:
             return {"sites": clients.judge(most_frequent(clients)), "cost": dict(NO_COST), "seconds": 0.0}
         arm, local = cell["arm"], {name: cell["method"][name] for name in LOCAL}
-        config = FedBiCrossConfig(**(local if arm == DENSE else cell["method"]))
+        config = FedBiCrossConfig(**(local if arm in ONE_STUDENT else cell["method"]))
         uploading = Uploads(config, clients.task)
         published, first = self.run(uploading, clients, {"run": "uploads", "method": local})
         uploads = {draft.site: dict(draft.weights) for draft in published.models if draft.site}
@@ -324,15 +363,16 @@ class OneShots(Runs):
                 spent["seconds"] += round((time.perf_counter() - started) / len(uploads), 1)
         else:
             algorithm: GivenUploads
-            if arm == DENSE:
-                algorithm = DenseFromUploads(DenseConfig(**cell["method"]), clients.task, uploads)
+            if arm in ONE_STUDENT:
+                name, configured, build = ONE_STUDENT[arm]
+                algorithm = build(configured(**cell["method"]), clients.task, uploads)
             else:
-                algorithm = FromUploads(config, clients.task, uploads)
-            identity = {"run": "dense" if arm == DENSE else "fedbicross", "method": cell["method"]}
+                name, algorithm = "fedbicross", FromUploads(config, clients.task, uploads)
+            identity = {"run": name, "method": cell["method"]}
             publication, history = self.run(algorithm, clients, identity)
             own = cost(history)
             spent, server = {**own, "seconds": own["seconds"] + spent["seconds"]}, _server_seconds(history)
-            if arm == DENSE:
+            if arm in ONE_STUDENT:
                 models = dict.fromkeys(uploads, of(dict(publication.models[0].weights)))
             elif arm == NO_STAGE_3:
                 of_cluster = {name: of(state) for name, state in cluster_models(publication).items()}

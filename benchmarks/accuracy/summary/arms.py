@@ -35,10 +35,11 @@ ARMS: Mapping[str, str] = {
     "local-only": "nothing",
     "Most frequent class": "nothing",
     "Centralised": "the training images",
-    **dict.fromkeys(("FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAvg + fine-tuning"), _WEIGHTS),
+    **dict.fromkeys(("FedAvg", "FedProx", "MOON", "FedAvgM", "FedAdagrad", "FedAvg + fine-tuning"), _WEIGHTS),
     "FedAvg, twice the rounds": _WEIGHTS,
     **dict.fromkeys(("IOP-FL", "IOP-FL, Locum's recipe", "pFedMe", "Ditto", "FedSoup"), _PERSONAL),
     "SCAFFOLD": "weights and control variates, every round",
+    "FedDC": "weights and drifts, every round",
     "FedBN": "weights but the norms', every round; the personal model by consent",
     **dict.fromkeys(
         ("FedPer", "FedRep"), "weights of the shared part, every round; the personal model by consent"
@@ -72,7 +73,8 @@ ARMS: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("FedAvg-1", "FedAvg-1 + fine-tuning", "output ensemble"),
-            *("DENSE", "FedBiCross", "FedBiCross, K = 2", "FedBiCross, K = 3", "FedBiCross, K = 4"),
+            *("DAFL", "DENSE", "FedISCA", "Co-Boosting"),
+            *("FedBiCross", "FedBiCross, K = 2", "FedBiCross, K = 3", "FedBiCross, K = 4"),
             *("FedBiCross, read literally",),
             *("Intra-cluster", "Uniform cross", "Sim-weighted", "w/o PKD", "w/o Clus"),
         ),

@@ -69,7 +69,9 @@ def test_fedins_every_arm_tunes_the_same_network(data: Path, tmp_path: Path) -> 
     # A pool is sent in place of the weights, and one entry in place of a pool; nothing is sent alone.
     assert found["SSF"]["sent"] < found["SSF pool"]["sent"]
     assert found["SSF pool"] == {**found["FedIns"], "seconds": found["SSF pool"]["seconds"]}
-    assert found["SCAFFOLD"]["sent"] > 1.8 * found["FedAvg"]["sent"]
+    for arm in ("SCAFFOLD", "FedDC"):
+        assert found[arm]["sent"] > 1.8 * found["FedAvg"]["sent"]
+    assert found["MOON"]["sent"] == found["FedAvg"]["sent"]
     assert found[MOST_FREQUENT]["sent"] == 0
     assert found["SOLO"]["sent"] < 0.2 * found["FedAvg"]["sent"]
     for part in ("comparison", "ablation"):
@@ -86,7 +88,7 @@ def test_fedins_rivals_start_from_the_trained_network(data: Path, tmp_path: Path
     answer = CliRunner().invoke(app, [*command, *options])
     assert answer.exit_code == 0, answer.output
     found = {row["cell"]["arm"]: row["result"]["sites"] for row in Rows(rows).read()}
-    for arm in ("SOLO", "FedProx", "FedBN", "Centralised"):
+    for arm in ("SOLO", "FedProx", "MOON", "FedBN", "Centralised"):
         assert found[arm] == found["FedAvg"], arm
 
 
@@ -101,18 +103,19 @@ def test_fedbicross_every_arm_makes_something_of_the_same_uploads(data: Path, tm
     average, ensemble = found[fedbicross.AVERAGE], found[fedbicross.ENSEMBLE]
     model, number = average["received"] - 8, 8  # beside the model, a site receives one number
     assert ensemble["received"] == average["received"] + 4 * model
-    # DENSE's model comes down once, and each site counts what is right per class, with two metrics.
-    assert found[fedbicross.DENSE]["received"] == average["received"]
+    # A student comes down once, and each site counts what is right per class, with two metrics.
+    for arm in fedbicross.ONE_STUDENT:
+        assert found[arm]["received"] == average["received"]
     # Personalising counts what is right per class, with five metrics; given uploads repeat no metric of the
     # first phase, which has three. The scores of test patients are not counted.
-    for name, metrics in ((fedbicross.WHOLE, 5), (fedbicross.DENSE, 2)):
+    for name, metrics in ((fedbicross.WHOLE, 5), *((arm, 2) for arm in fedbicross.ONE_STUDENT)):
         assert found[name]["sent"] == average["sent"] + number * (2 * CLASSES + metrics - 3)
     assert found[fedbicross.WHOLE]["received"] == average["received"]
-    # One run of uploads; of the whole method, one for three lines; one of DENSE; one for each other line.
+    # One run of uploads; of the whole method, one for three lines; one per student; one for each other line.
     whole = [arm for arm in arms if arm.name in (fedbicross.WHOLE, fedbicross.NO_STAGE_3)]
     others = [arm for arm in arms if arm.fields]
     assert len(whole) == 3
-    assert len([*(tmp_path / "state/papers").iterdir()]) == 3 + len(others)
+    assert len([*(tmp_path / "state/papers").iterdir()]) == 2 + len(fedbicross.ONE_STUDENT) + len(others)
     assert f"](table.ablation.{SET}.0.3.svg)" in page
 
 
