@@ -82,6 +82,11 @@ class FedDcConfig(MovedConfig):
     clip: float | None = Field(None, gt=0, description="norm to which gradients are clipped; 10 in the code")
     weight_decay: float = Field(0.0, ge=0, description="of the local optimiser")
 
+    VOLUMES: ClassVar[Mapping[str, Any]] = {
+        name: value
+        for name, value in MovedConfig.VOLUMES.items()
+        if name not in ("optimiser", "learning_rate")
+    }
     PAPER: ClassVar[Mapping[str, Any]] = {
         **MovedConfig.PAPER,
         "local_epochs": 5,

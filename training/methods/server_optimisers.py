@@ -43,6 +43,7 @@ from training.algorithm import Memory, RoundResult, State, StepContext
 from training.errors import TrainingError
 from training.methods.common.local_training import (
     AnySiteData,
+    moments_of,
     parameter_names,
     with_statistics,
 )
@@ -93,7 +94,9 @@ class MovedFedAvg(FedAvg):
 
     @override
     def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
-        """FedAvg's network, with batch-norm statistics of this site."""
+        """FedAvg's network, with batch-norm statistics of this site, if it has any."""
+        if not moments_of(self.network):
+            return super().network_here(context, w_g, data)
         size = self.config.batch_size
         own = with_statistics(self.network, w_g, data.all_train, size, context.device)
         return super().network_here(context, own, data)
