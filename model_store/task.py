@@ -116,8 +116,8 @@ class Task(BaseModel):
 
     - `channels` is then 1, or a list of names, each with its own normalisation. Each channel of a case is a
       file of its own, or with `stacked` all are one 4-D file, in this order.
-    - `regions` says that the network has one sigmoid for each label, in their order, in place of exclusive
-      classes; see `region_classes`.
+    - `regions` lists every label once, in the order of the network's outputs, which are then a sigmoid each
+      in place of exclusive classes; see `region_classes`. (A manifest does not keep the order of `labels`.)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -136,7 +136,7 @@ class Task(BaseModel):
     neighbours: int = Field(default=0, ge=0, le=3)
     plane: Plane = "axial"
     geometry: VolumeGeometry | None = None
-    regions: bool = False
+    regions: tuple[str, ...] = ()
     stacked: bool = False
     normalisation: Normalisation = Field(Normalisation(), validate_default=True)
     size: tuple[int, int] = Field(_NO_SIZE, validate_default=True)
@@ -217,7 +217,7 @@ class Task(BaseModel):
     def _of_its_dimensions(self) -> Task:
         if self.geometry is None:
             wrong = {
-                "regions": self.regions,
+                "regions": bool(self.regions),
                 "stacked": self.stacked,
                 "channels": self.channels not in (1, 3),
             }
@@ -252,8 +252,13 @@ class Task(BaseModel):
             raise ValueError("normalisation: each channel of the list has its own; move it there")
         if self.stacked and len(channels) == 1:
             raise ValueError("stacked: expected at least 2 channels in one file, found 1")
-        if self.regions and len(self.labels) > _MOST_REGIONS:
-            raise ValueError(f"regions: expected at most {_MOST_REGIONS} labels, found {len(self.labels)}")
+        if self.regions and sorted(self.regions) != sorted(self.labels):
+            raise ValueError(
+                f"regions: expected every label once, in the order of the network's outputs, of "
+                f"{[*self.labels]}, found {list(self.regions)}"
+            )
+        if len(self.regions) > _MOST_REGIONS:
+            raise ValueError(f"regions: expected at most {_MOST_REGIONS}, found {len(self.regions)}")
         return self
 
     def _differs(self, name: str) -> bool:
@@ -287,7 +292,7 @@ class Task(BaseModel):
     @property
     def out_channels(self) -> int:
         """Number of outputs of the network per voxel: one per class, or per label of regions."""
-        return len(self.labels) if self.regions else len(self.classes)
+        return len(self.regions) or len(self.classes)
 
     @property
     def channel_count(self) -> int:
@@ -339,16 +344,16 @@ class Task(BaseModel):
 
     @cached_property
     def region_members(self) -> NDArray[np.bool_]:
-        """[K, L]: whether each of the classes belongs to each of the labels, both in their order."""
-        return np.array([[label in each.labels for label in self.labels] for each in self.classes], bool)
+        """[K, L]: whether each of the classes belongs to each of the regions, both in their order."""
+        return np.array([[label in each.labels for label in self.regions] for each in self.classes], bool)
 
     @cached_property
     def region_classes(self) -> NDArray[np.uint8]:
-        """[2^L]: the class of each combination of L regions, the first label being the lowest bit.
+        """[2^L]: the class of each combination of L regions, the first region being the lowest bit.
 
         A combination that is a class is that class. Any other is a disagreement of the network with itself
-        (a core without its whole): there the last label decides, as nnU-Net's regions_class_order does, by
-        the class with the fewest labels that has it. So write the larger regions first.
+        (a core without its whole): there the last region decides, as nnU-Net's regions_class_order does, by
+        the class with the fewest labels that has it. So a network has the larger regions first.
         """
         members = self.region_members
         bits = 1 << np.arange(members.shape[1])

@@ -177,7 +177,7 @@ class VolumeRestorer:
             self._mask.add(outputs_K)
         else:
             convert = as_logits if self._restore == "logits" else as_probabilities
-            self._mask.add(convert(outputs_K, regions=self._task.regions))
+            self._mask.add(convert(outputs_K, regions=bool(self._task.regions)))
 
     def finish(self) -> NDArray[np.uint8]:
         """Return class indices [I, J, K] on the scan's own grid. Every plane must have been added."""

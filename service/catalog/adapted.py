@@ -127,6 +127,11 @@ def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
         return parent_behind(store, offered)
     if adaptation_of(offered) is not None:
         return offered
+    if offered.manifest.task.is_volume:
+        raise NotAdaptable(
+            f"'{offered}' sees volumes, and adaptation to a hospital or a scan is so far for networks of "
+            "slices; serve it as it is, or train it further in a federation"
+        )
     raise NotAdaptable(
         f"'{offered}' is of kind {offered.manifest.kind}, expected "
         f"{'; or '.join(f'{KINDS[name].noun}: {found.source}' for name, found in ADAPTABLE.items())}; or "

@@ -67,7 +67,7 @@ def segment_volume(
     Raises:
         ArtefactDamaged: the network gives no probabilities for a patch.
     """
-    geometry, regions = task.geometry, task.regions
+    geometry, regions = task.geometry, bool(task.regions)
     assert geometry is not None
     kind, axis = geometry.average, slab_axis_of(prepared.grid, task)
     total, done = patches_of(prepared, task), itertools.count()

@@ -69,11 +69,12 @@ def read(
         _named(metadata, "inputs", "image", channels) or [f"channel {i}" for i in range(channels)]
     )
     normalisations = reading.normalisations
+    named = _labels(metadata, classes, regions, labels, where)
     task = made(
         where,
         name=slug(str(metadata.get("name") or source.path.stem)),
-        labels=_labels(metadata, classes, regions, labels, where),
-        regions=regions,
+        labels=named,
+        regions=tuple(named) if regions else (),
         **(
             {"normalisation": normalisations[0]}
             if channels == 1

@@ -54,7 +54,7 @@ def read(path: Path, task_file: Path, operators: Sequence[str] = ()) -> Imported
     for role, found, wanted in (("input", inputs[0], shape), ("output", outputs[0], answers)):
         _check_shape(path, role, found, wanted)
     graph = _renamed(model, inputs[0].name, outputs[0].name)
-    _check_answer(path, graph, shape, answers, regions=task.regions)
+    _check_answer(path, graph, shape, answers, regions=bool(task.regions))
     return Imported(
         task=task,
         network=NetworkSpec(

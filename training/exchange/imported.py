@@ -67,7 +67,11 @@ def publish(store: Store, name: str, imported: Imported, licence: str | None = N
             state = checkpoints.fill(network, imported.state, imported.weights.file)
             averaged = task.geometry is not None and task.geometry.average == "logits"
             graph = to_onnx(
-                network.eval(), task.in_channels, task.input_shape, regions=task.regions, logits=averaged
+                network.eval(),
+                task.in_channels,
+                task.input_shape,
+                regions=bool(task.regions),
+                logits=averaged,
             )
         manifest = ModelManifest(
             name=name,

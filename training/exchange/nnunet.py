@@ -391,7 +391,7 @@ def _task(
         where,
         name=slug(plans.dataset_name.partition("_")[2] or plans.dataset_name or "nnunet"),
         labels=labels,
-        regions=regions,
+        regions=tuple(labels) if regions else (),
         channels=channels if count > 1 else 1,
         **({} if count > 1 else {"normalisation": channels[0].normalisation}),
         **({"modality": "CT"} if dataset.channel_names.get("0", "").upper() == "CT" else {}),

@@ -262,7 +262,7 @@ def _metadata(artefact: Artefact[Any], manifest: ModelManifest) -> dict[str, Any
     task, versions = manifest.task, software()
     names = [each.name for each in task.channel_list]
     outputs = (
-        [*task.labels]
+        [*task.regions]
         if task.regions
         else [" and ".join(each.labels) or "background" for each in task.classes]
     )

@@ -19,7 +19,7 @@ def volume(**fields: Any) -> Task:
 
 def brats(**fields: Any) -> Task:
     labels = {"whole": [1, 2, 3], "core": [2, 3], "enhancing": [3]}
-    return volume(labels=labels, regions=True, **fields)
+    return volume(labels=labels, regions=["whole", "core", "enhancing"], **fields)
 
 
 def test_a_volume_says_the_shape_of_the_networks_input() -> None:
@@ -95,13 +95,26 @@ def test_regions_that_agree_are_the_class_and_of_others_the_last_label_decides()
 
 
 def test_regions_that_overlap_in_part_keep_the_class_of_both() -> None:
-    task = volume(labels={"left": [1, 3], "right": [2, 3]}, regions=True)
+    task = volume(labels={"left": [1, 3], "right": [2, 3]}, regions=["left", "right"])
     assert task.region_classes.tolist() == [0, 1, 2, 3]
+
+
+def test_the_order_of_regions_outlives_a_manifest() -> None:
+    import json
+
+    task = brats()
+    # Manifests are written with their keys sorted.
+    again = Task.model_validate(json.loads(json.dumps(task.model_dump(mode="json"), sort_keys=True)))
+    assert list(again.labels) != list(task.labels)
+    assert again.region_classes.tolist() == task.region_classes.tolist()
+    assert again.region_members.tolist() == task.region_members.tolist()
+    assert again == task
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
+        ({"regions": ["a", "a"]}, r"regions: expected every label once.*\['a'\], found \['a', 'a'\]"),
         ({"geometry": {"spacing": [1, 1, 1]}}, "geometry.patch: Field required"),
         ({"geometry": {**GEOMETRY, "spacing": [0, 1, 1]}}, "geometry.spacing.0: .*greater than"),
         ({"geometry": {**GEOMETRY, "patch": [512, 512, 512]}}, "geometry.patch: .*at most 56623104 voxels"),
@@ -142,7 +155,7 @@ def test_what_is_wrong_with_a_volume_is_said(tmp_path: Path, fields: dict[str, A
     [
         ({}, "(?s)size.*volumes.*geometry.*found neither"),
         ({"size": [32, 32], "channels": [{"name": "t1"}]}, "channels: .*of volumes"),
-        ({"size": [32, 32], "regions": True}, "regions: .*of volumes"),
+        ({"size": [32, 32], "regions": ["a"]}, "regions: .*of volumes"),
         ({"size": [32, 32], "normalisation": {"within": "nonzero"}}, "within: only for volumes"),
     ],
 )

@@ -312,7 +312,11 @@ class TestTheWayBack:
     @pytest.mark.parametrize("regions", [False, True])
     def test_planes_give_what_the_whole_volume_gives(self, rule: str, restore: str, regions: bool) -> None:
         labels = {"whole": [1, 2], "core": [2]} if regions else {"a": [1], "b": [2]}
-        own = task(labels=labels, regions=regions, geometry={"restore": restore, "resampling": rule})
+        own = task(
+            labels=labels,
+            regions=list(labels) if regions else [],
+            geometry={"restore": restore, "resampling": rule},
+        )
         affine = np.diag([0.9, 1.2, 3.5, 1])
         prepared = prepare_volume(scan(blobs((23, 20, 11)), affine), own)
         logits = np.random.default_rng(4).normal(size=(own.out_channels, *prepared.volume.shape[1:])) * 3

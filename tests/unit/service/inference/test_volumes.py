@@ -158,7 +158,7 @@ def test_regions_are_decided_one_by_one() -> None:
         dynamic_axes={"image": {0: "B"}, "probabilities": {0: "B"}},
     )
     graph = GraphSession("sha256:regions", buffer.getvalue(), threads=1, device="cpu")
-    own = task({"spacing": None}, labels=labels, regions=True)
+    own = task({"spacing": None}, labels=labels, regions=["whole", "core"])
     manifest: Any = Manifest(own)
     reading = read(nifti(), manifest, Limits(), Stopwatch())
     found = segment(reading, manifest, graph, Stopwatch(), with_map=True)
