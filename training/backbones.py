@@ -32,7 +32,7 @@ from personalization.networks.vit_weights import vit_from_published
 from personalization.state import State, from_safetensors, to_safetensors
 from training.errors import ConfigurationError
 from training.publish import check_names, software
-from training.weights import READERS, Weights
+from training.weights import READERS, Weights, is_file
 
 _HEADING = "there is no backbone to adapt"
 
@@ -93,11 +93,6 @@ def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> Fro
             raise ConfigurationError(f"'{artefact}' cannot be the backbone", problems)
     root = store.root.resolve() if isinstance(store.root, Path) else store.root
     return FrozenBackbone(root, f"{artefact.name}@{artefact.digest}")
-
-
-def is_file(asked: str) -> bool:
-    """Whether a person asked for a file, not for `name[@version]` in the store."""
-    return Path(asked).suffix.lower() in READERS or Path(asked).is_file()
 
 
 def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact:

@@ -9,12 +9,14 @@ A file has two sections, both optional, with the fields of the method's configur
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from model_store.manifest import ImportedWeights
 from model_store.misfits import misfits
 from model_store.store import Store
 from model_store.task import Task
@@ -43,6 +45,14 @@ def _not_there(value: bool) -> bool:
 
 
 SecureAggregation = Annotated[bool, AfterValidator(_not_there)]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What a run's versions are made of: digests of versions, and weights that were trained elsewhere."""
+
+    parents: tuple[str, ...] = ()
+    weights: ImportedWeights | None = None
 
 
 class MethodConfig(StrictConfig):
@@ -74,6 +84,17 @@ class MethodConfig(StrictConfig):
         ConfigurationError if the artefact is missing or cannot be published.
         """
         return self
+
+    def at_hospital(self, store: Path | None) -> Self:  # noqa: ARG002
+        """Return this configuration for a hospital on a network, with its own `store` if it gave one.
+
+        Raises ConfigurationError if the method needs one.
+        """
+        return self
+
+    def descent(self) -> Descent:
+        """Say what the prepared run's versions are made of, for their lineage."""
+        return Descent()
 
 
 class Defence(StrictConfig):

@@ -37,7 +37,7 @@ from training.data.federation import TASK_FILE, load_federation
 from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError
 from training.methods.planning import PlanningConfig
-from training.methods.registry import Method
+from training.methods.registry import Method, methods
 from training.methods.registry import method as find_method
 from training.observers import Log, MLflow, TensorBoard, WithLogs, few_notes
 from training.options import (
@@ -327,12 +327,19 @@ def _configured(
     # Defaults suit real scans; the phantom's few slices want their own.
     phantom = data.data is None and network.engine is Engine.IN_PROCESS
     defaults = {**(phantom_of(method.kinds[0]).training if phantom else {}), **proposed}
-    if {"network", "network_arguments", "width"} & method_section.keys():
-        # A planned network is one whole.
+    if training.start is not None or {"network", "network_arguments", "width"} & method_section.keys():
+        # A planned network is one whole, and a start brings its own.
         for field in ("network", "network_arguments", "width"):
             defaults.pop(field, None)
     known = {field: value for field, value in defaults.items() if field in method.config.model_fields}
-    method_options = _given({"rounds": training.rounds, "backbone": training.backbone})
+    options = {"rounds": training.rounds, "backbone": training.backbone, "start": training.start}
+    method_options = _given(options)
+    if training.start is not None and "start" not in method.config.model_fields:
+        fitting = ", ".join(name for name in methods() if "start" in find_method(name).config.model_fields)
+        raise ConfigurationError(
+            f"method '{method.name}' does not start from a version",
+            [f"--from: use a method that trains one network: {fitting}"],
+        )
     run_options = _given(
         {"leave_out": data.leave_out or None, "seed": training.seed, "consent": publishing.consenting()}
     )
@@ -439,7 +446,7 @@ def _train(
 def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -> None:
     """Write record, report and each site's overlays, and say where everything is."""
     # Drawing is needed once, at the end, here; worker processes import this module when they start.
-    from training.report import write_report, write_site_pages
+    from training.report import judged_in_words, write_report, write_site_pages
 
     record = RunRecord.of(result, warnings)
     # First: it has all that the report shows, should the drawing fail.
@@ -452,6 +459,8 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
         "record": str(written),
         "report": str(report),
     }
+    if record.details.get("judged"):
+        lines["parent"] = judged_in_words(record)
     pages = write_site_pages(result, folder)
     if pages:
         lines["overlays"] = f"{folder / 'sites' / 'SITE'}   of {', '.join(pages)}, for each of them alone"

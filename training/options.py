@@ -48,6 +48,10 @@ class TrainingOptions:
         str | None,
         typer.Option(help="fedins: NAME[@VERSION] in the store, or a file of a ViT's weights."),
     ] = None
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Start from NAME@VERSION in the store, or from a file of weights."),
+    ] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
     seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None
     config: Annotated[Path | None, typer.Option(help="YAML with the sections `method` and `run`.")] = None

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from model_store.durable import write_durably
-from model_store.manifest import ModelManifest
+from model_store.manifest import ImportedWeights, ModelManifest
 from model_store.task import Task
 from training.data.cases import RemoteSite, Site
 from training.engine.history import RoundEntry, defended, never_found
@@ -48,7 +48,7 @@ class PublishedRecord(_Strict):
 
 
 class RunRecord(_Strict):
-    """A finished run. `details` is set by the method."""
+    """A finished run. `details` is set by the method; `weights` from elsewhere are what it began with."""
 
     schema_version: int = 1
     run: str
@@ -64,6 +64,7 @@ class RunRecord(_Strict):
     published: tuple[PublishedRecord, ...] = ()
     warnings: tuple[str, ...] = ()
     details: dict[str, JsonValue] = {}
+    weights: ImportedWeights | None = None
     software: dict[str, str] = {}
 
     @classmethod
@@ -99,6 +100,7 @@ class RunRecord(_Strict):
             ),
             warnings=(*warnings, *defended(result.history), *never_found(result.history)),
             details=dict(result.publication.details),
+            weights=run.config.descent().weights,
             software=software(),
         )
 

@@ -258,6 +258,7 @@ def loader(run: Run, site: Site[Any]) -> Callable[[], Any]:
 
 
 def _origin(run: Run, sites: Sequence[SiteSpec], name: str) -> Origin:
+    descent = run.config.descent()
     return Origin(
         name,
         run.federation.task,
@@ -267,6 +268,8 @@ def _origin(run: Run, sites: Sequence[SiteSpec], name: str) -> Origin:
             sites=tuple(site.name for site in sites),
             rounds=run.config.rounds,
             seed=run.settings.seed,
+            parents=descent.parents,
+            weights=descent.weights,
             details=run.identity(),
         ),
     )

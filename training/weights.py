@@ -162,6 +162,11 @@ def _onnx(content: bytes) -> tuple[State, dict[str, Any]]:
     return {name: torch.from_numpy(np.array(array, np.float32)) for name, array in floats.items()}, {}
 
 
+def is_file(asked: str) -> bool:
+    """Whether a person asked for a file, not for `name[@version]` in the store."""
+    return Path(asked).suffix.lower() in READERS or Path(asked).is_file()
+
+
 Reader = Callable[[bytes], tuple[State, dict[str, Any]]]
 READERS: Mapping[str, Reader] = {
     ".safetensors": _safetensors,

@@ -124,6 +124,11 @@ def check_fits(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], wher
         raise NetworkError(f"{where}: these weights are of another network: {'; '.join(problems[:4])}{more}")
 
 
+def is_vit(published: Mapping[str, Tensor]) -> bool:
+    """Whether these are tensors of a ViT, by their names."""
+    return "embedding/kernel" in published or any(name.split(".")[-1] == "cls_token" for name in published)
+
+
 def _in_our_names(published: Mapping[str, Tensor], where: str) -> State:
     """The tensors of the ViT in timm's names, without a prefix that all of them have."""
     if "embedding/kernel" in published:

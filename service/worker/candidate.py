@@ -71,6 +71,7 @@ def publish(
             rounds=draft.epochs,
             seed=draft.seed,
             parents=(parent.digest,),
+            weights=parent.manifest.lineage.weights,
             details=dict(draft.details),
         ),
         metrics=dict(draft.metrics),

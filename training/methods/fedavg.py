@@ -29,6 +29,7 @@ Shared:  weights w_k and w_g; the number of training slices; Dice on validation 
          variance; with masks, the share of pixels that are a target, where it is large, and its pieces;
          once, summary statistics of the training scans for the service's guard;
          once, Dice of the published model on test and validation patients, by label.
+         once, of a run that starts from a version: sums of both versions' Dice on the validation patients.
 Stays:   images, masks, and everything else.
 """
 
@@ -66,6 +67,7 @@ from training.algorithm import (
     StepContext,
 )
 from training.methods.common.data_statistics import describe_phase, described, keep_described
+from training.methods.common.judged import PARENT, judge_once, judgement, judging_phase
 from training.methods.common.local_training import (
     MOTION,
     Aggregation,
@@ -87,10 +89,10 @@ from training.methods.common.local_training import (
     with_moments,
 )
 from training.methods.common.loss_choice import LossConfig
-from training.methods.common.network_choice import NetworkConfig
 from training.methods.common.randomisation_choice import RandomisationConfig
+from training.methods.common.start import StartConfig
 from training.methods.common.state_tree import join, part
-from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
+from training.methods.common.tested import Predict, predicting, score_once, scored_metrics, scoring_phase
 from training.methods.common.volume_choice import VolumeConfig, augmentation_of
 from training.methods.registry import register
 
@@ -113,7 +115,7 @@ SPREAD = Group("spread", "statistics", "mean", essential=False, check=_check_spr
 MEMBERS = Group("spread_members", "statistics", "sum", essential=False, check=_check_one, beside_noise=False)
 
 
-class FedAvgConfig(LossConfig, RandomisationConfig, VolumeConfig, NetworkConfig):
+class FedAvgConfig(LossConfig, RandomisationConfig, VolumeConfig, StartConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
     recipe: Literal["locum", "paper"] = Field(
@@ -181,8 +183,8 @@ class FedAvg(Algorithm):
         return self.config.network_for(task)
 
     def first_weights(self, generator: torch.Generator) -> State:
-        """The weights before any training: PyTorch's default, from `generator`."""
-        return state_of(new_network(self.network, generator))
+        """The weights before any training: those of the start, and what it does not have from `generator`."""
+        return self.config.started(state_of(new_network(self.network, generator)))
 
     @override
     def plan(self) -> Plan:
@@ -193,6 +195,7 @@ class FedAvg(Algorithm):
             self.train_phase(),
             self.validate_phase(),
             *(self.estimate_phases() if self._estimates else ()),
+            *self.judge_phases(),
             scoring_phase(self.task, (WEIGHTS,), self.score_step, self.send_selected),
         )
 
@@ -241,6 +244,12 @@ class FedAvg(Algorithm):
         )
         return estimate, revalidate
 
+    def judge_phases(self) -> tuple[Phase, ...]:
+        """The comparison of the selected model with the version that it started from, if it did."""
+        if not self.config.is_judged:
+            return ()
+        return (judging_phase((WEIGHTS, PARENT), self.judge_step, self.send_both),)
+
     @override
     def initial(self, context: StepContext) -> Memory:
         """w_g of round 0, from the run's seed."""
@@ -253,6 +262,14 @@ class FedAvg(Algorithm):
     def send_selected(self, server: Memory, site: str) -> Mapping[str, State]:
         """The selected w_g, to every site the same."""
         return {WEIGHTS.name: self.selected(server)[0]}
+
+    def send_parent(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The weights that the run started from, to every site the same."""
+        return {PARENT.name: self.config.start_state()}
+
+    def send_both(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The selected w_g, and the weights that the run started from."""
+        return {**self.send_selected(server, site), **self.send_parent(server, site)}
 
     def expect_moments(self, server: Memory) -> Mapping[str, State]:
         """Moments of every batch norm."""
@@ -310,6 +327,17 @@ class FedAvg(Algorithm):
         """Score the selected w_g on the test patients."""
         network = network_of(self.network, received[WEIGHTS.name], context.device)
         return score_once({"": predicting(network, self.config.batch_size)}, data, self.task)
+
+    def judge_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the selected w_g and its parent on the validation patients."""
+        selected = self.predicting(context, received[WEIGHTS.name])
+        return judge_once(self.predicting(context, received[PARENT.name]), selected, data, self.classes)
+
+    def predicting(self, context: StepContext, weights: State) -> Predict:
+        """The answers of the network with these weights."""
+        return predicting(network_of(self.network, weights, context.device), self.config.batch_size)
 
     def estimate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
@@ -422,10 +450,14 @@ class FedAvg(Algorithm):
         return Publication(
             "model",
             (ModelDraft("global", self.network, weights, metrics=metrics),),
-            {"selected_round": facts["round"]},
+            {"selected_round": facts["round"], **self.judged(server)},
             described(server.facts),
             files=self.files(server),
         )
+
+    def judged(self, server: Memory) -> dict[str, Any]:
+        """The comparison with the version that the run started from, for the details."""
+        return judgement(server.facts, self.task, self.config.start)
 
     def files(self, server: Memory) -> Mapping[str, bytes]:
         """How far the sites are apart, beside the model, if two or more measured."""

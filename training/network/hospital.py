@@ -30,7 +30,7 @@ from pydantic import ValidationError
 from model_store.durable import naming
 from model_store.task import Task as ModelTask
 from training.algorithm import Algorithm, Phase, Plan
-from training.config import MethodConfig, RunConfig, parse
+from training.config import RunConfig, parse
 from training.data.cases import Federation, Site, data_warnings
 from training.data.federation import load_site
 from training.data.segmentation.layout import CASES, read_rows
@@ -328,7 +328,7 @@ class Hospital:
         task, settings = _task(invitation), _settings(invitation)
         chosen = find_method(invitation.method)
         config = parse(chosen.config, invitation.config, f"the operator's configuration of {chosen.name}")
-        config = self._with_store(config)
+        config = config.at_hospital(self._store)
         data = self._read(task, policy.patient)
         if problem := data.problem(policy):
             raise ConfigurationError("this hospital cannot take part in the operator's run", [problem])
@@ -386,17 +386,6 @@ class Hospital:
             problems.append(f"{problem} at this hospital; start it with --device cpu, or another that it has")
         if problems:
             raise ConfigurationError("this hospital cannot take part in the operator's run", problems)
-
-    def _with_store(self, config: MethodConfig) -> MethodConfig:
-        """Use this hospital's own store for a backbone. The operator's configuration has no path."""
-        if "store" not in type(config).model_fields:
-            return config
-        if self._store is None:
-            raise ConfigurationError(
-                "this hospital cannot take part in the operator's run",
-                ["the method adapts a backbone: give this hospital's store, which has it, with --store"],
-            )
-        return config.model_copy(update={"store": self._store})
 
     def _read(self, task: ModelTask, rule: str | None) -> _Folder:
         """Read and check the folder, once for a task and the policy's rule for patients."""

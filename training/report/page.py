@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from model_store.durable import write_durably
 from model_store.task import Task
+from personalization.metrics import METRICS
 from training.algorithm import Publication
 from training.data.cases import FEW_PATIENTS, few_patients
 from training.engine.history import FinalScore, RoundEntry, final_distances, final_scores, is_final
@@ -22,7 +23,7 @@ from training.methods.registry import method
 from training.progress.format import duration, number, size
 from training.progress.state import heading, in_order, is_score, measured
 from training.record import RunRecord
-from training.report.charts import Line, colour_of, line_chart
+from training.report.charts import Change, Line, colour_of, forest_chart, line_chart
 from training.report.transmission import mebibytes
 
 # Captions of charts: of a score by the prefix of its name, of others by the name.
@@ -42,6 +43,7 @@ _CAPTIONS = {
 # Which model a score of the end is of.
 _OF = {"": "shared by all sites", "cluster": "of each site's cluster", "personal": "each site's own"}
 
+_TOGETHER = "all together"
 # Scores of a model that all sites share.
 _FOR_ALL = ("val_", "joined_val_")
 
@@ -76,6 +78,7 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
         task=_as_yaml(record.task),
         panels=_panels(record, publication, templates),
         privacy=_privacy(record.rounds),
+        judged=_judged(record),
     )
     write_durably(path, page.encode())
     return path
@@ -317,6 +320,48 @@ def _privacy(rounds: Sequence[RoundEntry]) -> dict[str, Any] | None:
     }
     rows = [{"site": site, "group": group, "cost": cost} for (site, group), cost in last.items()]
     return {"rows": rows, "plain": sorted(plain)} if rows else None
+
+
+def _judged(record: RunRecord) -> dict[str, Any] | None:
+    """What the version is worth against the one that the run started from, site by site, and the figure."""
+    found: Any = record.details.get("judged")
+    if not found:
+        return None
+    rows = {**found["sites"], _TOGETHER: found["all"]}
+    scored = {name: row for name, row in rows.items() if row["count"]}
+    changes = [Change(name, row["change"], row["low"], row["high"]) for name, row in scored.items()]
+    title = METRICS[found["metric"]].title
+    return {
+        "parent": str(found["parent"]).partition("@")[0],
+        "digest": str(found["parent"]).partition("@")[2],
+        "metric": title,
+        "of": "patients" if record.task.labels else "images",
+        "rows": rows,
+        "verdict": _verdict(found["all"], title),
+        # The SVG is drawn here from numbers, and names that matplotlib escapes.
+        "svg": Markup(forest_chart(changes, title)) if changes else None,
+    }
+
+
+def judged_in_words(record: RunRecord) -> str:
+    """One line on what the version is worth against its parent, for a record that has `judged`."""
+    found: Any = record.details["judged"]
+    every, title = found["all"], METRICS[found["metric"]].title
+    if not every["count"]:
+        return "no member has a patient to judge by that it does not train on"
+    scores = f"{title} {number(every['parent'])} to {number(every['version'])}, n = {every['count']}"
+    return f"{scores}. {_verdict(every, title)}"
+
+
+def _verdict(change: Mapping[str, Any], metric: str) -> str:
+    """What the change of all patients together says, in words."""
+    if change["low"] is None:
+        return "Too few patients were scored to say whether it is better than its parent."
+    if change["low"] > 0:
+        return f"It has a higher {metric} than its parent on these patients."
+    if change["high"] < 0:
+        return f"It has a lower {metric} than its parent on these patients: consider to keep the parent."
+    return f"No difference in {metric} from its parent can be shown on these patients."
 
 
 def _times(count: int) -> str:

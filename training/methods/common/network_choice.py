@@ -18,7 +18,7 @@ from training.errors import ConfigurationError
 from training.planning.topology import dynunet_arguments
 
 OF_VOLUMES = "monai.dynunet"
-_CHOICE = ("network", "network_arguments")
+_CHOICE = ("network", "network_arguments", "start", "start_new")
 
 
 class NetworkConfig(MethodConfig):

@@ -31,6 +31,7 @@ from training.algorithm import (
 )
 from training.methods.common.data_statistics import describe_phase, described
 from training.methods.common.export import export_phase, personal_drafts
+from training.methods.common.judged import PARENT, judge_once, judging_phase
 from training.methods.common.local_training import AnySiteData, ValidationScore
 from training.methods.common.personal_models import PersonalModels
 from training.methods.common.state_tree import join, part
@@ -76,6 +77,8 @@ class PersonalFedAvg(PersonalModels):
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         super().__init__(config, task)
         self.metric = self.personal_metric
+        # A site draws its own part.
+        config.check_reads_start()
 
     @abstractmethod
     def is_own(self, name: str) -> bool:
@@ -88,9 +91,25 @@ class PersonalFedAvg(PersonalModels):
             describe_phase(self.config.aggregation),
             self.train_phase(),
             self.validate_phase(),
+            *self.judge_phases(),
             scoring_phase(self.task, (), self.score_step, models=("personal",)),
             export_phase(self.export_step, self.expect_whole),
         )
+
+    @override
+    def judge_phases(self) -> tuple[Phase, ...]:
+        """The comparison of each site's chosen model with the version that the run started from."""
+        if not self.config.is_judged:
+            return ()
+        return (judging_phase((PARENT,), self.judge_step, self.send_parent),)
+
+    @override
+    def judge_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the site's chosen model and the parent on the validation patients."""
+        parent, own = self.predicting(context, received[PARENT.name]), self.predict_chosen(context, memory)
+        return judge_once(parent, own, data, self.classes)
 
     @override
     def train_phase(self) -> Phase:
@@ -156,4 +175,5 @@ class PersonalFedAvg(PersonalModels):
     @override
     def publication(self, server: Memory) -> Publication:
         models = personal_drafts(server, self.network, self.task, self.published_metric)
-        return Publication("personal-models", models, statistics=described(server.facts))
+        judged, statistics = self.judged(server), described(server.facts)
+        return Publication("personal-models", models, judged, statistics)

@@ -14,6 +14,7 @@ from personalization.fedins import InstanceAdaptive, PromptAdaptive
 from personalization.networks import Backbone
 from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
+from training.config import Descent
 from training.errors import ConfigurationError
 from training.methods.common.loss_choice import LossConfig
 from training.methods.common.randomisation_choice import RandomisationConfig
@@ -85,6 +86,19 @@ class FedInsConfig(LossConfig, RandomisationConfig):
         if found:
             raise ConfigurationError("what is trained here is published, and a control is not", found)
         return self.pinned(store, task, name)
+
+    @override
+    def at_hospital(self, store: Path | None) -> FedInsConfig:
+        if store is None:
+            raise ConfigurationError(
+                "this hospital cannot take part in the operator's run",
+                ["the method adapts a backbone: give this hospital's store, which has it, with --store"],
+            )
+        return self.model_copy(update={"store": store})
+
+    @override
+    def descent(self) -> Descent:
+        return Descent(weights=self.frozen.manifest.lineage.weights)
 
     def pinned(self, store: Store, task: Task, name: str) -> FedInsConfig:
         """With the backbone resolved to one digest in `store`. Raises ConfigurationError."""

@@ -10,8 +10,10 @@ import pytest
 
 from benchmarks.network.consortium import Consortium, Member, until
 from model_store.store import Store
+from tests.helpers.training.backbones import publish, unet
 from training.config import RunConfig
 from training.data.federation import load_federation
+from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.network.kits import revoke
 from training.phantom import write_federation
@@ -87,6 +89,27 @@ def test_digests_are_those_of_the_in_process_engine_whatever_was_killed(consorti
             counted = dict(entry["sites"][site]["sent"])
             counted.pop("metrics", None)
             assert sent[entry["phase"], entry["round"] + 1] == counted
+
+
+def test_a_start_is_sent_by_the_operator_and_judged_at_the_hospitals(consortium, data, tmp_path):
+    federation = load_federation(data)
+    for root in (consortium.root / "store", tmp_path / "reference/store"):
+        publish(root, federation.task, unet(federation.task), "base")
+    store = Store(tmp_path / "reference/store")
+    config = FedAvgConfig(width=2, rounds=2, batch_size=8, start="base@1")
+    config = config.prepared(store, federation.task, federation.task.name)
+    run = Run(federation, "fedavg", config, RunConfig(seed=4, consent="all"))
+    execute(run, tmp_path / "reference/run", workers=0, store=store)
+
+    # No hospital has the version, nor a store.
+    command = ("--method", "fedavg", "--config", consortium.root / "config.yaml", "--from", "base@1")
+    operator = started(consortium, *command)
+    sites = [consortium.start_site(site) for site in SITES]
+    assert operator.end() == 0, operator.text()
+    assert [site.end(30) for site in sites] == [0, 0, 0]
+    assert digests(consortium.root / "store") == digests(store.root)
+    record = json.loads((consortium.root / "run" / "record.json").read_text())
+    assert record["details"]["judged"]["sites"].keys() == set(SITES)
 
 
 def test_deadline_drops_a_stopped_hospital_and_it_is_back_in_the_next_round(consortium):
