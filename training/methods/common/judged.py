@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.special import stdtrit
+from torch import Tensor
 
 from model_store.task import Task
 from personalization.metrics import foreground_dice, metrics_of
@@ -25,8 +27,8 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.examples import Examples
-from training.methods.common.local_training import AnySiteData
+from training.data.examples import Data
+from training.methods.common.local_training import AnySiteData, beside_truth
 from training.methods.common.tested import Predict
 
 JUDGE = "judge"
@@ -129,12 +131,14 @@ def _change(sums: list[float]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _scores(answer: Predict, examples: Examples, classes: int) -> list[float]:
+def _scores(answer: Predict, data: Data, classes: int) -> list[float]:
     """Dice of every patient, NaN without target and prediction; of images with classes, 1 where right."""
-    predicted = answer(examples)
-    truth = torch.from_numpy(examples.targets)
-    if not examples.has_masks:
-        right: list[float] = (predicted == truth).double().tolist()
+    predicted = answer(data)
+    if not data.has_masks:
+        assert isinstance(predicted, Tensor)
+        right: list[float] = (predicted == torch.from_numpy(np.asarray(data.targets))).double().tolist()
         return right
-    found = foreground_dice(predicted, truth, examples.patients, classes)
-    return [found[patient] for patient in dict.fromkeys(examples.patients)]
+    found: dict[str, float] = {}
+    for rows in beside_truth(predicted, data):
+        found |= foreground_dice(*rows, classes)
+    return [found[patient] for patient in dict.fromkeys(data.patients)]

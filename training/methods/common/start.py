@@ -236,7 +236,7 @@ def _check(config: StartConfig, model: Artefact, task: Task, asked: str) -> None
         for key, value in wrong.items()
     ]
     try:
-        traits_of(outline(spec.name, **spec.arguments)).check_sides(task.size, spec.name)
+        traits_of(outline(spec.name, **spec.arguments)).check_sides(task.input_shape, spec.name)
     except NetworkError as error:
         problems.append(str(error))
     if problems:
@@ -277,7 +277,7 @@ def _imported(config: StartConfig, store: Store, path: Path, task: Task, name: s
         lineage=lineage,
         software=software(),
     )
-    files = {WEIGHTS: to_safetensors(whole), GRAPH: to_onnx(network, task.in_channels, task.size)}
+    files = {WEIGHTS: to_safetensors(whole), GRAPH: to_onnx(network, task.in_channels, task.input_shape)}
     return store.publish(manifest, files)
 
 
