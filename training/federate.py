@@ -62,7 +62,7 @@ from training.planning.federated import (
 )
 from training.planning.planner import Budget
 from training.planning.proposal import Proposal
-from training.playbook import DEFAULT, check_practises, make_playbook, with_playbook
+from training.playbook import check_practises, make_playbook, practice_of, with_playbook
 from training.progress import open_progress
 from training.progress.forecast import expected_seconds
 from training.publish import check_names, parts_of
@@ -411,7 +411,7 @@ def _train(
             def place(run: Run) -> Path:
                 return folder / "rotations" / ",".join(run.settings.leave_out) if run.id != job.id else folder
 
-            made = make_playbook(job, place, DEFAULT, workers=workers, progress=progress)
+            made = make_playbook(job, place, practice_of(job), workers=workers, progress=progress)
             for warning in made.warnings:
                 progress.warning(warning)
             warnings.extend(made.warnings)

@@ -33,6 +33,7 @@ from personalization.gate import Targets
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread
+from personalization.networks import outline
 from personalization.playbook import (
     FILE,
     Episode,
@@ -46,6 +47,7 @@ from personalization.playbook import (
     typical_targets,
 )
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import suits
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -67,6 +69,7 @@ from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
 from training.methods.common.state_tree import join, part
+from training.methods.fedavg import FedAvg
 from training.progress import Progress
 from training.run import Run, execute
 
@@ -94,6 +97,38 @@ DEFAULT = Practice(
     ),
     severities=(0.0, 1.0, 1.0, 2.0, 2.0, 3.0),
 )
+
+
+# The same of a network with instance norm, which the federation's statistics steady.
+OF_INSTANCE_NORM = replace(
+    DEFAULT,
+    trials=tuple(
+        Trial(f"blend, {name}", AdaptationConfig(preset="blend", doses=(dose, dose, dose)), after)
+        for name, dose, after in (("tenth", 0.1, None), ("quarter", 0.25, "blend, tenth"))
+    ),
+)
+
+
+def practice_of(run: Run) -> Practice:
+    """What is practised with the network of a run.
+
+    Raises ConfigurationError where nothing suits its norms.
+    """
+    algorithm = run.algorithm()
+    if not isinstance(algorithm, FedAvg):
+        return DEFAULT
+    spec = algorithm.network
+    network = outline(spec.name, **spec.arguments)
+    for practice in (DEFAULT, OF_INSTANCE_NORM):
+        if all(suits(trial.config.preset, network) for trial in practice.trials):
+            return practice
+    raise ConfigurationError(
+        "no recipe of adaptation can be practised",
+        [
+            f"network {spec.name}: expected batch norm, or instance norm that tracks (norm_name or norm: "
+            "[instance, {track: true}]), found neither: leave the playbook out"
+        ],
+    )
 
 
 @dataclass(frozen=True)
@@ -218,7 +253,7 @@ def check_practises(run: Run) -> tuple[str, ...]:
                 "report would count; leave out --playbook, or train without differential privacy"
             ],
         )
-    phases = Rotations(run.federation.task, {}, DEFAULT).plan()
+    phases = Rotations(run.federation.task, {}, practice_of(run)).plan()
     members = tuple(spec.name for spec in specs if all(may_take_part(phase, spec) for phase in phases))
     if len(members) < _FEWEST:
         raise ConfigurationError(

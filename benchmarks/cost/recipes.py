@@ -102,6 +102,7 @@ class RecipeCost(CostExperiment[Profile]):
             *(
                 {"preset": name, **(scan if preset.unit == "scan" else cohort), **common, "epochs": 1, **last}
                 for name, preset in PRESETS.items()
+                if preset.norm != "instance"  # its network has batch norm
             ),
         ]
         return cells

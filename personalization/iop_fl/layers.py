@@ -16,9 +16,11 @@ from personalization.errors import RoutingError
 from personalization.networks.capabilities import (
     BatchNorm,
     Convolution,
+    InstanceNorm,
     TransposedConvolution,
     batch_norms,
     moving_norms,
+    norms,
     running,
 )
 
@@ -136,7 +138,13 @@ class FixedStatisticsNorm(_AnyBatchNorm):
 
 
 def fix_statistics(network: nn.Module) -> None:
-    """Make every batch norm of a network keep its running statistics in train mode too, in place."""
+    """Make every batch norm of a network keep its running statistics in train mode too, in place.
+
+    An instance norm that tracks keeps them as well, but is not used with them.
+    """
+    for norm in norms(network).values():
+        if isinstance(norm, InstanceNorm) and norm.track_running_stats:
+            norm.momentum = 0.0
     for name, norm in moving_norms(network).items():
         network.set_submodule(name, FixedStatisticsNorm(norm).to(running(norm)[0]).eval())
 

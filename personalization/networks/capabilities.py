@@ -23,6 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 Convolution: TypeAlias = nn.modules.conv._ConvNd
 TransposedConvolution: TypeAlias = nn.modules.conv._ConvTransposeNd
 BatchNorm: TypeAlias = nn.modules.batchnorm._BatchNorm
+InstanceNorm: TypeAlias = nn.modules.instancenorm._InstanceNorm
 # Every layer that normalises; torch's instance norms are among the first.
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 MOST_DIMENSIONS = 3
@@ -159,8 +160,8 @@ def moving_norms(network: nn.Module) -> dict[str, BatchNorm]:
     return {path: norm for path, norm in batch_norms(network).items() if norm.running_mean is not None}
 
 
-def running(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """Running mean and variance [C] of one of the `moving_norms`."""
+def running(norm: BatchNorm | InstanceNorm) -> tuple[Tensor, Tensor]:
+    """Running mean and variance [C] of one of the `moving_norms`, or of an instance norm that tracks."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     return norm.running_mean, norm.running_var

@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from personalization.errors import NetworkError
 from personalization.networks.capabilities import Traits
+from personalization.networks.instance_norm import track
 
 # A name of the list, or [name, options].
 Layer: TypeAlias = str | Sequence[Any]
@@ -36,10 +37,10 @@ MOST_KERNEL, MOST_STRIDE, MOST_CLASSES, MOST_INPUTS = 9, 8, 256, 64
 _MOST_DOUBLED = {2: 512, 3: 320}
 _NORMS: Mapping[str, Mapping[str, Any]] = {
     "batch": {"affine": True, "eps": 1e-5, "momentum": 0.1},
-    "instance": {"affine": True, "eps": 1e-5},
+    "instance": {"affine": True, "eps": 1e-5, "track": False},
     "group": {"affine": True, "eps": 1e-5, "num_groups": 8},
 }
-"""Norm -> its options with their defaults. MONAI's `INSTANCE` alone has `affine` false."""
+"""Norm -> its options with their defaults. MONAI's `INSTANCE` alone has `affine` false; `track` is ours."""
 _ACTIVATIONS: Mapping[str, Mapping[str, Any]] = {
     "relu": {"inplace": True},
     "leakyrelu": {"inplace": True, "negative_slope": 0.01},
@@ -70,7 +71,10 @@ class _Segmenting(nn.Module):
         logits: Tensor = super().forward(image_BC)
         return logits
 
-    def _declare(self, in_channels: int, head: Sequence[str], dimensions: int, multiples: PerAxis) -> None:
+    def _declare(self, ask: _Arguments, in_channels: int, head: Sequence[str], multiples: PerAxis) -> None:
+        dimensions = ask.dims
+        if ask.tracks:
+            track(self)
         self.in_channels = in_channels
         each = (multiples,) * dimensions if isinstance(multiples, int) else tuple(multiples)
         # An instance norm needs two values at the bottom to have a variance.
@@ -141,7 +145,7 @@ class DynUNet(_Segmenting, nets.DynUNet):  # type: ignore[misc]  # without types
         del self.skip_layers
         multiples = [math.prod(axis) for axis in zip(*(_each(s, spatial_dims) for s in strides), strict=True)]
         head = (*(f"upsamples.{index}" for index in range(count - 1)), "output_block")
-        self._declare(in_channels, head, spatial_dims, multiples)
+        self._declare(ask, in_channels, head, multiples)
 
     @override
     def forward(self, image_BC: Tensor) -> Tensor:
@@ -190,7 +194,7 @@ class SegResNet(_Segmenting, nets.SegResNet):  # type: ignore[misc]  # without t
             upsample_mode=ask.one_of("upsample_mode", upsample_mode, _UPSAMPLING),
         )
         head = [f"up_{part}.{index}" for index in range(len(up)) for part in ("samples", "layers")]
-        self._declare(in_channels, (*head, "conv_final"), spatial_dims, 2 ** (len(down) - 1))
+        self._declare(ask, in_channels, (*head, "conv_final"), 2 ** (len(down) - 1))
 
 
 class BasicUNet(_Segmenting, nets.BasicUNet):  # type: ignore[misc]  # without types
@@ -226,7 +230,7 @@ class BasicUNet(_Segmenting, nets.BasicUNet):  # type: ignore[misc]  # without t
             upsample=ask.one_of("upsample", upsample, _UPSAMPLING),
         )
         head = (*(f"upcat_{level}" for level in (4, 3, 2, 1)), "final_conv")
-        self._declare(in_channels, head, spatial_dims, 16)
+        self._declare(ask, in_channels, head, 16)
 
 
 class UNet(_Segmenting, nets.UNet):  # type: ignore[misc]  # without types
@@ -266,7 +270,7 @@ class UNet(_Segmenting, nets.UNet):  # type: ignore[misc]  # without types
             bias=bias,
         )
         ups = ["model" + ".1.submodule" * level + ".2" for level in range(len(strides))]
-        self._declare(in_channels, ups[::-1], spatial_dims, ask.multiples(strides))
+        self._declare(ask, in_channels, ups[::-1], ask.multiples(strides))
 
 
 class AttentionUnet(_Segmenting, nets.AttentionUnet):  # type: ignore[misc]  # without types
@@ -303,7 +307,7 @@ class AttentionUnet(_Segmenting, nets.AttentionUnet):  # type: ignore[misc]  # w
         for layer in layers.values():
             _in_order(layer, ("submodule", "upconv", "attention", "merge"))
         head = [f"{path}.{part}" for path in [*layers][::-1] for part in ("upconv", "attention", "merge")]
-        self._declare(in_channels, (*head, "model.2"), spatial_dims, ask.multiples(strides))
+        self._declare(ask, in_channels, (*head, "model.2"), ask.multiples(strides))
 
 
 class MedNeXt(_Segmenting, nets.MedNeXt):  # type: ignore[misc]  # without types
@@ -352,7 +356,7 @@ class MedNeXt(_Segmenting, nets.MedNeXt):  # type: ignore[misc]  # without types
             blocks_up=up,
         )
         head = [f"{part}.{index}" for index in range(len(up)) for part in ("up_blocks", "dec_stages")]
-        self._declare(in_channels, (*head, "out_0"), spatial_dims, 2 ** len(down))
+        self._declare(ask, in_channels, (*head, "out_0"), 2 ** len(down))
 
 
 class FlexibleUNet(_Segmenting, nets.FlexibleUNet):  # type: ignore[misc]  # without types
@@ -387,14 +391,14 @@ class FlexibleUNet(_Segmenting, nets.FlexibleUNet):  # type: ignore[misc]  # wit
             decoder_bias=decoder_bias,
             upsample=ask.one_of("upsample", upsample, _UPSAMPLING),
         )
-        self._declare(in_channels, ("decoder", "segmentation_head"), spatial_dims, 32)
+        self._declare(ask, in_channels, ("decoder", "segmentation_head"), 32)
 
 
 class _Arguments:
     """Checks of one network's arguments; each raises NetworkError naming network and argument."""
 
     def __init__(self, network: str, spatial_dims: int) -> None:
-        self.network, self.dims = network, spatial_dims
+        self.network, self.dims, self.tracks = network, spatial_dims, False
         self.whole("spatial_dims", spatial_dims, 2, 3)
 
     def refuse(self, name: str, expected: str, found: object) -> None:
@@ -450,6 +454,7 @@ class _Arguments:
 
     def norm(self, name: str, value: Layer, channels: Sequence[int]) -> tuple[str, dict[str, Any]]:
         kind, options = self._layer(name, value, _NORMS)
+        self.tracks = bool(options.pop("track", False))
         groups = options.get("num_groups")
         if groups is not None:
             groups = self.whole(f"{name}.num_groups", groups, 1, MOST_CHANNELS)

@@ -22,6 +22,7 @@ Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 # MODULE:NAME of the class or function that builds it, by the name that manifests record: it must not change.
 _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
     "averaged": "personalization.networks.averaged:Averaged",
+    "blended": "personalization.networks.instance_norm:Blended",
     "fedoap": "personalization.networks.fedoap:FedOapUNet",
     "graph": "personalization.networks.opaque:opaque",
     "monai.attentionunet": "personalization.networks.monai:AttentionUnet",

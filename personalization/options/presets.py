@@ -30,6 +30,7 @@ class Preset:
         unit: what it adapts to: a hospital's `cohort` of scans, one `scan`, or either.
         router: where its coefficients come from, where it has no choice; None: either.
         batch_size: slices per step where the client gives none; None: the default of all presets.
+        norm: what it moves, so that it refuses a network without; None: it needs none, or knows both kinds.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Preset:
     unit: Literal["cohort", "scan", "either"] = "either"
     router: Router | None = None
     batch_size: int | None = None
+    norm: Literal["batch", "instance"] | None = None
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -59,6 +61,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 models="global",
                 learns=frozenset(),
                 draws=False,
+                norm="batch",
             ),
             Preset(
                 "intent",
@@ -67,6 +70,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 learns=frozenset(),
                 draws=False,
                 unit="scan",
+                norm="batch",
             ),
             Preset(
                 "vptta",
@@ -75,6 +79,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 learns=frozenset(),
                 draws=False,
                 unit="scan",
+                norm="batch",
             ),
             Preset(
                 "prompt",
@@ -108,6 +113,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 models="global",
                 learns=frozenset(),
                 draws=False,
+                norm="batch",
             ),
             Preset(
                 "tent",
@@ -115,6 +121,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 models="global",
                 learns=frozenset({"bn"}),
                 draws=False,
+                norm="batch",
             ),
             Preset(
                 "sar",
@@ -122,6 +129,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 models="global",
                 learns=frozenset({"bn"}),
                 draws=False,
+                norm="batch",
             ),
             Preset(
                 "grata",
@@ -129,6 +137,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "model",
                 models="global",
                 learns=frozenset({"bn"}),
+                norm="batch",
+            ),
+            Preset(
+                "blend",
+                "learns nothing: the global model, with instance norm's statistics part of the way from each "
+                "image's own to the federation's, by `doses`",
+                models="global",
+                learns=frozenset(),
+                draws=False,
+                norm="instance",
             ),
         )
     }

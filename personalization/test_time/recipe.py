@@ -23,7 +23,9 @@ from personalization.errors import AdaptationError
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import RoutingSpace
-from personalization.networks.capabilities import required_norms
+from personalization.networks.capabilities import moving_norms, required_norms
+from personalization.networks.instance_norm import tracked_norms
+from personalization.options.presets import PRESETS
 from personalization.test_time.adapt import Adaptation, Learning, learn, routing
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord
 from personalization.test_time.config import AdaptationConfig
@@ -58,7 +60,12 @@ class Recipe(ABC):
         """The models that it uses."""
         return space
 
-    def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
+    def architecture(
+        self,
+        space: RoutingSpace,
+        images_NCHW: Tensor,  # noqa: ARG002
+        config: AdaptationConfig,  # noqa: ARG002
+    ) -> tuple[str, dict[str, Any]]:
         """Name and arguments of the plain network, for the registry."""
         return space.network, dict(space.arguments)
 
@@ -203,6 +210,14 @@ def objective_of(preset: str) -> Objective:
 def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
     """The models that an adaptation routes over: all of `space`, or its global model, by the preset."""
     return space if config.of_preset.models == "all" else space.alone()
+
+
+def suits(preset: str, network: nn.Module) -> bool:
+    """Whether a network has the norms that a preset moves, if it moves any."""
+    norm = PRESETS[preset].norm
+    if norm == "batch":
+        return bool(moving_norms(network))
+    return norm is None or bool(tracked_norms(network))
 
 
 def recipe_of(preset: str) -> Recipe:

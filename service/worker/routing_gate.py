@@ -27,7 +27,7 @@ from service.worker.cohort_images import CohortImages
 from service.worker.routing_adapt import LoadedSpace, class_maps
 
 # Nothing is learned, so that neither chance nor a few scans decide much.
-FORWARD_ONLY = ("ladder",)
+FORWARD_ONLY = ("ladder", "blend")
 # Halves of fewer patients have one patient each, and differ by patient, not by stability.
 _FEWEST_PATIENTS = 4
 

@@ -34,7 +34,7 @@ from personalization.playbook import ByShift, Choice, Playbook, RecipeRecord, by
 from personalization.state import to_safetensors
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.recipe import Adapted, Routing, recipe_of
+from personalization.test_time.recipe import Adapted, Routing, recipe_of, suits
 from service.settings import scan_limits
 from service.worker.attempt import as_json
 from service.worker.candidate import CandidateDraft
@@ -47,8 +47,8 @@ from service.worker.routing_adapt import class_maps, load_space
 from service.worker.routing_gate import replicas_cost, verdict_on
 
 METHOD = "iop-fl-routing"
-# The recipe of `auto` without a playbook.
-FALLBACK = "ladder"
+# The recipes of `auto` without a playbook: the first that the network's norms suit.
+FALLBACKS = ("ladder", "blend")
 DYNAMIC = "dynamic.onnx"
 
 
@@ -171,7 +171,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         )
         files = {WEIGHTS: to_safetensors(adapted.merged.state_dict()), GRAPH: made.graph}
         dynamic = self._dynamic(cohort, adapted, config)
-        name, arguments = recipe_of(config.preset).architecture(loaded.space, cohort.images)
+        name, arguments = recipe_of(config.preset).architecture(loaded.space, cohort.images, config)
         network = NetworkSpec(name=name, arguments=arguments)
         known = loaded.manifest.statistics
         return CandidateDraft(
@@ -197,11 +197,14 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         options = {**attempt.job.options, "target_share": share}
         if options.get("preset", AUTO) != AUTO:
             return AdaptationConfig(**options)
+        network = self.loaded.space.outline()
+        # Where none suits, the first says what it needs.
+        chosen = next((preset for preset in FALLBACKS if suits(preset, network)), FALLBACKS[0])
         attempt.warn(
             f"the federation has not practised: '{self.parent}' has no playbook, so the recipe is "
-            f"'{FALLBACK}' with its defaults, and no gain can be predicted"
+            f"'{chosen}' with its defaults, and no gain can be predicted"
         )
-        return AdaptationConfig(**{**options, "preset": FALLBACK})
+        return AdaptationConfig(**{**options, "preset": chosen})
 
     def _adapt(self, cohort: CohortImages, config: AdaptationConfig) -> Adapted:
         attempt, space, device = self.attempt, self.loaded.space, self.device

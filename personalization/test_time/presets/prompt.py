@@ -23,6 +23,7 @@ from personalization.iop_fl.layers import fix_statistics
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import Prompted
 from personalization.networks.capabilities import BatchNorm, required_norms, running, spatial_axes
+from personalization.networks.instance_norm import TrackedInstanceNorm, tracked_norms
 from personalization.networks.prompted import sizes
 from personalization.test_time.adapt import Learning
 from personalization.test_time.config import AdaptationConfig
@@ -44,7 +45,7 @@ class Matching(Objective):
         losses: list[Tensor] = []
         handles = [
             norm.register_forward_pre_hook(lambda norm, inputs: losses.append(mismatch(norm, inputs[0])))
-            for norm in required_norms(network, "preset prompt learns from statistics").values()
+            for norm in _known(network).values()
         ]
         try:
             logits = network(batch.images)
@@ -64,13 +65,21 @@ class Matching(Objective):
         return [*batches] * math.ceil(STEPS / len(batches))
 
 
+def _known(network: nn.Module) -> dict[str, BatchNorm] | dict[str, TrackedInstanceNorm]:
+    """The norms that know the statistics of training. Raises NetworkError for a network without any."""
+    return tracked_norms(network) or required_norms(network, "a prompt is learned from statistics")
+
+
 def mismatch(norm: nn.Module, features_BC: Tensor) -> Tensor:
-    """mean_c |mean - running mean| + mean_c |sd - running sd|, over the batch."""
-    assert isinstance(norm, BatchNorm)
+    """mean_c |mean - running mean| + mean_c |sd - running sd|, over the batch; with instance norm, image by
+    image."""
+    assert isinstance(norm, BatchNorm | TrackedInstanceNorm)
     usual_mean, usual_variance = running(norm)
-    axes = (0, *spatial_axes(features_BC))
+    axes, values = (0, *spatial_axes(features_BC)), features_BC[:, 0]
+    if isinstance(norm, TrackedInstanceNorm):
+        axes, values = axes[1:], values[0]
     # Not the root of the variance: in a constant channel, that has no gradient
-    deviation, mean = torch.std_mean(features_BC, dim=axes, correction=correction(features_BC[:, 0]))
+    deviation, mean = torch.std_mean(features_BC, dim=axes, correction=correction(values))
     return (mean - usual_mean).abs().mean() + (deviation - usual_variance.sqrt()).abs().mean()
 
 
@@ -86,7 +95,7 @@ def prompted(space: RoutingSpace, images_NCHW: Tensor) -> Prompted:
     """
     network = Prompted(space.network, dict(space.arguments), **sizes(images_NCHW.shape[2:]))
     network.network = space.plain()
-    required_norms(network, "a prompt is learned from statistics")
+    _known(network)
     return network.to(images_NCHW.device).eval()
 
 
@@ -94,7 +103,9 @@ class Prompt(Recipe):
     """One filter for the cohort."""
 
     @override
-    def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:
+    def architecture(
+        self, space: RoutingSpace, images_NCHW: Tensor, config: AdaptationConfig
+    ) -> tuple[str, dict[str, Any]]:
         own = {"backbone": space.network, "arguments": dict(space.arguments)}
         return "prompted", own | sizes(images_NCHW.shape[2:])
 

@@ -17,7 +17,13 @@ from typing_extensions import override
 
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.space import RoutingSpace
-from personalization.networks.capabilities import BatchNorm, moving_norms, running, spatial_axes
+from personalization.networks.capabilities import (
+    BatchNorm,
+    moving_norms,
+    required_norms,
+    running,
+    spatial_axes,
+)
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import thinned
 from personalization.test_time.presets.prompt import RECIPE as PROMPT
@@ -33,8 +39,10 @@ class Vptta(Recipe):
     """The global model behind a prompt, with statistics near the scan's. Two forward passes and one back."""
 
     @override
-    def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:
-        return PROMPT.architecture(space, images_NCHW)
+    def architecture(
+        self, space: RoutingSpace, images_NCHW: Tensor, config: AdaptationConfig
+    ) -> tuple[str, dict[str, Any]]:
+        return PROMPT.architecture(space, images_NCHW, config)
 
     @override
     def merged(
@@ -48,6 +56,7 @@ class Vptta(Recipe):
         """One step of Adam over the scan's slices together."""
         images = thinned(images_NCHW)
         network = prompted(space, images_NCHW).requires_grad_(False)
+        required_norms(network, "preset vptta moves statistics")
         network.prompt.requires_grad_(True)
         optimiser = torch.optim.Adam([network.prompt], lr=RATE, betas=BETAS)
         sources = {

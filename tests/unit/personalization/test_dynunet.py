@@ -16,10 +16,12 @@ from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route, routed_layers
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build, initialise
+from personalization.networks.instance_norm import Blended, TrackedInstanceNorm, tracked_norms
 from personalization.options.presets import PRESETS
+from personalization.playbook.practice import Practice, Trial, practise
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import ensemble, probabilities
-from personalization.test_time.recipe import recipe_of
+from personalization.test_time.recipe import recipe_of, suits
 
 SIDES = (8, 8, 4)
 # Every level of the network halves the sides that are still long.
@@ -30,21 +32,30 @@ ARGUMENTS: dict[str, Any] = {
     "width": 2,
     "strides": [1, 2, [2, 2, 1]],
 }
-NORMS = ("batch", "instance")
-# What moves batch norm's statistics, or its scale and shift alone.
-OF_BATCH_NORM = {"ladder", "intent", "vptta", "prompt", "statistics", "tent", "sar", "grata"}
+TRACKED = "tracked"
+NORMS = ("batch", "instance", TRACKED)
+# What refuses a network, by its norms; the prompt knows both kinds of statistics.
+REFUSED = {
+    "batch": {"blend"},
+    "instance": {"ladder", "intent", "vptta", "prompt", "statistics", "tent", "sar", "grata", "blend"},
+    TRACKED: {"ladder", "intent", "vptta", "statistics", "tent", "sar", "grata"},
+}
+
+
+def arguments(norm: str) -> dict[str, Any]:
+    return {**ARGUMENTS, "norm_name": ["instance", {"track": True}] if norm == TRACKED else norm}
 
 
 def drawn(norm: str, seed: int) -> nn.Module:
     """A network with all of its floats drawn, and statistics of images like these."""
     draw = torch.Generator().manual_seed(seed)
-    network = initialise(build("monai.dynunet", **ARGUMENTS, norm_name=norm), draw)
+    network = initialise(build("monai.dynunet", **arguments(norm)), draw)
     with torch.no_grad():
         for value in network.parameters():
             if value.ndim == 1:
                 value.add_(0.2 * torch.randn(value.shape, generator=draw))
     for module in network.modules():
-        if isinstance(module, nn.BatchNorm3d):
+        if isinstance(module, nn.BatchNorm3d | TrackedInstanceNorm):
             module.momentum = 1.0
     network.train()(2 * torch.randn(4, 1, *SIDES, generator=draw) + 0.5)
     return network.eval()
@@ -52,8 +63,7 @@ def drawn(norm: str, seed: int) -> nn.Module:
 
 def space(norm: str) -> RoutingSpace:
     states = [drawn(norm, seed).state_dict() for seed in range(3)]
-    arguments = {**ARGUMENTS, "norm_name": norm}
-    return RoutingSpace.of("monai.dynunet", arguments, {"a": states[1], "b": states[2]}, states[0])
+    return RoutingSpace.of("monai.dynunet", arguments(norm), {"a": states[1], "b": states[2]}, states[0])
 
 
 def images(count: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -70,8 +80,12 @@ def run(graph: bytes, seen: Tensor) -> Tensor:
 def test_preset_moves_the_network_and_is_served_or_refuses(preset: str, norm: str) -> None:
     router = PRESETS[preset].router or "direct"
     config = AdaptationConfig(preset=preset, epochs=1, batch_size=3, router=router)
-    if norm == "instance" and preset in OF_BATCH_NORM:
-        with pytest.raises(NetworkError, match="InstanceNorm3d; there is nothing to move"):
+    assert suits(preset, drawn(norm, 0)) == (preset not in REFUSED[norm] or preset == "prompt")
+    if preset in REFUSED[norm]:
+        with pytest.raises(
+            NetworkError,
+            match=r"expected a network with (batch|instance) norm .*, found (DynUNet|Prompted) with",
+        ):
             recipe_of(preset).adapt(space(norm), images(), config, torch.device("cpu"))
         return
     found = recipe_of(preset).adapt(space(norm), images(), config, torch.device("cpu"))
@@ -110,9 +124,8 @@ def test_routing_of_three_experts_is_exported(norm: str, router: Any) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradient_of_every_coefficient_equals_finite_differences(norm: str) -> None:
     states = {name: drawn(norm, seed).double().state_dict() for seed, name in enumerate("gab")}
-    arguments = {**ARGUMENTS, "norm_name": norm}
     inside = {name: states[name] for name in "ab"}
-    routed = route(RoutingSpace.of("monai.dynunet", arguments, inside, states["g"]))
+    routed = route(RoutingSpace.of("monai.dynunet", arguments(norm), inside, states["g"]))
     logits = [layer.router.logits for layer in routed_layers(routed).values()]
     seen = images(2, torch.float64)
 
@@ -137,4 +150,87 @@ def test_gradient_of_every_coefficient_equals_finite_differences(norm: str) -> N
 def test_ensemble_of_instance_norms_is_the_plain_mean(norm: str) -> None:
     found = ensemble(space(norm), images(), (0.5, 0.5, 0.5))
     plain = torch.stack([probabilities(drawn(norm, seed), images()) for seed in range(3)]).mean(0)
-    assert torch.allclose(found, plain, atol=1e-5) == (norm == "instance")
+    assert torch.allclose(found, plain, atol=1e-5) == (norm != "batch")
+
+
+def by_hand(norm: TrackedInstanceNorm, features: Tensor, share: float) -> Tensor:
+    """Image by image and channel by channel."""
+    found, weight, bias = torch.empty_like(features), norm.weight.tolist(), norm.bias.tolist()
+    for b, c in ((b, c) for b in range(len(features)) for c in range(features.shape[1])):
+        values = features[b, c].double()
+        own, spread = float(values.mean()), float(values.var(correction=0))
+        usual, usual_spread = float(norm.running_mean[c]), float(norm.running_var[c])
+        mean = (1 - share) * own + share * usual
+        variance = (1 - share) * spread + share * usual_spread + share * (1 - share) * (usual - own) ** 2
+        normal = (values - mean) / (variance + norm.eps) ** 0.5
+        found[b, c] = normal * weight[c] + bias[c]
+    return found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_share_of_the_federations_statistics_is_hand_computed(share: float) -> None:
+    norm = next(iter(tracked_norms(drawn(TRACKED, 0)).values()))
+    features = torch.randn(3, norm.num_features, 2, 3, 2, generator=torch.Generator().manual_seed(2)) * 3 + 1
+    norm.share = share
+    torch.testing.assert_close(norm(features), by_hand(norm, features, share), atol=1e-5, rtol=1e-4)
+    # A patch without anything in it stays a number, and nearer to what the federation calls it.
+    flat = torch.full_like(features, 5.0)
+    assert bool(torch.isfinite(norm(flat)).all())
+
+
+def test_training_notes_the_mean_of_the_images_statistics_and_answers_as_before() -> None:
+    plain, tracked = drawn("instance", 0), drawn(TRACKED, 0)
+    with torch.no_grad():
+        torch.testing.assert_close(tracked(images()), plain(images()), atol=1e-5, rtol=1e-4)
+    norm = next(iter(tracked_norms(tracked).values()))
+    seen: list[Tensor] = []
+    norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    norm.momentum = 1.0
+    tracked.train()(images())
+    means, spreads = seen[0].flatten(2).mean(-1), seen[0].flatten(2).var(-1)
+    torch.testing.assert_close(norm.running_mean, means.mean(0), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(norm.running_var, spreads.mean(0), atol=1e-5, rtol=1e-4)
+
+
+def test_blend_takes_its_doses_by_thirds_and_is_built_again_from_its_arguments() -> None:
+    over, config = space(TRACKED), AdaptationConfig(preset="blend", doses=(0.5, 0.2, 0.0))
+    recipe = recipe_of("blend")
+    merged = recipe.adapt(over, images(), config, torch.device("cpu")).merged
+    shares = [norm.share for norm in tracked_norms(merged).values()]
+    assert len(shares) == 10
+    assert shares == [0.5] * 4 + [0.2] * 3 + [0.0] * 3
+    name, own = recipe.architecture(over, images(), config)
+    again = build(name, **own).eval()
+    again.load_state_dict(merged.state_dict())
+    with torch.no_grad():
+        assert torch.equal(again(images()), merged(images()))
+    with pytest.raises(NetworkError, match="shares: expected 3 numbers within"):
+        Blended("monai.dynunet", arguments(TRACKED), (0.5, 2.0, 0.0))
+    none = recipe.adapt(over, images(), config.model_copy(update={"doses": (0.0,) * 3}), torch.device("cpu"))
+    with torch.no_grad():
+        torch.testing.assert_close(none.merged(images()), drawn(TRACKED, 0)(images()))
+
+
+def test_adapting_by_gradients_leaves_the_federations_statistics() -> None:
+    config = AdaptationConfig(preset="distilled", epochs=2, batch_size=2)
+    over = space(TRACKED)
+    merged = recipe_of("distilled").adapt(over, images(), config, torch.device("cpu")).merged
+    for path, norm in tracked_norms(merged).items():
+        assert torch.equal(norm.running_mean, over.experts["global"][f"{path}.running_mean"])
+        assert not torch.equal(norm.weight, over.experts["global"][f"{path}.weight"])
+
+
+def test_members_practise_what_steadies_instance_norm() -> None:
+    trials = tuple(
+        Trial(f"blend, {dose}", AdaptationConfig(preset="blend", doses=(dose,) * 3)) for dose in (0.1, 0.25)
+    )
+    truth = (images(6)[:, 0] > 0.8).to(torch.uint8)
+    practice = Practice(trials, severities=(0.0, 1.0), damage=1)
+    episodes = list(
+        practise(space(TRACKED), images(6), truth, ["p", "p", "q", "q", "r", "r"], practice, 0.2, 0)
+    )
+    names = [(episode.trial, episode.severity) for episode in episodes]
+    assert [(trial.name, severity) for severity in (0.0, 1.0) for trial in trials] == [
+        name for name in names if name[0].startswith("blend")
+    ]
+    assert any(episode.change for episode in episodes if episode.trial.startswith("blend"))

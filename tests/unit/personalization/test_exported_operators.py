@@ -92,6 +92,8 @@ def _of_monai() -> Iterator[tuple[nn.Module, int]]:
         yield nets.DenseNet(**shared, init_features=8, growth_rate=4, block_config=(1, 1)), d
         for name in SMALL:
             yield build(name, **small(name, d)), d
+        tracked = small("monai.dynunet", d, norm_name=["instance", {"track": True}])
+        yield build("blended", backbone="monai.dynunet", arguments=tracked, shares=[0.2] * 3), d
     yield nets.VNet(spatial_dims=2, in_channels=1, out_channels=2), 2
 
 
@@ -118,7 +120,7 @@ def _checked(content: bytes) -> set[str]:
 
 def test_list_has_exactly_the_operators_of_locum_s_own_graphs() -> None:
     # What is imported as a graph cannot be exported.
-    assert {*_NETWORKS, "graph"} == {name for name in names() if not name.startswith("monai.")}
+    assert {*_NETWORKS, "graph", "blended"} == {name for name in names() if not name.startswith("monai.")}
     assert set().union(*map(_checked, _exported())) == EXPORTED
 
 
