@@ -12,6 +12,7 @@ from pathlib import Path
 
 from model_store.preprocessing import join_channels
 from model_store.scan import Parts, Scan, decode, decode_mask, series_of, strip_suffix
+from model_store.scans.types import Limits
 from model_store.task import Task
 from training.data.cases import Case
 
@@ -85,7 +86,8 @@ def read_case(case: Case, task: Task) -> Scan:
 def joined(contents: Sequence[bytes | Parts], task: Task) -> Scan:
     """One scan of the files of a case, in the order of the task's channels. Raises ScanError."""
     if len(contents) == 1:
-        return decode(contents[0])
+        # A file with a fourth axis has as many channels as the task says.
+        return decode(contents[0], Limits(max_channels=task.channel_count) if task.stacked else Limits())
     names = (channel.name for channel in task.channel_list)
     return join_channels({name: decode(each) for name, each in zip(names, contents, strict=True)}, task)
 

@@ -175,7 +175,7 @@ def _volumes(
                 f"site '{site.name}' cannot be loaded:", [f"{site.name}/{case.name}: {error}"]
             ) from error
         images.append(prepared.volume)
-        spacings.append(tuple(axis.spacing * axis.step for axis in prepared.grid.axes))
+        spacings.append(prepared.grid.spacing)
     return Volumes(
         tuple(images),
         tuple(targets),

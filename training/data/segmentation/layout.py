@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.errors import TaskError
+from model_store.scans.channels import group_cases
 from model_store.task import Task
 from training.data.cases import SPLITS, AnyCase, Case, Site, Split
 from training.data.scan_files import broken_links, is_system_file, scans_in, stem_of
@@ -169,42 +170,33 @@ def _by_channel(
 ) -> tuple[dict[str, Path], dict[str, tuple[Path, ...]]]:
     """Group the files of each case: the file of its first channel, and those of the others, by case.
 
-    NAME_CHANNEL.nii.gz has a channel by the task's name of it, in any case, NAME_0000.nii.gz by its number.
-    The case is called NAME.nii.gz. Cases without a channel, and files of none, are problems.
+    NAME_CHANNEL.nii.gz is of a channel by the task's name of it, NAME_0000.nii.gz by its number
+    (`model_store.scans.channels`). The case is called NAME.nii.gz. Cases without a channel, and files of
+    none, are problems.
     """
     channels = [channel.name for channel in task.channel_list]
-    endings = {f"_{name.lower()}": number for number, name in enumerate(channels)}
-    endings |= {f"_{number:04d}": number for number in range(len(channels))}
-    found: dict[str, dict[int, Path]] = {}
-    wanted = " or ".join((f"NAME_{channels[0]}", f"NAME{_FIRST}"))
-    for name, path in files.items():
-        stem = stem_of(path)
-        ending = next((end for end in endings if stem.lower().endswith(end)), None)
-        if ending is None:
-            problems.append(
-                f"{folder}/{name}: of no channel; expected a name such as {wanted}, with a channel of the "
-                f"task ({', '.join(channels)}) at its end"
-            )
-            continue
-        case = stem[: -len(ending)] + name[len(stem) :]
-        if endings[ending] in found.setdefault(case, {}):
-            other = found[case][endings[ending]].name
-            problems.append(
-                f"{folder}/{name}: the channel {channels[endings[ending]]} of {case} a second time, after "
-                f"{other}; keep one"
-            )
-        found[case][endings[ending]] = path
+    wanted = (
+        f"NAME_{channels[0]} or NAME{_FIRST}, with a channel of the task ({', '.join(channels)}) at its end"
+    )
+    names = {stem_of(path): name for name, path in files.items()}
+    found, others = group_cases(names, channels)
+    problems += [
+        f"{folder}/{names[stem]}: of no channel, or a second file of one; expected a name such as {wanted}"
+        for stem in others
+    ]
+    first: dict[str, Path] = {}
+    further: dict[str, tuple[Path, ...]] = {}
     for case, parts in found.items():
         if lacking := [channel for number, channel in enumerate(channels) if number not in parts]:
             problems.append(
-                f"{folder}: {case} has no file of {', '.join(lacking)}; expected one for each of "
+                f"{folder}: '{case}' has no file of {', '.join(lacking)}; expected one for each of "
                 f"{', '.join(channels)}"
             )
-    whole = {case: parts for case, parts in found.items() if len(parts) == len(channels)}
-    return (
-        {case: parts[0] for case, parts in whole.items()},
-        {case: tuple(parts[number] for number in range(1, len(channels))) for case, parts in whole.items()},
-    )
+            continue
+        paths = [files[names[parts[number]]] for number in range(len(channels))]
+        name = case + names[parts[0]][len(parts[0]) :]
+        first[name], further[name] = paths[0], tuple(paths[1:])
+    return first, further
 
 
 def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str, Path]:

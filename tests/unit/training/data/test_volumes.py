@@ -1,0 +1,108 @@
+"""Whole volumes of a site from files: grids, files per channel, a fourth axis, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from model_store.task import Channel, Normalisation, Task, VolumeGeometry
+from training.data.examples import Volumes
+from training.data.federation import load_federation
+from training.data.segmentation.dataset import SiteData
+from training.data.splits import all_for_testing
+from training.errors import FederationError
+
+_Image: Any = nib.Nifti1Image
+GEOMETRY = VolumeGeometry(spacing=(1.0, 1.0, 2.0), patch=(8, 8, 8))
+AS_IS = Normalisation(scope="volume", method="none")
+TWO = Task(
+    name="two",
+    labels={"organ": (1,)},
+    channels=(Channel(name="T1", normalisation=AS_IS), Channel(name="flair", normalisation=AS_IS)),
+    geometry=GEOMETRY,
+)
+# A patient's left is low in the file: the network's first axis grows to the right.
+AFFINE = np.diag([-1.0, 1.0, 2.0, 1.0])
+
+
+def write(path: Path, voxels: Any, affine: Any = AFFINE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _Image(voxels, affine).to_filename(path)
+
+
+def voxels(seed: int, sides: tuple[int, ...] = (12, 10, 9)) -> Any:
+    return np.random.default_rng(seed).integers(0, 100, sides).astype(np.int16)
+
+
+def mask(sides: tuple[int, ...] = (12, 10, 9)) -> Any:
+    found = np.zeros(sides, np.uint8)
+    found[2:5, 3:6, 2:4] = 1
+    return found
+
+
+def folder(root: Path, names: tuple[str, str], sides: tuple[int, ...] = (12, 10, 9)) -> Path:
+    for site, seed in (("a", 0), ("b", 10)):
+        for case in range(3):
+            for number, end in enumerate(names):
+                write(root / site / "images" / f"case{case}{end}.nii.gz", voxels(seed + 2 * case + number))
+            write(root / site / "masks" / f"case{case}.nii.gz", mask())
+    return root
+
+
+@pytest.mark.parametrize("names", [("_T1", "_FLAIR"), ("_0000", "_0001")])
+def test_a_file_per_channel_makes_one_volume_in_the_tasks_order_and_axes(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    federation = load_federation(folder(tmp_path, names), TWO)
+    site = federation.sites[0]
+    assert [case.name for case in site.cases] == ["case0.nii.gz", "case1.nii.gz", "case2.nii.gz"]
+    assert [case.patient for case in site.cases] == ["case0", "case1", "case2"]
+    data = SiteData.load(all_for_testing(site), TWO).test
+    assert isinstance(data, Volumes)
+    assert data.spacings == ((1.0, 1.0, 2.0),) * 3
+    for number in range(3):
+        expected = np.stack([voxels(2 * number + channel)[::-1] for channel in range(2)])
+        np.testing.assert_array_equal(data.images[number], expected)
+        np.testing.assert_array_equal(data.targets[number], mask()[::-1])
+
+
+def test_a_fourth_axis_is_the_channels_where_the_task_says_so(tmp_path: Path) -> None:
+    for site in ("a", "b"):
+        for case in range(3):
+            stacked = np.stack([voxels(2 * case), voxels(2 * case + 1)], axis=-1)
+            write(tmp_path / site / "images" / f"case{case}.nii.gz", stacked)
+            write(tmp_path / site / "masks" / f"case{case}.nii.gz", mask())
+    task = TWO.model_copy(update={"stacked": True})
+    data = SiteData.load(all_for_testing(load_federation(tmp_path, task).sites[0]), task).test
+    np.testing.assert_array_equal(data.images[1], np.stack([voxels(2)[::-1], voxels(3)[::-1]]))
+
+
+def test_a_volume_is_resampled_to_the_spacing_with_its_mask(tmp_path: Path) -> None:
+    task = Task(name="one", labels={"organ": (1,)}, geometry=GEOMETRY)
+    for case in range(3):
+        write(tmp_path / "a" / "images" / f"c{case}.nii.gz", voxels(case), np.diag([1.0, 2.0, 1.0, 1.0]))
+        write(tmp_path / "a" / "masks" / f"c{case}.nii.gz", mask(), np.diag([1.0, 2.0, 1.0, 1.0]))
+    data = SiteData.load(all_for_testing(load_federation(tmp_path, task).sites[0]), task).test
+    assert {each.shape for each in data.images} == {(1, 12, 20, 4)} or {
+        each.shape for each in data.images
+    } == {(1, 12, 20, 5)}
+    assert [each.shape for each in data.targets] == [each.shape[1:] for each in data.images]
+    # 3 x 3 x 2 voxels of 1 x 2 x 1 mm are 36 mm3, of which the grid has 18 voxels of 2 mm3.
+    assert int(data.targets[0].sum()) == pytest.approx(18, abs=9)
+
+
+def test_every_fault_of_channels_is_named_at_once(tmp_path: Path) -> None:
+    folder(tmp_path, ("_T1", "_FLAIR"))
+    (tmp_path / "a" / "images" / "case1_FLAIR.nii.gz").unlink()
+    write(tmp_path / "a" / "images" / "scout.nii.gz", voxels(3))
+    write(tmp_path / "b" / "images" / "case0_FLAIR.nii.gz", voxels(3), np.diag([-1.0, 1.0, 3.0, 1.0]))
+    with pytest.raises(FederationError) as caught:
+        load_federation(tmp_path, TWO)
+    text = "\n".join(caught.value.problems)
+    assert "a/images: 'case1' has no file of flair" in text
+    assert "a/images/scout.nii.gz: of no channel" in text
+    assert "b/images/case0.nii.gz: channel flair is not on the grid of channel T1" in text
