@@ -52,6 +52,13 @@ class TrainingOptions:
         str | None,
         typer.Option("--from", help="Start from NAME@VERSION in the store, or from a file of weights."),
     ] = None
+    rotation_head: Annotated[
+        bool,
+        typer.Option(
+            "--rotation-head",
+            help="fedavg, iop-fl: train a head that tells quarter turns, for the preset `ttt` at a hospital.",
+        ),
+    ] = False
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
     seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None
     config: Annotated[Path | None, typer.Option(help="YAML with the sections `method` and `run`.")] = None

@@ -111,7 +111,7 @@ class RecipeCost(CostExperiment[Profile]):
 def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Count the passes of one recipe, and time it beside its floor."""
     device = device_of(cell)
-    space = _space(cell["width"], cell["K"])
+    space = _space(cell["width"], cell["K"], rotation_head=cell["preset"] == "ttt")
     images = _images(cell["slices"], cell["size"]).to(device)
     plain = space.plain().to(device).eval()
     parts = parts_of(cell, space, images)
@@ -183,8 +183,9 @@ def _plain_pass(network: nn.Module, images: Tensor) -> None:
         network(batch)
 
 
-def _space(width: int, members: int) -> RoutingSpace:
-    arguments = {"in_channels": 1, "classes": CLASSES, "width": width}
+def _space(width: int, members: int, *, rotation_head: bool = False) -> RoutingSpace:
+    head = {"rotation_head": True} if rotation_head else {}
+    arguments = {"in_channels": 1, "classes": CLASSES, "width": width, **head}
     return space_of(NetworkSpec(name="unet", arguments=arguments), members)
 
 

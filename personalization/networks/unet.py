@@ -1,7 +1,7 @@
 """The plain U-Net of IOP-FL (Jiang et al., TMI 2023).
 
 Parameter names are those of the authors' public checkpoints, so that their weights can be loaded. Their
-unused self-supervision head (`bn`, `fc`: 3,076 parameters) is left out.
+unused self-supervision head (`bn`, `fc`: 3,076 parameters) is left out; `rotation_head` is a used one.
 
 Legend: B batch, C channels, K classes, H and W height and width (multiples of 16).
 """
@@ -17,6 +17,7 @@ from typing_extensions import override
 from personalization.networks.backbone import Backbone
 from personalization.networks.capabilities import BatchNorm, Traits, TransposedConvolution, spatial_axes
 from personalization.networks.registry import check_arguments
+from personalization.rotation import RotationHead, required_turns
 
 DEPTH = 4
 
@@ -24,7 +25,8 @@ DEPTH = 4
 class UNet(Backbone):
     """U-Net with batch normalisation: four poolings, `width` channels at full resolution, 16x at the bottom.
 
-    `width=32` is the paper's (7,763,074 parameters for 3 channels and 2 classes).
+    `width=32` is the paper's (7,763,074 parameters for 3 channels and 2 classes). With `rotation_head` it can
+    tell the quarter `turns` of images, for test-time training.
     """
 
     traits = Traits(
@@ -35,7 +37,9 @@ class UNet(Backbone):
     )
     centred_queries = True
 
-    def __init__(self, in_channels: int, classes: int, width: int = 32) -> None:
+    def __init__(
+        self, in_channels: int, classes: int, width: int = 32, *, rotation_head: bool = False
+    ) -> None:
         super().__init__()
         check_arguments("unet", in_channels, classes, width)
         self.in_channels = in_channels
@@ -53,6 +57,7 @@ class UNet(Backbone):
             self.add_module(f"upconv{level}", nn.ConvTranspose2d(above, here, kernel_size=2, stride=2))
             self.add_module(f"decoder{level}", _block(2 * here, here, f"dec{level}"))
         self.conv = nn.Conv2d(width, classes, kernel_size=1)
+        self.rotation = RotationHead(widths[DEPTH]) if rotation_head else None
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Compute logits [B, K, H, W] of images [B, C, H, W].
@@ -71,6 +76,13 @@ class UNet(Backbone):
             features = torch.cat((features, skips.pop()), dim=1)
             features = self.get_submodule(f"decoder{level}")(features)
         return features
+
+    def turns(self, image_BCHW: Tensor) -> Tensor:
+        """Compute logits [B, 4] of the quarter turn of images. Raises as `forward`, and without the head."""
+        required_turns(self, "turns")
+        assert self.rotation is not None
+        logits: Tensor = self.rotation(self._encode(image_BCHW)[1])
+        return logits
 
     @override
     def query(self, image_BCHW: Tensor) -> Tensor:

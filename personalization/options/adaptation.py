@@ -37,9 +37,18 @@ class RoutingOptions(BaseModel):
         description="Where coefficients come from: `direct` one per layer and model, for few scans; `pooled` "
         "a small network on each layer's features. `as-published` has pooled ones only.",
     )
-    epochs: int = Field(10, ge=1, le=200, description="Passes over the cohort; the best safe epoch is kept.")
+    epochs: int = Field(
+        10,
+        ge=1,
+        le=200,
+        description="Passes over the cohort; the best safe epoch is kept. 1 with `ttt` where none is given.",
+    )
     batch_size: int = Field(
-        16, ge=1, le=128, description="Slices per step; 5 with `as-published` where none is given."
+        16,
+        ge=1,
+        le=128,
+        description="Slices per step; 5 with `as-published` where none is given. With `ttt`, views of a "
+        "slice per step; 32 where none is given.",
     )
     routing_rate: FiniteFloat | None = Field(
         None, gt=0, le=10, description="Learning rate of the routing; null: 0.1 for direct, 0.001 for pooled."

@@ -31,6 +31,7 @@ class Preset:
         router: where its coefficients come from, where it has no choice; None: either.
         batch_size: slices per step where the client gives none; None: the default of all presets.
         norm: what it moves, so that it refuses a network without; None: it needs none, or knows both kinds.
+        epochs: passes over the images where the client gives none; None: the default of all presets.
     """
 
     name: str
@@ -42,11 +43,12 @@ class Preset:
     router: Router | None = None
     batch_size: int | None = None
     norm: Literal["batch", "instance"] | None = None
+    epochs: int | None = None
 
     @property
     def defaults(self) -> Mapping[str, Any]:
         """Options of an adaptation that take other defaults with this preset."""
-        own = {"router": self.router, "batch_size": self.batch_size}
+        own = {"router": self.router, "batch_size": self.batch_size, "epochs": self.epochs}
         return {name: value for name, value in own.items() if value is not None}
 
 
@@ -147,6 +149,15 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 learns=frozenset(),
                 draws=False,
                 norm="instance",
+            ),
+            Preset(
+                "ttt",
+                "the encoder of the global model, by a step per slice of predicting its quarter turns; "
+                "of a federation that trained the head for it (`rotation_head`)",
+                models="global",
+                learns=frozenset({"weights"}),
+                batch_size=32,
+                epochs=1,
             ),
         )
     }

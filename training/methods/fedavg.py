@@ -21,7 +21,8 @@ knows how far hospitals naturally are apart (`personalization.iop_fl.spread`).
 `recipe: paper` leaves all of this out (docs/explanation/iop-fl.md has what each was worth).
 
 A classification has cross-entropy for the loss and accuracy for Dice; all else is the same. `loss` names
-another loss.
+another loss. With `rotation_head` the network also learns to tell quarter turns (`common/rotation.py`), which
+test-time training at a hospital needs.
 
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
          once, mean and mean square of every batch-norm channel over the training slices;
@@ -35,6 +36,7 @@ Stays:   images, masks, and everything else.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,11 +49,14 @@ from typing_extensions import override
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
+from personalization.errors import NetworkError
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import FEWEST, FILE, Spread, check_sent, sent_by
 from personalization.metrics import metrics_of
+from personalization.networks.registry import builder
 from personalization.playbook import targets_of
 from personalization.precision import Precision
+from personalization.rotation import check_square
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -66,6 +71,8 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.data.examples import Examples
+from training.errors import ConfigurationError
 from training.methods.common.data_statistics import describe_phase, described, keep_described
 from training.methods.common.judged import PARENT, judge_once, judgement, judging_phase
 from training.methods.common.local_training import (
@@ -90,6 +97,7 @@ from training.methods.common.local_training import (
 )
 from training.methods.common.loss_choice import LossConfig
 from training.methods.common.randomisation_choice import RandomisationConfig
+from training.methods.common.rotation import rotation_term, together
 from training.methods.common.start import StartConfig
 from training.methods.common.state_tree import join, part
 from training.methods.common.tested import Predict, predicting, score_once, scored_metrics, scoring_phase
@@ -164,7 +172,33 @@ class FedAvgConfig(LossConfig, RandomisationConfig, VolumeConfig, StartConfig):
     }
 
 
-@register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))
+class RotationHeadConfig(FedAvgConfig):
+    """FedAvg with, if asked for, a head for test-time training."""
+
+    rotation_head: bool = Field(
+        False, description="whether the network learns to tell quarter turns, for the preset `ttt`"
+    )
+
+    EARLIER: ClassVar[Mapping[str, Any]] = {**FedAvgConfig.EARLIER, "rotation_head": False}
+
+    @override
+    def network_for(self, task: Task) -> NetworkSpec:
+        """The network, with the head. Raises ConfigurationError for one without, or sides that differ."""
+        spec = super().network_for(task)
+        if not self.rotation_head:
+            return spec
+        try:
+            if "rotation_head" not in inspect.signature(builder(spec.name)).parameters:
+                raise NetworkError(f"expected a network that can have one, such as unet, found '{spec.name}'")
+            check_square(task.input_shape)
+        except NetworkError as error:
+            raise ConfigurationError(
+                f"rotation_head does not fit the task {task.name!r}", [str(error)]
+            ) from error
+        return spec.model_copy(update={"arguments": {**spec.arguments, "rotation_head": True}})
+
+
+@register("fedavg", RotationHeadConfig, kinds=("segmentation", "classification"))
 class FedAvg(Algorithm):
     """FedAvg of one network: by default a U-Net for a segmentation, a ResNet-18 for a classification."""
 
@@ -359,8 +393,17 @@ class FedAvg(Algorithm):
             data.train,
             self.schedule(context.round),
             context.generator("train"),
-            self.penalty(network),
+            together(self.penalty(network), self._rotation(context, network, data)),
         )
+
+    def _rotation(self, context: StepContext, network: nn.Module, data: AnySiteData) -> Penalty | None:
+        """The loss of the rotation head; None without one."""
+        config = self.config
+        if not isinstance(config, RotationHeadConfig) or not config.rotation_head:
+            return None
+        draw = context.generator("rotation")
+        assert isinstance(data.train, Examples)  # no network of volumes has the head
+        return rotation_term(network, data.train, config.batch_size, config.precision, draw)
 
     def penalty(self, network: nn.Module) -> Penalty | None:
         """What is added to the loss of every batch, of a network that holds w_g now; nothing in FedAvg."""

@@ -65,7 +65,7 @@ from training.methods.common.local_training import (
 )
 from training.methods.common.state_tree import join, part
 from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
-from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
+from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, RotationHeadConfig
 from training.methods.registry import Panel, register
 
 # A site without a personal model sends none.
@@ -102,7 +102,7 @@ CHANGES = Group("changes", "statistics", "sum", essential=False, check=_check_ch
 SHARE = Group("share", "statistics")
 
 
-class IopFlConfig(FedAvgConfig):
+class IopFlConfig(RotationHeadConfig):
     """What IOP-FL takes beside FedAvg's. `selection` applies to the moving average too."""
 
     personal: Literal["interpolated", "moving-average"] = Field(

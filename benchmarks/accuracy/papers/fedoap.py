@@ -1,7 +1,7 @@
 """FedOAP's tables: Organ-Agnostic Personalized Federated Learning for Tumor Segmentation, Tables 1 and 3.
 
-Three sites of three organs. The arms of Table 1 train Locum's U-Net by their own method; FedOAP and the
-rows of Table 3 train FedOAP's network, of which the first row is FedAvg on that network. All arms see the
+Three sites of three organs. The arms of Table 1 train Locum's U-Net by their own method; FedOAP, FedDP and
+the rows of Table 3 train FedOAP's network, of which the first row is FedAvg on that network. All arms see the
 same number of batches at every site (FedRep sees them twice, for head and body): the rounds of FedOAP's
 second stage are rounds of training elsewhere. As the ablation
 that the paper leaves out, `plain second stage` is FedOAP with the loss of stage 1 in stage 2.
@@ -49,6 +49,7 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
         Arm("FedAdagrad", "fedadagrad", {}, _published(4.51, 35.16, 3.63)),
         Arm("FedPer", "fedper", {}, _published(59.91, 19.15, 42.06)),
         Arm("FedRep", "fedrep", {}, _published(85.92, 75.56, 49.75)),
+        Arm("FedDP", "feddp", {}, _published(91.47, 94.04, 83.88)),
         Arm("FedOAP", "fedoap", {}, _published(94.39, 95.31, 87.22)),
         Arm("FedOAP, twice the rounds", "fedoap", times=2),
     ),
@@ -78,13 +79,15 @@ _METHOD_NOTE = """\
 The paper trains for 5 rounds at width 64, and FedOAP for two epochs more than its rivals. Profile `cpu` has 8
 rounds at width 16, profile `gpu` 50 at width 64, and both add two rounds: FedOAP's second stage, or rounds of
 training for its rivals. All arms see as many batches; FedRep takes two steps for each, since it trains the
-head and then the body. Ablations without the perturbed loss keep the second stage, with the plain loss. FedDP
-is missing: Locum does not have it.
+head and then the body. Ablations without the perturbed loss keep the second stage, with the plain loss.
+FedDP trains FedOAP's network without its adapter and bank, with queries at the sites, and calibrates for the
+two rounds of the second stage, lambda 1 and not tuned; each of these steps asks three models more.
 
-**Recipes differ.** FedOAP and the ablation have AdamW with one cosine over all steps of a stage, a uniform
-mean of the sites, and binary cross-entropy with Dice. Their rivals have Adam, restarted every round, at a
-rate that falls in the second half of the rounds, weights by the number of images, and soft Dice. No arm is
-tuned: FedAvgM has momentum 0.9 and rate 1 at the server, FedAdagrad rate 0.01 and tau 0.001.
+**Recipes differ.** FedOAP, FedDP and the ablation have AdamW with one cosine over all steps of a stage, a
+uniform mean of the sites, and binary cross-entropy with Dice (FedDP: Dice alone, then the calibration). Their
+rivals have Adam, restarted every round, at a rate that falls in the second half of the rounds, weights by the
+number of images, and soft Dice. No arm is tuned: FedAvgM has momentum 0.9 and rate 1 at the server,
+FedAdagrad rate 0.01 and tau 0.001.
 
 *Dice*: of the foreground, per patient, over all images of the patient, on their own grids; a false alarm on
 a patient without a tumour counts 0. *Dice of slices with a tumour*: the paper's formula, mean over slices, at
@@ -168,7 +171,7 @@ class PaperFedOap(PaperOnData[Profile]):
     def _fields(self, arm: Arm) -> Mapping[str, Any]:
         """The profile's fields; the rounds of FedOAP's second stage are training or tuning elsewhere."""
         fields, rounds = self.profile.method, arm.times * self.profile.method["rounds"]
-        if arm.method == "fedoap":
+        if arm.method in ("fedoap", "feddp"):
             return {**fields, "rounds": rounds, "fine_tune_rounds": SECOND_STAGE}
         rounds += SECOND_STAGE - arm.tuned
         return {**fields, "rounds": rounds, "recipe": "paper", "final_rate": 0.01}

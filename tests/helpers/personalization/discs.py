@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.losses import soft_dice_loss
 from personalization.networks import build, initialise
 from personalization.state import State, clone
@@ -54,6 +54,17 @@ def _trained(classes: int) -> tuple[State, ...]:
         return clone(network.state_dict())
 
     return train(30, 2.0, 100), train(6, 1.5, 200), train(6, 3.0, 300)
+
+
+def headed(plain: RoutingSpace) -> RoutingSpace:
+    """The space, each model of which has the same drawn rotation head."""
+    arguments = {**plain.arguments, "rotation_head": True}
+    drawn = initialise(build(plain.network, **arguments), torch.Generator().manual_seed(9)).state_dict()
+    states = {
+        name: {**{n: t.to(next(iter(state.values()))) for n, t in drawn.items() if n not in state}, **state}
+        for name, state in plain.experts.items()
+    }
+    return RoutingSpace.of(plain.network, arguments, states, states.pop(GLOBAL))
 
 
 def space(inside: int = 2, classes: int = 2, dtype: torch.dtype = torch.float32) -> RoutingSpace:

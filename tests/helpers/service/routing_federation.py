@@ -43,8 +43,11 @@ def outside_scans(count: int, scanner: str = "dune", first: int = 500) -> dict[s
     return scans
 
 
-def publish_routing_space(root: Path) -> None:
-    """Train and publish `organ`, `organ.global`, `organ.aster`, `organ.birch`."""
+def publish_routing_space(root: Path, *, rotation_head: bool = False) -> None:
+    """Train and publish `organ`, `organ.global`, `organ.aster`, `organ.birch`.
+
+    A rotation head is drawn and not trained; the other weights are the same with it.
+    """
     import torch
 
     from personalization.networks import build, initialise
@@ -63,11 +66,12 @@ def publish_routing_space(root: Path) -> None:
             targets.append(prepare_mask(mask, ORGAN, prepared.geometry))
             summaries.append(ReferenceStatistics.of(summarise(scan, prepared)))
         data[site] = np.concatenate(images), np.concatenate(targets)
-    network = initialise(build("unet", **ARGUMENTS), torch.Generator().manual_seed(0))
+    arguments = {**ARGUMENTS, **({"rotation_head": True} if rotation_head else {})}
+    network = initialise(build("unet", **arguments), torch.Generator().manual_seed(0))
     pooled = tuple(np.concatenate(parts) for parts in zip(*data.values(), strict=True))
     _train(network, pooled[0], pooled[1], steps=100, rate=2e-2)
     shared = clone(network.state_dict())
-    spec = NetworkSpec(name="unet", arguments=dict(ARGUMENTS))
+    spec = NetworkSpec(name="unet", arguments=arguments)
     models = [ModelDraft("global", spec, shared)]
     for site, (site_images, site_targets) in data.items():
         network.load_state_dict(shared)

@@ -26,6 +26,7 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, Routing, recipe_of
 from service.worker.routing_adapt import class_maps
 from tests.helpers.gpu import Cuda
+from tests.helpers.personalization.discs import headed
 from tests.helpers.personalization.routing_cases import images, space_of
 
 # Median difference on a real device, where sums have another order. Adam's steps have the size of the rate
@@ -67,6 +68,7 @@ def check_close(found: Tensor, expected: Tensor, cuda: Cuda, what: str) -> None:
 )
 def test_preset_adapts_repeats_and_resumes(preset: str, cuda: Cuda) -> None:
     space, x, config = space_of(2, torch.float32), images(4, 32, 32, torch.float32), config_of(preset)
+    space = headed(space) if preset == "ttt" else space
     recipe = recipe_of(config.preset)
     expected = recipe.adapt(space, x, config, torch.device("cpu"))
     with cuda.present() as device:

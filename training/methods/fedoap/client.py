@@ -80,10 +80,18 @@ def begin(model: State, bank: State, score: ValidationScore) -> ClientResult:
 
 
 def fine_tune(
-    config: FedOapConfig, spec: NetworkSpec, context: StepContext, memory: Memory, data: SiteData
+    config: FedOapConfig,
+    spec: NetworkSpec,
+    context: StepContext,
+    memory: Memory,
+    data: SiteData,
+    loss_of: Callable[[FedOapUNet], Loss] | None = None,
 ) -> ClientResult:
-    """A round of stage 2, validated after it. Raises SiteFailed without a model or a training slice."""
-    model, bank = _model(memory), part(memory.tensors, "bank")
+    """A round of stage 2, validated after it; `loss_of` a network replaces the configured loss.
+
+    Raises SiteFailed without a model or a training slice.
+    """
+    model, bank = model_of(memory), part(memory.tensors, "bank")
     network = models.on_device(spec, model, models.entries(bank), context.device)
     steps = config.fine_tune_steps or config.local_steps
     rates = cosine(
@@ -92,7 +100,7 @@ def fine_tune(
         steps * context.rounds,
         range(steps * context.round, steps * (context.round + 1)),
     )
-    loss = _loss(config, network, context.generator("perturbation"))
+    loss = loss_of(network) if loss_of else _loss(config, network, context.generator("perturbation"))
     randomise = config.domain_randomisation != "none"
     mean, optimiser = take_steps(config, network, data, context, memory, loss, rates, randomise)
     score = evaluate(network, data.val, CLASSES, config.batch_size)
@@ -116,7 +124,7 @@ def chosen(memory: Memory) -> State:
 
 def export(memory: Memory) -> ClientResult:
     """The chosen model. The bank it attends to is the server's already. Raises SiteFailed without one."""
-    model = chosen(memory) or _model(memory)
+    model = chosen(memory) or model_of(memory)
     facts = memory.facts["best"]
     return export_personal(model, ValidationScore(facts["total"], facts["patients"]))
 
@@ -138,7 +146,8 @@ def _loss(config: FedOapConfig, network: FedOapUNet, generator: torch.Generator)
     return loss
 
 
-def _model(memory: Memory) -> State:
+def model_of(memory: Memory) -> State:
+    """The site's model as it is now. Raises SiteFailed without one."""
     found = part(memory.tensors, "model")
     if not found:
         raise SiteFailed("it has no model of its own: it dropped out of the phase 'validate'")

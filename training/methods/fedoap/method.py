@@ -156,7 +156,7 @@ class FedOap(Algorithm):
         score = evaluate(network, data.val, local.CLASSES, config.batch_size)
 
         def loss(images: Tensor, targets: Tensor) -> Tensor:
-            return binary_loss(self.logits(network, images), targets)
+            return self.loss(self.logits(network, images), targets)
 
         mean, optimiser = local.take_steps(
             config,
@@ -217,6 +217,10 @@ class FedOap(Algorithm):
         config, steps = self.config, self.config.local_steps
         first, total = (0, steps) if config.cosine == "round" else (round_ * steps, config.rounds * steps)
         return cosine(config.learning_rate, config.least_rate, total, range(first, first + steps))
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """L_s, the loss of stage 1."""
+        return binary_loss(logits, targets)
 
     def logits(self, network: FedOapUNet, images: Tensor) -> Tensor:
         """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""

@@ -24,19 +24,19 @@ from training.methods.fedoap.config import FedOapConfig
 OWN = "own"  # the first source of every attention: the image's own tokens
 
 
-def check_task(task: Task) -> None:
+def check_task(task: Task, method: str = "fedoap") -> None:
     """Raise ConfigurationError for a task that is not one tumour against the background."""
     problems = []
     if len(task.classes) != 2:
         labels = ", ".join(task.labels)
         problems.append(
-            f"labels: expected one foreground class, found {len(task.classes) - 1} ({labels}); FedOAP is "
+            f"labels: expected one foreground class, found {len(task.classes) - 1} ({labels}); the method is "
             "binary: keep one label, or give the values of all of them to one"
         )
     if min(task.size) < LEAST_SIDE:
         problems.append(f"size: expected sides of at least {LEAST_SIDE}, found {list(task.size)}")
     if problems:
-        raise ConfigurationError(f"method fedoap does not fit the task '{task.name}'", problems)
+        raise ConfigurationError(f"method {method} does not fit the task '{task.name}'", problems)
 
 
 def entries(bank: State) -> dict[str, State]:

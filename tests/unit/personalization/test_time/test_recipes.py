@@ -27,15 +27,20 @@ from personalization.test_time.objective import Batch
 from personalization.test_time.presets import anchored, distilled, grata, prompt, sar
 from personalization.test_time.recipe import Adapted, recipe_of
 from personalization.test_time.trust import trust
-from tests.helpers.personalization.discs import discs, space
+from tests.helpers.personalization.discs import discs, headed, space
 
 CPU = torch.device("cpu")
 IMAGES = discs(6, 3, contrast=1.5)[0]
 
 
+def space_for(preset: str) -> RoutingSpace:
+    """The space; with rotation heads for the preset that needs them."""
+    return headed(space()) if preset == "ttt" else space()
+
+
 def adapted(preset: str, over: RoutingSpace | None = None, **options: object) -> Adapted:
     config = AdaptationConfig(**{"preset": preset, "epochs": 2, "batch_size": 3, **options})
-    return recipe_of(preset).adapt(over or space(), IMAGES, config, CPU)
+    return recipe_of(preset).adapt(over or space_for(preset), IMAGES, config, CPU)
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name].norm != "instance"])
@@ -48,7 +53,8 @@ def test_every_recipe_ends_in_one_plain_network_the_same_at_every_call(preset: s
         assert torch.equal(again.merged.state_dict()[name], tensor)
     assert to_onnx(found.merged, 1, (32, 32)) == to_onnx(again.merged, 1, (32, 32))
     if preset != "intent":  # an answer to one scan, not a network of a hospital
-        name, arguments = recipe_of(preset).architecture(space(), IMAGES, AdaptationConfig(preset=preset))
+        over = space_for(preset)
+        name, arguments = recipe_of(preset).architecture(over, IMAGES, AdaptationConfig(preset=preset))
         build(name, **arguments).load_state_dict(found.merged.state_dict())
 
 
@@ -57,9 +63,10 @@ def test_a_recipe_that_learns_resumes_bit_for_bit(preset: str) -> None:
     config = AdaptationConfig(preset=preset, epochs=3, batch_size=3)
     points: list[AdaptationCheckpoint] = []
     recipe = recipe_of(preset)
-    whole = recipe.adapt(space(), IMAGES, config, CPU, after_epoch=lambda _, point: points.append(point))
+    over = space_for(preset)
+    whole = recipe.adapt(over, IMAGES, config, CPU, after_epoch=lambda _, point: points.append(point))
     content = points[1].to_bytes()
-    again = recipe.adapt(space(), IMAGES, config, CPU, resume=AdaptationCheckpoint.from_bytes(content))
+    again = recipe.adapt(over, IMAGES, config, CPU, resume=AdaptationCheckpoint.from_bytes(content))
     assert again.adaptation.history == whole.adaptation.history
     for name, tensor in whole.merged.state_dict().items():
         assert torch.equal(again.merged.state_dict()[name], tensor)
