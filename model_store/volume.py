@@ -13,7 +13,8 @@ from model_store.normalisation import Normalisation
 Millimetres = Annotated[float, Field(ge=0.01, le=100)]
 Side = Annotated[int, Field(ge=4, le=512)]
 # A channel's name is also the end of a file's name, and the name of a part of a request.
-ChannelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,31}$")]
+CHANNEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9-]{0,31}$"
+ChannelName = Annotated[str, Field(pattern=CHANNEL_NAME)]
 
 MOST_CHANNELS: Final = 16
 # Voxels of one patch: 384^3, of which a network's first feature maps alone would fill a large GPU.

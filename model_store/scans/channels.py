@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -165,8 +166,8 @@ def packed(channels: Mapping[str, Sequence[bytes]]) -> bytes:
     return stream.getvalue()
 
 
-def pack_into(stream: io.BytesIO, channels: Mapping[str, Sequence[Callable[[], bytes]]]) -> None:
-    """Write a zip of channels into a stream, one file in memory at a time."""
+def pack_into(stream: Any, channels: Mapping[str, Sequence[Callable[[], bytes]]]) -> None:
+    """Write a zip of channels into a stream that has `write`, one file in memory at a time."""
     with zipfile.ZipFile(stream, "w") as archive:
         for name in sorted(channels):
             for number, read in enumerate(channels[name]):

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from model_store.scan import list_formats
+from model_store.volume import CHANNEL_NAME
 from personalization.options.presets import AUTO, FOR_SCANS, SCAN_FALLBACK, ScanPreset, describe
 from service.catalog.network import Personalization
 from service.errors import RequestInvalid
@@ -71,9 +72,17 @@ def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
 
 def request_body(kind: type[ScanOptions]) -> dict[str, Any]:
     """The form, for the API's description."""
-    scan = {"type": "string", "format": "binary", "description": f"{list_formats('or')}."}
+    binary = {"type": "string", "format": "binary"}
+    scan = {**binary, "description": f"{list_formats('or')}."}
+    form: dict[str, Any] = {"required": ["scan"]}
+    if kind is SegmentOptions:
+        scan["description"] += (
+            " For a task of volumes with several channels, a field `scan.CHANNEL` for each in its place, by "
+            "the channel's name (`scan.T1`, `scan.FLAIR`), or a .zip with a file for each."
+        )
+        form = {"patternProperties": {rf"^scan\.{CHANNEL_NAME[1:]}": binary}}
     properties = {"scan": scan, **kind.model_json_schema()["properties"]}
-    form = {"type": "object", "required": ["scan"], "properties": properties, "additionalProperties": False}
+    form = {"type": "object", "properties": properties, **form, "additionalProperties": False}
     return {"required": True, "content": {"multipart/form-data": {"schema": form}}}
 
 

@@ -19,21 +19,27 @@ from model_store.scan import MOST_FILES
 from service.catalog.network import Selection
 from service.context import ServiceContext
 from service.http.audit import concerns
-from service.http.uploads.multipart import missing
+from service.http.uploads.multipart import malformed, missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.prediction.answer import LoadedGraph, Options, Predictor, receipt_of
-from service.runtime.spool import ScanFile, Upload, pack
+from service.runtime.spool import ScanFile, Upload, pack, pack_channels
 from service.serving import key_usage
 from service.settings import scan_limits
 
 
 async def receive_scan(
-    request: Request, context: ServiceContext, watch: Stopwatch, field: str = "scan"
+    request: Request,
+    context: ServiceContext,
+    watch: Stopwatch,
+    field: str = "scan",
+    *,
+    by_channel: bool = False,
 ) -> UploadForm:
     """The form with the scan; rejected before it is read when the queue is full.
 
-    Several files in the `field` are packed as one zip: the files of a DICOM series.
+    Several files in the `field` are packed as one zip: the files of a DICOM series. `by_channel`: files in
+    fields `FIELD.CHANNEL` are packed as a zip of channels.
 
     Raises ServiceBusy, Problem, ClientDisconnect.
     """
@@ -45,10 +51,25 @@ async def receive_scan(
         limits = UploadLimits(context.settings.max_upload_bytes, MOST_FILES)
         spool = context.settings.spool
         form = await receive(
-            request, spool, limits, file_fields=(field,), repeated_fields=(field,), admit=admit
+            request,
+            spool,
+            limits,
+            file_fields=(field,),
+            repeated_fields=(field,),
+            by_channel=field if by_channel else None,
+            admit=admit,
         )
-        parts = form.repeated.get(field, [])
-        if len(parts) == 1:
+        parts = form.repeated.pop(field, [])
+        channels = {name.removeprefix(f"{field}."): files for name, files in form.repeated.items()}
+        if channels and parts:
+            form.repeated[field] = parts
+            form.close()
+            raise malformed(
+                f"expected the field '{field}', or one field '{field}.CHANNEL' for each channel, found both"
+            )
+        if channels:
+            form.files[field] = await to_thread.run_sync(pack_channels, channels, spool)
+        elif len(parts) == 1:
             form.files[field] = parts[0]
         elif parts:
             form.files[field] = await to_thread.run_sync(pack, parts, spool)

@@ -88,7 +88,7 @@ async def segment_scan(request: Request, context: AsReader, prefer: Prefer = Non
     scan is too large to be held in memory at once, else by a job with the mask as its result.
     """
     watch = Stopwatch()
-    with await receive_scan(request, context, watch) as form:
+    with await receive_scan(request, context, watch, by_channel=True) as form:
         options = read_options(SegmentOptions, form.fields)
         answered = await answer_or_start(request, context, options, scan_in(form), watch)
     if isinstance(answered, Response):

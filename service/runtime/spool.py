@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
+
+from model_store.scans import channels
 
 # Up to this size an upload stays in memory and never touches the disk.
 IN_MEMORY_BYTES = 1024 * 1024
@@ -106,6 +108,24 @@ def pack(uploads: Sequence[Upload], spool: Path) -> Upload:
     pack_into(packed.write, (upload.read() for upload in sorted(uploads, key=lambda each: each.sha256)))
     for upload in uploads:
         upload.close()
+    return packed
+
+
+def pack_channels(uploads: Mapping[str, Sequence[Upload]], spool: Path) -> Upload:
+    """Pack the files of each channel as one zip, closing them. The same files in any order, the same bytes.
+
+    Blocking: call it in a thread.
+    """
+    packed = Upload(spool)
+    channels.pack_into(
+        _Stream(packed.write),
+        {
+            name: [own.read for own in sorted(files, key=lambda each: each.sha256)]
+            for name, files in uploads.items()
+        },
+    )
+    for each in (one for many in uploads.values() for one in many):
+        each.close()
     return packed
 
 

@@ -14,12 +14,14 @@ from typing import Protocol
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from model_store.volume import CHANNEL_NAME
 from service.http.problems import Problem
 
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 4096
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _EXTENDED = re.compile(rb";[ \t]*filename\*[ \t]*=", re.IGNORECASE)
+_CHANNEL = re.compile(CHANNEL_NAME)
 _EXPECTED = "expected multipart/form-data (RFC 7578)"
 
 
@@ -44,8 +46,12 @@ class FormReader:
         file_fields: Collection[str],
         max_bytes: int,
         repeated: Mapping[str, int] | None = None,
+        by_channel: str | None = None,
     ) -> None:
-        """`repeated` maps file fields that may occur more than once to how often."""
+        """`repeated` maps file fields that may occur more than once to how often.
+
+        `by_channel` is one of the file fields that may also come as `FIELD.CHANNEL`, for each channel.
+        """
         self.fields: dict[str, str] = {}
         self.pending_bytes = 0
         self._pending: list[tuple[Sink, bytes]] = []
@@ -55,6 +61,7 @@ class FormReader:
         self._received_bytes = 0
         self._seen: Counter[str] = Counter()
         self._repeated = repeated or {}
+        self._by_channel = by_channel
         self._header_name = b""
         self._header_value = b""
         self._disposition: bytes | None = None
@@ -117,8 +124,9 @@ class FormReader:
         is_file = b"filename" in options or extended is not None
         if not name:
             raise malformed(f"a part has no field name in its Content-Disposition; {_EXPECTED}")
-        if self._seen[name] >= self._repeated.get(name, 1):
-            most = self._repeated.get(name)
+        field = self._field_of(name)
+        most = self._repeated.get(field)
+        if self._seen[name] >= (most or 1):
             counts = (
                 "expected once, found twice: send it once"
                 if most is None
@@ -130,7 +138,7 @@ class FormReader:
                 f"the form: expected at most {MAX_FIELDS} fields, found more: leave out those that /docs "
                 "does not list"
             )
-        if is_file != (name in self._file_fields):
+        if is_file != (field in self._file_fields):
             expected = ", ".join(sorted(self._file_fields))
             raise malformed(
                 f"field '{shown(name)}' is sent as a file; a file is expected in: {expected}"
@@ -143,6 +151,18 @@ class FormReader:
             self._sink = self._open_file(name)
         else:
             self._value = bytearray()
+
+    def _field_of(self, name: str) -> str:
+        """The field of a part, without its channel."""
+        field, dot, channel = name.partition(".")
+        if not dot or field != self._by_channel:
+            return name
+        if not _CHANNEL.fullmatch(channel):
+            raise malformed(
+                f"field '{shown(name)}': expected the name of a channel of the task after the dot, such as "
+                f"{field}.T1; found other characters"
+            )
+        return field
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._sink is not None:

@@ -83,6 +83,7 @@ async def receive(
     *,
     file_fields: Collection[str] = ("scan",),
     repeated_fields: Collection[str] = (),
+    by_channel: str | None = None,
     admit: Callable[[], Awaitable[None]] | None = None,
 ) -> UploadForm:
     """Receive a `multipart/form-data` body.
@@ -95,6 +96,7 @@ async def receive(
         limits: what it may send.
         file_fields: fields that must hold a file; every other must not.
         repeated_fields: those of them that may be there `limits.max_files` times, together as large as one.
+        by_channel: one of these that may also come as `FIELD.CHANNEL`, several times for each channel.
         admit: awaited before the body is read, and may refuse.
 
     Raises:
@@ -108,7 +110,7 @@ async def receive(
     try:
         if admit is not None:
             await admit()
-        await _receive_into(form, request, stream, spool, limits, file_fields, repeated_fields)
+        await _receive_into(form, request, stream, spool, limits, file_fields, repeated_fields, by_channel)
     except (ServiceError, LocumStoreError) as refusal:
         form.close()
         await _refuse(refusal, stream)
@@ -224,6 +226,7 @@ async def _receive_into(
     limits: UploadLimits,
     file_fields: Collection[str],
     repeated_fields: Collection[str],
+    by_channel: str | None,
 ) -> None:
     boundary = _boundary(request)
     whole = limits.max_bytes + _FORM_BYTES + _PART_BYTES * limits.max_files
@@ -231,16 +234,15 @@ async def _receive_into(
         raise too_large(limits.max_bytes)
 
     def open_file(name: str) -> Upload:
-        if name in repeated_fields:
+        if name in repeated_fields or name not in file_fields:
             before = form.repeated.setdefault(name, [])
             before.append(Upload(spool, shared=before[0] if before else None))
             return before[-1]
         form.files[name] = Upload(spool)
         return form.files[name]
 
-    reader = FormReader(
-        boundary, open_file, file_fields, limits.max_bytes, dict.fromkeys(repeated_fields, limits.max_files)
-    )
+    repeated = dict.fromkeys(repeated_fields, limits.max_files)
+    reader = FormReader(boundary, open_file, file_fields, limits.max_bytes, repeated, by_channel)
     total = 0
     while (chunk := await _next_chunk(stream, limits.idle_seconds)) is not None:
         total += len(chunk)
