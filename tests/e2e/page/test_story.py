@@ -126,6 +126,13 @@ def decide(page: Any, service: Service, job: dict[str, Any]) -> None:
     dialog.get_by_label("Reason").fill("better outlines on both scans")
     if not passed:
         assert submit.is_disabled()
+        # What is overridden is said where it is.
+        shown = (
+            page.get_by_role("region", name="Job", exact=True)
+            .locator(".notice .reasons li")
+            .all_inner_texts()
+        )
+        assert dialog.locator(".reasons li").all_inner_texts() == shown
         dialog.get_by_label("Type dune to confirm").fill("dune")
     submit.click()
     dialog.wait_for(state="detached")

@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
 import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { useCohorts } from "../../app/cohorts";
+import { RegisterHospital } from "../../app/register";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
@@ -29,7 +30,8 @@ export default function Adapt() {
     return (
       <div class="center">
         <Notice title="There is nothing to adapt yet">
-          An admin registers a hospital, and the operator publishes a model that can be adapted.
+          <p>An admin registers a hospital, and the operator publishes a model that can be adapted.</p>
+          {hospital === undefined && <RegisterHospital />}
         </Notice>
       </div>
     );

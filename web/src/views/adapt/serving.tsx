@@ -16,7 +16,8 @@ const BECAUSE: Record<Serving["because"], string> = {
   nothing: "no version of the model can serve",
 };
 
-type Decision = { kind: "assign" | "newer" | "override" | "back"; version: string };
+/** `reasons`: why the gate rejected the version. */
+type Decision = { kind: "assign" | "newer" | "override" | "back"; version: string; reasons?: readonly string[] };
 
 export function ServingPanel(given: { hospital: string; name: string; model: string; job: Job | null }) {
   const { hospital, name, model, job } = given;
@@ -70,7 +71,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
             <button
               type="button"
               class={`button ${passed ? "primary" : "danger"}`}
-              onClick={() => setDecision({ kind: passed ? "assign" : "override", version: candidate })}
+              onClick={() => setDecision({ kind: passed ? "assign" : "override", version: candidate, reasons: reasonsOf(job) })}
             >
               {passed ? "Assign the candidate" : "Assign against the gate"}
             </button>
@@ -116,6 +117,10 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
     </section>
   );
 }
+
+/** What the gate said against the job's candidate. */
+const reasonsOf = (job: Job | null): readonly string[] =>
+  job?.sections.flatMap((each) => (each.body?.form === "checks" && each.tone === "bad" ? each.reasons : [])) ?? [];
 
 function History({ entries, isWithdrawn }: { entries: readonly Entry[]; isWithdrawn: boolean }) {
   if (entries.length === 0) return <p class="hint">No scan and no decision yet: the newest version answers the first scan.</p>;
@@ -184,6 +189,13 @@ function Decide(given: {
       <form class="stack" onSubmit={(event) => void submit(event)}>
         {isOverride && (
           <Notice tone="bad" title="The gate rejected this version, or gave no verdict">
+            {decision.reasons !== undefined && decision.reasons.length > 0 && (
+              <ul class="reasons">
+                {decision.reasons.map((each) => (
+                  <li key={each}>{each}</li>
+                ))}
+              </ul>
+            )}
             Scans of {hospital} will be answered by it. The log records that the gate was overridden, by whom and why.
           </Notice>
         )}

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
+import { RegisterHospital } from "../../app/register";
 import { keepInAddress, place } from "../../app/router";
 import { leave, saved } from "../../app/unsaved";
 import { Select } from "../../ui/controls";
@@ -38,7 +39,8 @@ export default function Draw() {
     return (
       <div class="center">
         <Notice title="There is nothing to draw yet">
-          An admin registers a hospital, and the operator publishes a model: its task names the labels of a mask.
+          <p>An admin registers a hospital, and the operator publishes a model: its task names the labels of a mask.</p>
+          {hospital === undefined && <RegisterHospital />}
         </Notice>
       </div>
     );

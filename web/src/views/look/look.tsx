@@ -78,7 +78,8 @@ export default function Look() {
         <Rejection error={catalogueError.value} />
         {catalogueLoaded.value && answering().length === 0 && (
           <Notice tone="warn" title="No model answers for scans here">
-            Publish a model into the store of this service.
+            Publish a model into the store of this service: <code>locum demo</code> makes a first one, and{" "}
+            <code>locum train</code> one of your own data.
           </Notice>
         )}
         <Folded by={answered} summary={asked()}>

@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
 import { catalogueError, catalogueLoaded, type Hospital, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
+import { RegisterHospital } from "../../app/register";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { moment } from "../../ui/format";
@@ -186,7 +187,11 @@ function Hospitals(given: {
   const { rows, failure, offered, listed, children } = given;
   return (
     <section class="card stack tight" aria-label="Hospitals">
-      <h2>What serves each hospital</h2>
+      <div class="row">
+        <h2>What serves each hospital</h2>
+        <span class="grow" />
+        <RegisterHospital />
+      </div>
       <Rejection error={failure} />
       {hospitals.value.length === 0 && <Notice>No hospital is registered.</Notice>}
       {children}

@@ -1,4 +1,4 @@
-"""Look at a picture with a classifier: probabilities by class, and its warnings."""
+"""A service with one classifier and no hospital: register one, and look at a picture."""
 
 from __future__ import annotations
 
@@ -50,3 +50,27 @@ def test_picture_gets_the_probabilities_of_a_plain_request(browser: Any, client:
         assert answer.locator("strong").nth(-1).inner_text() == report["predicted"]
         for warning in report["warnings"]:
             assert page.get_by_role("status", name="Warnings").get_by_text(warning).is_visible()
+
+
+def test_admin_registers_a_hospital_where_none_is(browser: Any, client: httpx.Client) -> None:
+    with opened_page(browser, str(client.base_url), expected=()) as page:
+        page.goto(f"{client.base_url}/#/adapt")
+        page.get_by_role("button", name="Register a hospital").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Name").fill("Saint Elm")
+        submit = dialog.get_by_role("button", name="Register")
+        assert submit.is_disabled()
+        dialog.get_by_label("Identifier").fill("elm")
+        submit.click()
+        dialog.wait_for(state="detached")
+        found = client.get("/hospitals/elm").raise_for_status().json()
+        assert (found["name"], found["site"]) == ("Saint Elm", None)
+
+        # The same identifier would rename it.
+        page.goto(f"{client.base_url}/#/oversee")
+        page.get_by_role("region", name="Hospitals").get_by_text("Saint Elm").wait_for()
+        page.get_by_role("button", name="Register a hospital").click()
+        dialog.get_by_label("Name").fill("Another")
+        dialog.get_by_label("Identifier").fill("elm")
+        dialog.get_by_text("elm is registered already").wait_for()
+        assert submit.is_disabled()
