@@ -138,6 +138,12 @@ def train(context: typer.Context) -> None:
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
+def plan(context: typer.Context) -> None:
+    """Plan spacing, patch and network for the volumes of hospitals, and train nothing."""
+    _start("training.plan", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
 def site(context: typer.Context) -> None:
     """Take part in a federation over the network, as one hospital."""
     _start("training.site", context.args)

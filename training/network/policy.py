@@ -8,7 +8,7 @@
       kinds: {weights: {clip: 1.0, noise: 5.0}}
       epsilon: 8                      of all runs of a state folder; then nothing more leaves with noise
       delta: 0.00001
-    methods: [fedavg, iop-fl]         methods that may run; without the line, every installed one
+    methods: [plan, fedavg]           methods that may run, plan among them; without the line, all
     megabytes_per_round: 200          most that may leave in one round
     megabytes_received: 2048          largest download of a round
     takes_part: true                  set to false to pause; the next round is refused

@@ -11,11 +11,14 @@ import yaml
 from typer.testing import CliRunner
 
 from model_store.task import Task
+from personalization.networks import outline
+from personalization.networks.capabilities import traits_of
 from tests.helpers.training.ct_volumes import SITES, write_volumes
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.data.segmentation.infer_task import task_of_dataset_json
 from training.errors import ConfigurationError, FederationError
+from training.methods.registry import method
 from training.plan import load_hospitals
 from training.planning.federated import plan_federation, planning_run, replanned
 from training.planning.planner import BUDGETS
@@ -108,6 +111,20 @@ def test_planned_task_and_options_are_read_back(root: Path, tmp_path: Path) -> N
     assert again.task == found.task
     assert again.inferred
     assert again.digest != federation.digest
+
+
+def test_method_builds_the_planned_network_from_options_or_from_the_task_alone(
+    root: Path, tmp_path: Path
+) -> None:
+    found = planned(root, tmp_path / "plan")
+    config = method("fedavg").config
+    spec = config.model_validate(found.options).network_for(found.task)
+    alone = config(width=LAPTOP.features).network_for(found.task)
+    for name in ("kernel_size", "strides", "filters"):
+        assert spec.arguments[name] == alone.arguments[name] == found.options["network_arguments"][name]
+    network = outline(spec.name, **spec.arguments)
+    assert found.task.geometry is not None
+    traits_of(network).check_sides(found.task.geometry.patch, spec.name)
 
 
 def test_few_thick_slices_stay_slices(tmp_path: Path) -> None:

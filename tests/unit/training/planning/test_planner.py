@@ -25,7 +25,7 @@ def test_hippocampus_has_the_plan_that_nnunet_makes() -> None:
 def test_a_laptop_has_the_same_patch_and_a_narrower_network() -> None:
     laptop, gpu = (plan_volumes(HIPPOCAMPUS, 3, BUDGETS[name]) for name in ("laptop", "gpu-8gb"))
     assert laptop.network == gpu.network
-    assert laptop.filters == (8, 16, 32, 64)
+    assert laptop.filters == (16, 32, 64, 128)
 
 
 def test_thick_axis_joins_when_its_voxels_are_no_longer_coarse() -> None:

@@ -360,3 +360,11 @@ class TestChanges:
         assert "&lt;b&gt;" in drawn
         assert ">change of Dice<" in drawn
         assert ">change of accuracy<" in forest_chart(changes, "accuracy")
+
+
+def test_report_says_what_the_federation_planned(tmp_path: Path) -> None:
+    said = "Planned with 24 training cases of A, B, <C>."
+    record = make_record()
+    planned = record.model_copy(update={"details": {**record.details, "plan": {"sentences": [said]}}})
+    assert said in read(write_report(planned, tmp_path / "planned.html")).texts
+    assert "Plan" not in read(write_report(record, tmp_path / "plain.html")).texts
