@@ -1,0 +1,230 @@
+"""Models made elsewhere give the masks of the software that made them: MONAI's parser, nnU-Net's
+predictor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import onnx
+import pytest
+import torch
+from monai.bundle import ConfigParser
+from numpy.typing import NDArray
+
+from model_store.manifest import GRAPH, NetworkSpec
+from model_store.store import Store
+from personalization.errors import NetworkError
+from personalization.networks import build
+from tests.helpers.training.bundles import (
+    ARGMAX,
+    INVERT,
+    PROBABILITIES,
+    SAVE,
+    SOFTMAX,
+    SPLEEN,
+    WINDOW,
+    make_bundle,
+)
+from tests.helpers.training.make_nnunet_folder import phantom, save
+from tests.helpers.training.served_volumes import mask_of
+from training.exchange import bundle, imported, nnunet, to_bundle
+from training.exchange.source import Source
+
+ROOT = Path(__file__).resolve().parents[3]
+_LABELS = [SOFTMAX, ARGMAX, {**INVERT, "nearest_interp": True}, SAVE]
+_LOGITS = [{**INVERT, "nearest_interp": False}, ARGMAX, SAVE]
+_STORED = [each for each in SPLEEN if each["_target_"] not in ("Orientationd", "Spacingd")]
+_ZSCORE = {"_target_": "NormalizeIntensityd", "keys": "image", "nonzero": True}
+_UNIT = {"_target_": "ScaleIntensityd", "keys": "image", "minv": -1.0, "maxv": 1.0}
+_SIGMOID = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
+_HALF = {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}
+_REGIONS = [_SIGMOID, INVERT, _HALF, SAVE]
+_BRATS = {"enhancing": (4,), "whole": (1, 2, 4), "core": (2, 4)}
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scan in LPS of thick slices, larger than the window, without ties between two voxels."""
+    image, _ = phantom(np.random.default_rng(3), (40, 35, 18))
+    path = tmp_path_factory.mktemp("scan") / "scan.nii.gz"
+    save(path, image, (0.9, 1.1, 2.4))
+    return path
+
+
+def _by_monai(folder: Path, scan: Path) -> NDArray[Any]:
+    """The mask by MONAI's own parser, transforms and inferer, without the transform that saves it."""
+    parser = ConfigParser()
+    parser.read_config(str(folder / "configs" / "inference.json"))
+    parser["bundle_root"] = str(folder)
+    parser["device"] = "$torch.device('cpu')"
+    parser["postprocessing::transforms"] = parser["postprocessing::transforms"][:-1]
+    network = parser.get_parsed_content("network_def")
+    network.load_state_dict(torch.load(folder / "models" / "model.pt", weights_only=True))
+    served = parser.get_parsed_content("network").eval()
+    data = parser.get_parsed_content("preprocessing")({"image": str(scan)})
+    with torch.no_grad():
+        data["pred"] = parser.get_parsed_content("inferer")(data["image"][None], served)[0]
+    found = parser.get_parsed_content("postprocessing")(data)["pred"]
+    return np.asarray(found[0] if len(found) == 1 else found)
+
+
+def _imported(store: Store, folder: Path, **options: Any) -> Any:
+    with Source(folder) as source:
+        return imported.publish(store, "made-elsewhere", bundle.read(source, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"after": _LABELS, "inferer": {**WINDOW, "mode": "gaussian", "overlap": 0.25}},
+        {"after": _LOGITS, "before": [*SPLEEN[:4], _ZSCORE, _UNIT]},
+        {"before": _STORED},
+        {"before": [*SPLEEN[:3], _ZSCORE, SPLEEN[3]]},
+    ],
+    ids=["spleen", "labels", "logits", "stored axes", "normalised before"],
+)
+@pytest.mark.filterwarnings("ignore")  # of MONAI
+def test_an_imported_bundle_gives_monais_mask(tmp_path: Path, scan: Path, options: dict[str, Any]) -> None:
+    folder = make_bundle(tmp_path / "bundle", **options)
+    expected = _by_monai(folder, scan)
+
+    found = mask_of(_imported(Store(tmp_path / "store"), folder), scan)
+
+    assert found.shape == expected.shape
+    assert sorted(np.bincount(expected.astype(int).ravel()))[-2] > 100
+    # Classes that are level within the rounding of float32.
+    assert np.mean(found != expected) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")  # of MONAI
+def test_imported_regions_are_monais_regions(tmp_path: Path, scan: Path) -> None:
+    """Combinations of three sigmoids are the mask values of the declared labels."""
+    folder = make_bundle(tmp_path / "bundle", after=_REGIONS)
+    enhancing, whole, core = _by_monai(folder, scan) > 0
+
+    found = mask_of(_imported(Store(tmp_path / "store"), folder, labels=_BRATS), scan)
+
+    # BraTS: the innermost region that a voxel is in names its value.
+    expected = np.select([enhancing, core, whole], [4, 2, 1], 0)
+    consistent = (core | ~enhancing) & (whole | ~core)
+    assert consistent.mean() > 0.3
+    assert sorted(np.bincount(expected[consistent]))[-2] > 100
+    assert np.mean((found != expected)[consistent]) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")  # of MONAI
+@pytest.mark.parametrize(("after", "labels"), [(PROBABILITIES, None), (_LABELS, None), (_REGIONS, _BRATS)])
+def test_an_exported_bundle_opens_with_monais_parser_and_gives_the_same_mask(
+    tmp_path: Path, scan: Path, after: list[dict[str, Any]], labels: dict[str, tuple[int, ...]] | None
+) -> None:
+    folder = make_bundle(tmp_path / "bundle", after=after)
+    artefact = _imported(Store(tmp_path / "store"), folder, labels=labels)
+
+    to_bundle.write(artefact, tmp_path / "exported")
+
+    own = mask_of(artefact, scan)
+    assert sorted(np.bincount(own.ravel()))[-2] > 100
+    assert np.mean(_by_monai(tmp_path / "exported", scan) != own) < 1e-4
+    options = {"labels": labels, "without": ["Lambdad"]} if labels else {}
+    again = _imported(Store(tmp_path / "again"), tmp_path / "exported", **options)
+    assert again.manifest.task.geometry == artefact.manifest.task.geometry
+    assert again.read(GRAPH) == artefact.read(GRAPH)
+
+
+def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(
+    tmp_path: Path, scan: Path
+) -> None:
+    artefact = _imported(Store(tmp_path / "store"), make_bundle(tmp_path / "bundle"))
+    model = onnx.load_from_string(artefact.read(GRAPH))
+    del model.graph.output[1:]
+    for node in model.graph.node:
+        node.input[:] = ["picture" if name == "image" else name for name in node.input]
+    model.graph.input[0].name = "picture"
+    (tmp_path / "network.onnx").write_bytes(model.SerializeToString())
+    artefact.manifest.task.dump(tmp_path / "task.yaml")
+
+    line = ["import", "onnx", str(tmp_path / "network.onnx"), "--task", str(tmp_path / "task.yaml")]
+    line += ["--store", str(tmp_path / "graphs"), "--name", "graph", "--licence", "CC0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "model_store", *line], cwd=ROOT, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = Store(tmp_path / "graphs").open("graph@1")
+    lineage = found.manifest.lineage
+    assert lineage.weights is not None
+    assert (lineage.method, lineage.weights.licence) == ("imported", "CC0")
+    assert lineage.weights.file == "network.onnx"
+    # Its logits are the logarithms of its probabilities.
+    assert np.mean(mask_of(found, scan) != mask_of(artefact, scan)) < 1e-3
+    with pytest.raises(NetworkError, match="no weights to adapt"):
+        build(found.manifest.network.name, **found.manifest.network.arguments)
+
+
+def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "bundle")
+    line = [sys.executable, "-m", "locum", "store", "import", "bundle", str(folder)]
+    line += ["--store", str(tmp_path / "store")]
+
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = subprocess.run([*line, "--without"], cwd=ROOT, capture_output=True, text=True, check=False)
+    nothing = [*line[:6], str(tmp_path), *line[7:]]
+    missing = subprocess.run(nothing, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert "imported spleen-ct-segmentation@1" in done.stdout, done.stderr
+    assert "licence Apache License Version 2.0" in done.stdout
+    assert refused.returncode == 2
+    assert missing.returncode == 2
+    assert "expected configs/metadata.json of a MONAI bundle" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+def _nnunet() -> str | None:
+    """The folder with nnunetv2, by LOCUM_NNUNET: Locum does not depend on it."""
+    folder = os.environ.get("LOCUM_NNUNET", "")
+    return folder if folder and (Path(folder) / "nnunetv2").is_dir() else None
+
+
+@pytest.mark.skipif(_nnunet() is None, reason="LOCUM_NNUNET names no folder with nnunetv2")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("options", "most_of_a_million"),
+    [
+        ((), 0),
+        (("--spacing", "1", "1", "3.5"), 20),
+        # Each fold's sum is rounded to half precision by nnU-Net; here the folds are averaged before.
+        (("--folds", "2"), 200),
+        (("--regions",), 0),
+    ],
+    ids=["native spacing", "thick slices", "two folds", "regions"],
+)
+def test_an_imported_nnunet_gives_nnunets_own_masks(
+    tmp_path: Path, options: tuple[str, ...], most_of_a_million: int
+) -> None:
+    script = ROOT / "tests" / "helpers" / "training" / "make_nnunet_folder.py"
+    environment = {**os.environ, "PYTHONPATH": str(_nnunet()), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, str(script), str(tmp_path / "made"), *options]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    with Source(tmp_path / "made" / "model") as source:
+        found = nnunet.read(source)
+    artefact = imported.publish(Store(tmp_path / "store"), "blobs", found)
+
+    assert isinstance(artefact.manifest.network, NetworkSpec)
+    differ = total = foreground = 0
+    for path in sorted((tmp_path / "made" / "scans").iterdir()):
+        theirs = nibabel.load(tmp_path / "made" / "masks" / path.name.replace("_0000", ""))
+        expected = np.asarray(theirs.dataobj)  # type: ignore[attr-defined]
+        differ += int((mask_of(artefact, path) != expected).sum())
+        total += expected.size
+        foreground += int((expected > 0).sum())
+    assert foreground > 1000
+    assert differ <= most_of_a_million * total / 1e6
