@@ -242,6 +242,11 @@ def check_practises(run: Run) -> tuple[str, ...]:
             "the federation cannot practise",
             [f"expected --method iop-fl, which publishes a routing space, found {run.method}"],
         )
+    if run.federation.task.is_volume:
+        raise ConfigurationError(
+            "the federation cannot practise",
+            ["expected a task of slices: practice measures recipes on slices; leave out --playbook"],
+        )
     specs = run.specs()
     private = [spec.name for spec in specs if spec.privacy or spec.demand]
     if private:

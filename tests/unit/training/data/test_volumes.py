@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 
 from model_store.task import Channel, Normalisation, Task, VolumeGeometry
+from training.config import RunConfig
 from training.data.examples import Volumes
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import all_for_testing
-from training.errors import FederationError
+from training.errors import ConfigurationError, FederationError
+from training.methods.registry import method
+from training.phantom import VOLUMES, write_federation
+from training.playbook import check_practises
+from training.run import Run
 
 _Image: Any = nib.Nifti1Image
 GEOMETRY = VolumeGeometry(spacing=(1.0, 1.0, 2.0), patch=(8, 8, 8))
@@ -106,3 +111,28 @@ def test_every_fault_of_channels_is_named_at_once(tmp_path: Path) -> None:
     assert "a/images: 'case1' has no file of flair" in text
     assert "a/images/scout.nii.gz: of no channel" in text
     assert "b/images/case0.nii.gz: channel flair is not on the grid of channel T1" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("fedoap", "keys and values are those of a 2-D U-Net's bottleneck"),
+        ("fedins", "no backbone for volumes is known"),
+        ("feddg", "episodes are of slices"),
+        ("fedbicross", "it is for classification"),
+        ("dense", "it is for classification"),
+    ],
+)
+def test_a_method_that_cannot_be_trained_on_volumes_says_why(tmp_path: Path, name: str, why: str) -> None:
+    federation = load_federation(write_federation(tmp_path, ("aster", "birch"), 1, task=VOLUMES), VOLUMES)
+    run = Run(federation, name, method(name).config(), RunConfig())
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        run.algorithm()
+    assert "use " in str(caught.value)
+    assert "fedavg" in str(caught.value)
+
+
+def test_a_practice_on_volumes_is_refused_before_it_is_trained_for(tmp_path: Path) -> None:
+    federation = load_federation(write_federation(tmp_path, ("aster", "birch"), 1, task=VOLUMES), VOLUMES)
+    with pytest.raises(ConfigurationError, match="leave out --playbook"):
+        check_practises(Run(federation, "iop-fl", method("iop-fl").config(), RunConfig()))
