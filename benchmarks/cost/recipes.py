@@ -46,6 +46,8 @@ from personalization.test_time.recipe import Adapted, recipe_of
 from training.playbook import DEFAULT
 
 BATCH = 16
+# The views of a slice, which are a step's batch in `ttt`.
+VIEWS: Mapping[str, Mapping[str, int]] = {"ttt": {"batch": 32}}
 # The first runs allocate memory and warm caches, on both sides.
 WARM_UP = 1
 # Forward passes over the cohort that `auto` may take, the judge included.
@@ -100,7 +102,10 @@ class RecipeCost(CostExperiment[Profile]):
         cells = [
             {"preset": AUTO, **cohort, **common, **practised, **last},
             *(
-                {"preset": name, **(scan if preset.unit == "scan" else cohort), **common, "epochs": 1, **last}
+                {
+                    **{"preset": name, **(scan if preset.unit == "scan" else cohort), **common},
+                    **{"epochs": 1, **last, **VIEWS.get(name, {})},
+                }
                 for name, preset in PRESETS.items()
                 if preset.norm != "instance"  # its network has batch norm
             ),

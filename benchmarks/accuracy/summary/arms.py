@@ -12,6 +12,7 @@ ALIASES: Mapping[str, str] = {
     "Average": "single models, mean (running)",
     "Ensemble": "ensemble (running)",
     "Tent": "`tent`",
+    "TTT": "`ttt`",
     "statistics": "`statistics`",
     "ladder": "`ladder`",
     "Locum's loss, a coefficient per layer": "`paper`",
@@ -45,7 +46,8 @@ ARMS: Mapping[str, str] = {
         ("FedPer", "FedRep"), "weights of the shared part, every round; the personal model by consent"
     ),
     # From outside, without labels
-    **dict.fromkeys(("`tent`", "`statistics`", "`ladder`"), _RECEIVED),
+    **dict.fromkeys(("`tent`", "`statistics`", "`ladder`", "`ttt`"), _RECEIVED),
+    "FedDG": f"{_RECEIVED}; its members showed each other amplitudes of their images",
     **dict.fromkeys(
         (
             *("single models, mean (running)", "ensemble (running)"),
@@ -62,6 +64,7 @@ ARMS: Mapping[str, str] = {
         ),
         _FEDOAP,
     ),
+    "FedDP": "weights but the queries, every round; these by consent, to the members that consent",
     "averaged keys and values, no bank": "weights but the personal part, every round",
     "none: FedAvg on its network": _WEIGHTS,
     # Pools
