@@ -23,6 +23,7 @@ Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
     "averaged": "personalization.networks.averaged:Averaged",
     "blended": "personalization.networks.instance_norm:Blended",
+    "efficientnet_unet": "personalization.networks.efficientnet_unet:EfficientNetUNet",
     "fedoap": "personalization.networks.fedoap:FedOapUNet",
     "graph": "personalization.networks.opaque:opaque",
     "monai.attentionunet": "personalization.networks.monai:AttentionUnet",

@@ -48,14 +48,14 @@ class UNet(Backbone):
         widths = [width * 2**level for level in range(DEPTH + 1)]
         previous = in_channels
         for level in range(1, DEPTH + 1):
-            self.add_module(f"encoder{level}", _block(previous, widths[level - 1], f"enc{level}"))
+            self.add_module(f"encoder{level}", block(previous, widths[level - 1], f"enc{level}"))
             previous = widths[level - 1]
         self.pool = nn.MaxPool2d(2)
-        self.bottleneck = _block(previous, widths[DEPTH], "bottleneck")
+        self.bottleneck = block(previous, widths[DEPTH], "bottleneck")
         for level in range(DEPTH, 0, -1):
             above, here = widths[level], widths[level - 1]
             self.add_module(f"upconv{level}", nn.ConvTranspose2d(above, here, kernel_size=2, stride=2))
-            self.add_module(f"decoder{level}", _block(2 * here, here, f"dec{level}"))
+            self.add_module(f"decoder{level}", block(2 * here, here, f"dec{level}"))
         self.conv = nn.Conv2d(width, classes, kernel_size=1)
         self.rotation = RotationHead(widths[DEPTH]) if rotation_head else None
 
@@ -117,7 +117,7 @@ class UNet(Backbone):
         return skips, self.bottleneck(features)
 
 
-def _block(channels: int, features: int, name: str) -> nn.Sequential:
+def block(channels: int, features: int, name: str) -> nn.Sequential:
     """Build (3x3 convolution without bias, batch norm, ReLU) twice."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, source in ((1, channels), (2, features)):

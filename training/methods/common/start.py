@@ -35,7 +35,8 @@ from personalization.errors import NetworkError
 from personalization.export import to_onnx
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths, traits_of
-from personalization.networks.vit_weights import check_fits, is_vit, vit_from_published
+from personalization.networks.published import network_from_published
+from personalization.networks.vit_weights import check_fits
 from personalization.state import State, from_safetensors, to_safetensors
 from training.algorithm import State as AnyState
 from training.config import Descent
@@ -286,14 +287,15 @@ def network_from(
 ) -> tuple[NetworkSpec, State]:
     """The network that a file's weights are of, and its tensors under our names without what is new.
 
-    Known are a published ViT, and the weights of Locum's own networks, of which the output's layer may be
-    another or missing. Raises NetworkError or ConfigurationError.
+    Known are published weights (`personalization.networks.published`), and those of Locum's own networks, of
+    which the output's layer may be another or missing. Raises NetworkError or ConfigurationError.
     """
-    if is_vit(tensors):
-        if task.kind != "classification":
-            raise NetworkError(f"{where}: a ViT is for classification, '{task.name}' is a {task.kind}")
-        arguments, state = vit_from_published(tensors, task.in_channels, len(task.classes), task.size, where)
-        return NetworkSpec(name="vit", arguments=arguments), _without(state, ("head",))
+    known = network_from_published(
+        tensors, task.kind, task.in_channels, task.out_channels, task.size, config.width, where
+    )
+    if known is not None:
+        name, arguments, state = known
+        return NetworkSpec(name=name, arguments=arguments), state
     spec = config.network_for(task)
     expected = shapes_of(spec)
     output = (head_paths(outline(spec.name, **spec.arguments))[-1],)

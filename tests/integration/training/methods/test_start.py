@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from model_store.manifest import WEIGHTS, Lineage
 from model_store.store import Store
 from personalization.networks import build, initialise
 from personalization.state import from_safetensors
+from tests.helpers.personalization.efficientnet import published
 from tests.helpers.training.backbones import publish, unet
 from training.data.federation import load_federation
 from training.errors import ConfigurationError
@@ -37,7 +39,7 @@ app.command()(federate)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("phantom")
-    return write_federation(root, ("aster", "birch"), patients_per_site=4, size=16)
+    return write_federation(root, ("aster", "birch"), patients_per_site=4, size=32)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,23 @@ def test_weights_of_the_same_network_are_taken_wholly_and_judged(data, store, ta
     save_file({**body, "extra": torch.zeros(2)}, tmp_path / "w.safetensors")
     output = run(data, store, "fedavg", MOVES, "--from", str(tmp_path / "w.safetensors"))
     assert "no tensor 'encoder2.enc2_conv1.weight'" in output
+
+
+def test_a_published_encoder_becomes_a_unet_that_is_routed_and_moved(data, store, task, tmp_path) -> None:
+    torch.save(published(), tmp_path / "w.pth")
+    config = MOVES.replace("width: 2", "width: 2, local_steps: 1, least_steps: 1")
+    options = ("--from", str(tmp_path / "w.pth"), "--consent", "all")
+    output = run(data, store, "iop-fl", config, *options)
+    assert "made@1" in output, output
+    start, made = store.open("made.start").manifest, store.open("made").manifest
+    assert start.network.name == "efficientnet_unet"
+    assert start.lineage.details["new"][0] == "upconv5"
+    assert "encoder" not in start.lineage.details["new"]
+    assert made.lineage.weights.sha256 == start.lineage.weights.sha256
+    # The graph that moves batch norm by the dose of a scan's shift.
+    assert "shift.onnx" in made.files
+    shutil.copy(tmp_path / "w.pth", tmp_path / "w.weights")
+    assert "found '.weights'" in run(data, store, "fedavg", MOVES, "--from", str(tmp_path / "w.weights"))
 
 
 def test_a_start_that_does_not_fit_is_refused_with_what_to_do(data, store, task) -> None:

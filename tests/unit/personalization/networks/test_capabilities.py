@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[4]
 ALONE = {
     "unet": {"in_channels": 1, "classes": 2, "width": 2},
     "resnet18": {"in_channels": 1, "classes": 2, "width": 2},
+    "efficientnet_unet": {"in_channels": 1, "classes": 2, "width": 2},
     "vit": {"in_channels": 1, "classes": 2, "width": 64, "size": [32, 32], "patch": 8, "depth": 1},
     "averaged": {
         "in_channels": 1,
