@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-# Of every block: kernel, stride, expansion, channels (the paper's table 1 and the lite variant).
+# Blocks in order: kernel, stride, expansion, channels (the paper's table 1 and the lite variant).
 BLOCKS = [
     (3, 1, 1, 16),
     *[(3, stride, 6, 24) for stride in (2, 1)],
