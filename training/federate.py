@@ -332,7 +332,12 @@ def _configured(
         for field in ("network", "network_arguments", "width"):
             defaults.pop(field, None)
     known = {field: value for field, value in defaults.items() if field in method.config.model_fields}
-    options = {"rounds": training.rounds, "backbone": training.backbone, "start": training.start}
+    options = {
+        "rounds": training.rounds,
+        "loss": training.loss,
+        "backbone": training.backbone,
+        "start": training.start,
+    }
     method_options = _given({**options, "rotation_head": training.rotation_head or None})
     if training.start is not None and "start" not in method.config.model_fields:
         fitting = ", ".join(name for name in methods() if "start" in find_method(name).config.model_fields)

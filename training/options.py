@@ -60,6 +60,9 @@ class TrainingOptions:
         ),
     ] = False
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
+    loss: Annotated[
+        str | None, typer.Option(help="Such as dice, dice_ce, dice_focal or tversky; the task's by default.")
+    ] = None
     seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None
     config: Annotated[Path | None, typer.Option(help="YAML with the sections `method` and `run`.")] = None
 
