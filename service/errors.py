@@ -386,7 +386,8 @@ class ServiceBusy(PredictionError):
 
 
 class RunTooLong(PredictionError):
-    """A run of a network took longer than `LOCUM_SECONDS_PER_SLICE` allows, and was ended."""
+    """A run of a network took longer than `LOCUM_SECONDS_PER_SLICE` allows, or the runs of a volume longer
+    than `LOCUM_VOLUME_SECONDS`, and was ended."""
 
     status, slug, title = 503, "run-too-long", "The network took too long"
 

@@ -242,6 +242,9 @@ class Settings(BaseSettings):
     seconds_per_slice: float = Field(
         60, gt=0, description="seconds of a run of a network for each of its slices; then it is ended"
     )
+    volume_seconds: float = Field(
+        600, gt=0, description="seconds for all patches of a volume; one that would take longer is ended"
+    )
     inference_memory_bytes: int = Field(
         0,
         ge=0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,12 @@ from model_store.preprocessing import PercentVolumeRestorer, PreparedVolume, Vol
 from model_store.preprocessing.volume_restore import as_logits, as_probabilities
 from model_store.preprocessing.windows import slide, starts
 from model_store.task import Task
+from service.errors import RunTooLong
 from service.inference.sessions import GraphSession
 from service.inference.uncertainty import Uncertainty, entropy_map, region_entropy_map
+
+# The first patch takes longer than the others: a library chooses its kernels.
+_PATCHES_TO_TELL = 4
 
 # Called before each patch with the number of patches done and of all; what it raises ends the run.
 BetweenPatches = Callable[[int, int], None]
@@ -29,6 +34,33 @@ BetweenPatches = Callable[[int, int], None]
 def never_ended(done: int, total: int) -> None:
     """Let a volume run to its end."""
     del done, total
+
+
+class Deadline:
+    """Ends a volume between two patches: when it is not wanted any more, or would take too long.
+
+    The time that all patches need is known after the first few, so a volume that cannot be done in time is
+    refused then.
+    """
+
+    def __init__(self, seconds: float, check_wanted: Callable[[], None]) -> None:
+        """`check_wanted` raises where the answer is not wanted any more."""
+        self._seconds, self._check_wanted = seconds, check_wanted
+        self._started: float | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Look before the next patch. Raises RunTooLong, and what `check_wanted` raises."""
+        self._check_wanted()
+        now = time.monotonic()
+        if self._started is None:
+            self._started = now
+        took = now - self._started
+        if done >= _PATCHES_TO_TELL and took / done * total > self._seconds:
+            raise RunTooLong(
+                f"The volume has {total} patches, of which {done} took {took:.3g} s: all would take about "
+                f"{took / done * total:.0f} s, longer than the {self._seconds:g} s of LOCUM_VOLUME_SECONDS. "
+                "Send a part of the volume, or let the operator set it higher."
+            )
 
 
 def patches_of(prepared: PreparedVolume, task: Task) -> int:

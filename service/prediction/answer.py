@@ -20,6 +20,7 @@ from service.errors import ParametersContradict, ScanUnlikeTask
 from service.inference.pipeline import PreparedScan, Stopwatch, read
 from service.inference.pool import PoolPick
 from service.inference.sessions import GraphSession
+from service.inference.volumes import BetweenPatches, never_ended
 from service.kinds import ADAPTING_ITSELF, kind_of
 from service.prediction.options import ScanOptions
 from service.prediction.receipt import ModelReceipt, Receipt, software
@@ -87,7 +88,8 @@ class LoadedGraph:
 class Predictor(ABC, Generic[Options]):
     """One received scan, with its network chosen.
 
-    `input_sha256` and `input_bytes` are digest and size of the bytes that were received.
+    `input_sha256` and `input_bytes` are digest and size of the bytes that were received. `between` is called
+    before each patch of a volume.
     """
 
     request_id: str
@@ -97,6 +99,7 @@ class Predictor(ABC, Generic[Options]):
     input_bytes: int
     limits: Limits
     watch: Stopwatch
+    between: BetweenPatches = never_ended
 
     # Those of the task that the network was trained for.
     KIND: ClassVar[TaskKind]

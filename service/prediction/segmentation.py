@@ -38,6 +38,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             self.options.routing or "scan",
             whole=graph.whole,
             with_map=self.options.voxels == "uncertainty",
+            between=self.between,
         )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"

@@ -7,6 +7,9 @@ with await receive_scan(request, context, watch) as form:
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 from anyio import to_thread
 from fastapi import Request
 from starlette.background import BackgroundTask
@@ -22,10 +25,14 @@ from service.http.audit import concerns
 from service.http.uploads.multipart import malformed, missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import PreparedScan, Stopwatch
+from service.inference.volumes import Deadline
 from service.prediction.answer import LoadedGraph, Options, Predictor, receipt_of
 from service.runtime.spool import ScanFile, Upload, pack, pack_channels
 from service.serving import key_usage
 from service.settings import scan_limits
+
+# How soon a client's leaving ends the work on its volume.
+_LOOK_SECONDS = 0.5
 
 
 async def receive_scan(
@@ -99,6 +106,7 @@ async def answer_now(
     it waited.
     """
     concerns(request, version=selection.offered.digest, artefact=str(selection.offered))
+    left = _Left(request)
     predictor = kind(
         request_id=request.state.request_id,
         options=options,
@@ -107,6 +115,7 @@ async def answer_now(
         input_bytes=upload.size,
         limits=scan_limits(context.settings, selection.manifest.task),
         watch=watch,
+        between=Deadline(context.settings.volume_seconds, left.check),
     )
 
     def answer() -> Response:
@@ -118,7 +127,31 @@ async def answer_now(
         watch.stages["wait"] = waited * 1000
         if await request.is_disconnected():
             raise ClientDisconnect
-        return await to_thread.run_sync(answer)
+        if not selection.manifest.task.is_volume:
+            return await to_thread.run_sync(answer)
+        noticing = asyncio.create_task(left.notice())
+        try:
+            return await to_thread.run_sync(answer)
+        finally:
+            noticing.cancel()
+
+
+class _Left:
+    """Whether the client of a request left, for the thread that works for it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._left = request, threading.Event()
+
+    async def notice(self) -> None:
+        """Look until the client leaves, or until cancelled."""
+        while not await self._request.is_disconnected():
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._left.set()
+
+    def check(self) -> None:
+        """Raise ClientDisconnect if it left."""
+        if self._left.is_set():
+            raise ClientDisconnect
 
 
 def answer_prepared(

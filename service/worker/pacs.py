@@ -52,6 +52,9 @@ from service.worker.pictures import load
 
 _LONGEST_PAUSE_SECONDS = 600.0
 
+# How often the progress of a volume is noted, about.
+_EVENTS_OF_A_VOLUME = 20
+
 
 def run_pacs_segment(attempt: Attempt) -> AttemptOutcome:
     """Segment a series of a PACS. The runner reports any error as the job's reason.
@@ -174,6 +177,13 @@ def _answer(attempt: Attempt, data: bytes) -> tuple[EncodedAnswer, str]:
         options.site,
         kind="segmentation",
     )
+
+    def between(done: int, total: int) -> None:
+        attempt.check_cancelled()
+        # Each is an event of the job, so not of every patch.
+        if done % max(1, total // _EVENTS_OF_A_VOLUME) == 0:
+            attempt.set_stage("segmenting", epoch=done, epochs=total)
+
     predictor = SegmentationPredictor(
         request_id=job.request_id or job.id,
         options=options,
@@ -182,6 +192,7 @@ def _answer(attempt: Attempt, data: bytes) -> tuple[EncodedAnswer, str]:
         input_bytes=len(data),
         limits=scan_limits(settings, selection.manifest.task),
         watch=Stopwatch(),
+        between=between,
     )
     graph = LoadedGraph(load(selection.model.read(GRAPH), settings), receipt_of(selection.model))
     answer = predictor.make(predictor.read(data), graph)

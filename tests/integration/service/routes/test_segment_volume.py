@@ -213,3 +213,42 @@ def test_an_image_is_refused(api: Any, make_png: Callable[..., bytes]) -> None:
     response = api.segment(make_png(np.zeros((32, 32), np.uint8)), model="volume")
     assert response.status_code == 422
     assert "segments volumes, and the scan is an image" in response.json()["detail"]
+
+
+def test_a_volume_that_would_take_too_long_is_ended_with_what_to_do(
+    start: Callable[..., Any], store: Path
+) -> None:
+    response = start(store, volume_seconds=1e-6).segment(nifti(voxels()), model="volume")
+    assert response.status_code == 503, response.text
+    problem = response.json()
+    assert problem["type"].endswith("run-too-long")
+    assert "LOCUM_VOLUME_SECONDS" in problem["detail"]
+
+
+def test_a_client_that_leaves_ends_the_work_between_patches(
+    start: Callable[..., Any], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    import httpx
+
+    from service.inference.sessions import GraphSession
+
+    runs, run = [], GraphSession.run_alone
+
+    def slow(self: GraphSession, *given: Any) -> Any:
+        runs.append(time.monotonic())
+        time.sleep(0.3)
+        return run(self, *given)
+
+    monkeypatch.setattr(GraphSession, "run_alone", slow)
+    api = start(store)
+    with pytest.raises(httpx.ReadTimeout):
+        api.client.post(
+            "/segment", files={"scan": nifti(voxels())}, data={"model": "volume"}, timeout=httpx.Timeout(1.5)
+        )
+    # 3 x 3 x 5 windows: all would take thirteen seconds.
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and time.monotonic() - runs[-1] < 2:
+        time.sleep(0.1)
+    assert 0 < len(runs) < 30

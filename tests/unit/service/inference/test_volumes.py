@@ -17,8 +17,10 @@ from model_store.errors import ArtefactDamaged, ScanMismatch, ScanTooLarge
 from model_store.scan import Limits
 from model_store.task import Task
 from personalization.export import to_onnx
+from service.errors import RunTooLong
 from service.inference.pipeline import Segmentation, Stopwatch, check_answerable, read, segment
 from service.inference.sessions import GraphSession
+from service.inference.volumes import Deadline
 
 PATCH = (16, 24, 16)
 
@@ -201,3 +203,36 @@ def test_an_image_is_refused_by_a_task_of_volumes(session: GraphSession) -> None
 
     with pytest.raises(ScanMismatch, match="segments volumes, and the scan is an image"):
         answer(encode_png(np.zeros((32, 32), np.uint8)), task(), session)
+
+
+class TestDeadline:
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        now = [0.0]
+        monkeypatch.setattr("service.inference.volumes.time.monotonic", lambda: now[0])
+        return now
+
+    def test_a_volume_that_would_take_too_long_ends_after_its_first_patches(self, clock: list[float]) -> None:
+        deadline = Deadline(100, lambda: None)
+        for done in range(4):
+            clock[0] = 3.0 * done
+            deadline(done, 50)
+        clock[0] = 12.0
+        says = r"50 patches, of which 4 took 12 s: all would take about 150 s.*100 s of LOCUM_VOLUME_SECONDS"
+        with pytest.raises(RunTooLong, match=says):
+            deadline(4, 50)
+
+    def test_a_volume_in_time_runs_to_its_end(self, clock: list[float]) -> None:
+        deadline = Deadline(100, lambda: None)
+        for done in range(50):
+            clock[0] = 1.9 * done
+            deadline(done, 50)
+
+    def test_what_is_not_wanted_any_more_ends_before_the_next_patch(self) -> None:
+        class Left(Exception): ...
+
+        def check() -> None:
+            raise Left
+
+        with pytest.raises(Left):
+            Deadline(100, check)(0, 50)
