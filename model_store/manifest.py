@@ -51,10 +51,15 @@ class FileEntry(_Frozen):
 
 
 class NetworkSpec(_Frozen):
-    """The name of a registered network and its keyword arguments."""
+    """The name of a registered network and its keyword arguments.
+
+    `origin` has class, package and version of one that an installed package brings. The package has to be
+    installed wherever the weights are used; a graph is served without.
+    """
 
     name: str
     arguments: dict[str, JsonValue]
+    origin: dict[str, str] | None = Field(None, exclude_if=lambda origin: origin is None)
 
 
 class ImportedWeights(_Frozen):

@@ -1,6 +1,7 @@
 """Registry of networks: build one by the name and arguments that a manifest records, and initialise it.
 
-A network is one line of `_NETWORKS`. Its module is imported when the network is first built.
+A network is one line of `_NETWORKS`. Its module is imported when the network is first built. A package that
+is installed adds its own by an entry point of the group `locum.networks`; no class travels with a model.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -46,6 +49,10 @@ DEFAULTS: Mapping[Literal["segmentation", "classification"], str] = {
 }
 
 
+# Entry points with networks of other packages: `NAME = "package.module:Class"`.
+GROUP = "locum.networks"
+
+
 @runtime_checkable
 class DrawsItself(Protocol):
     """A module that initialises its own parameters."""
@@ -69,23 +76,95 @@ def register(name: str) -> Callable[[Builder], Builder]:
     return enter
 
 
+@cache
+def installed() -> Mapping[str, EntryPoint]:
+    """Networks of installed packages by name.
+
+    Raises NetworkError for a name that two packages have, or that is one of Locum's own.
+    """
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        other = found.get(entry.name)
+        if entry.name in _NETWORKS or other is not None:
+            owner = "Locum" if other is None else _package(other)
+            raise NetworkError(
+                f"network '{entry.name}' of {_package(entry)}: {owner} has one of this name; rename its "
+                "entry point"
+            )
+        found[entry.name] = entry
+    return found
+
+
+def origin_of(name: str) -> dict[str, str] | None:
+    """Class, package and version of a network of an installed package; None for one of Locum's own."""
+    if name in _NETWORKS:
+        return None
+    entry = installed().get(name)
+    if entry is None or entry.dist is None:
+        return None
+    return {"class": entry.value, "package": entry.dist.name, "version": entry.dist.version}
+
+
+def check_origin(name: str, origin: Mapping[str, str] | None) -> None:
+    """Check that a network of another package is here as a manifest records it.
+
+    Raises NetworkError where the package is not installed, or in another version.
+    """
+    if origin is None or (found := origin_of(name)) == origin:
+        return
+    here = "it is not installed" if found is None else f"found {_words(found)}"
+    raise NetworkError(
+        f"network '{name}': expected {_words(origin)}, {here}: install {origin.get('package')}=="
+        f"{origin.get('version')} wherever this model is trained or adapted"
+    )
+
+
+def _words(origin: Mapping[str, str]) -> str:
+    return f"{origin.get('class')} of {origin.get('package')} {origin.get('version')}"
+
+
+def _package(entry: EntryPoint) -> str:
+    return "an unknown package" if entry.dist is None else f"package {entry.dist.name}"
+
+
 def names() -> tuple[str, ...]:
-    """Return the registered names, sorted."""
-    return tuple(sorted(_NETWORKS))
+    """Return the registered names, sorted, with those of installed packages."""
+    return tuple(sorted({*_NETWORKS, *installed()}))
 
 
 def builder(name: str) -> Callable[..., nn.Module]:
     """The class or function that builds the network `name`.
 
-    Raises NetworkError for an unknown name, listing the known ones.
+    Raises NetworkError for an unknown name, listing the known ones, and for one that cannot be imported.
     """
-    if name not in _NETWORKS:
-        raise NetworkError(f"unknown network '{name}'; known: {', '.join(names())}")
-    found = _NETWORKS[name]
+    if name in _NETWORKS:
+        found = _NETWORKS[name]
+    elif name in installed():
+        return _loaded(installed()[name])
+    else:
+        raise NetworkError(
+            f"unknown network '{name}'; known: {', '.join(names())}. One of another package has to be "
+            f"installed here, with an entry point in {GROUP}"
+        )
     if isinstance(found, str):
         module, attribute = found.split(":")
         found = _NETWORKS[name] = getattr(import_module(module), attribute)
     return found
+
+
+def _loaded(entry: EntryPoint) -> Callable[..., nn.Module]:
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise NetworkError(
+            f"network '{entry.name}' of {_package(entry)}: {entry.value} cannot be imported: {error}"
+        ) from error
+    if not callable(found):
+        raise NetworkError(
+            f"network '{entry.name}': expected a class or a function, found {entry.value} = {found!r}"
+        )
+    network: Callable[..., nn.Module] = found
+    return network
 
 
 def build(name: str, /, **arguments: Any) -> nn.Module:

@@ -29,6 +29,7 @@ from personalization.fedbicross.picking import (
 from personalization.gate import GateVerdict, judge
 from personalization.gate.picking import PICKING, Pick
 from personalization.networks import build
+from personalization.networks.registry import check_origin
 from personalization.options.picking import CRITERIA, Criterion, PickingOptions
 from personalization.state import from_safetensors
 from service.errors import AdaptationRejected
@@ -75,6 +76,7 @@ def load_clusters(store: Store, parent: Artefact[ClustersManifest]) -> LoadedClu
 
 
 def _network(model: Artefact[ModelManifest]) -> nn.Module:
+    check_origin(model.manifest.network.name, model.manifest.network.origin)
     network = build(model.manifest.network.name, **model.manifest.network.arguments)
     network.load_state_dict(from_safetensors(model.read(WEIGHTS)))
     return network.eval()

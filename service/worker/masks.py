@@ -24,6 +24,7 @@ from personalization.labelled_slices import LabelledSlices
 from personalization.masks import BY_MASKS, Fitted, MasksCheckpoint, MasksConfig, ObservedFit, fit
 from personalization.masks.fine_tuning import folds_of
 from personalization.networks import build
+from personalization.networks.registry import check_origin
 from personalization.state import from_safetensors, to_safetensors
 from service.cohorts.patients import patients_with_masks
 from service.errors import AdaptationRejected
@@ -67,6 +68,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
         self.model = self.store.by_digest(digest, ModelManifest)
         self.manifest, self.task = self.model.manifest, self.model.manifest.task
         self.device = device_of(self.attempt.settings)
+        check_origin(self.manifest.network.name, self.manifest.network.origin)
         network = build(self.manifest.network.name, **self.manifest.network.arguments)
         network.load_state_dict(from_safetensors(self.model.read(WEIGHTS)))
         self.network = network.to(self.device).eval()

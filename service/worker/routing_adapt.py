@@ -18,6 +18,7 @@ from personalization.iop_fl.network import batches
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread
+from personalization.networks.registry import check_origin
 from personalization.playbook import FILE, Playbook
 from personalization.state import State, from_safetensors
 from personalization.test_time.recipe import BATCH
@@ -49,9 +50,11 @@ def load_space(store: Store, offered: Artefact[RoutingSpaceManifest]) -> LoadedS
     Raises:
         StoreError: one of them is missing, withdrawn, damaged or of another kind.
         StateError: the models do not fit each other.
+        NetworkError: the package that has their network is not installed here, or in another version.
     """
     global_model = store.by_digest(offered.manifest.global_model, ModelManifest)
     manifest = global_model.manifest
+    check_origin(manifest.network.name, manifest.network.origin)
     inside = {site: _state(store.by_digest(part)) for site, part in offered.manifest.inside.items()}
     space = RoutingSpace.of(manifest.network.name, manifest.network.arguments, inside, _state(global_model))
     files = offered.manifest.files

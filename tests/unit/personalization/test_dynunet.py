@@ -76,7 +76,7 @@ def run(graph: bytes, seen: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "ttt"])
 def test_preset_moves_the_network_and_is_served_or_refuses(preset: str, norm: str) -> None:
     router = PRESETS[preset].router or "direct"
     config = AdaptationConfig(preset=preset, epochs=1, batch_size=3, router=router)
@@ -234,3 +234,10 @@ def test_members_practise_what_steadies_instance_norm() -> None:
         name for name in names if name[0].startswith("blend")
     ]
     assert any(episode.change for episode in episodes if episode.trial.startswith("blend"))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_preset_that_learns_from_turns_refuses_a_network_without_their_head(norm: str) -> None:
+    config = AdaptationConfig(preset="ttt", epochs=1, batch_size=3)
+    with pytest.raises(NetworkError, match="DynUNet"):
+        recipe_of("ttt").adapt(space(norm), images(), config, torch.device("cpu"))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.errors import NetworkError
 from personalization.networks import outline
 from personalization.networks.capabilities import traits_of
-from personalization.networks.registry import DEFAULTS, builder
+from personalization.networks.registry import DEFAULTS, builder, check_origin, origin_of
 from training.config import MethodConfig
 from training.errors import ConfigurationError
 from training.planning.topology import dynunet_arguments
 
 OF_VOLUMES = "monai.dynunet"
-_CHOICE = ("network", "network_arguments", "start", "start_new")
+_CHOICE = ("network", "network_arguments", "network_origin", "start", "start_new")
 
 
 class NetworkConfig(MethodConfig):
@@ -29,6 +29,30 @@ class NetworkConfig(MethodConfig):
     network_arguments: dict[str, Any] = Field(
         {}, description="of that network, beside channels, classes and width"
     )
+
+    network_origin: dict[str, str] | None = Field(
+        None, description="class, package and version of a network of another package; found, not chosen"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_origin(cls, content: Any) -> Any:
+        """Note where a package's network comes from: every member must have the same."""
+        if not isinstance(content, dict) or not isinstance(content.get("network"), str):
+            return content
+        try:
+            origin = origin_of(content["network"])
+        except NetworkError as error:
+            raise ValueError(str(error)) from error
+        return content if origin is None else {"network_origin": origin, **content}
+
+    @model_validator(mode="after")
+    def _is_here(self) -> Self:
+        try:
+            check_origin(self.network or "", self.network_origin)
+        except NetworkError as error:
+            raise ValueError(str(error)) from error
+        return self
 
     @model_serializer(mode="wrap")
     def _without_what_says_nothing(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -49,9 +73,14 @@ class NetworkConfig(MethodConfig):
                 # Pooled where the voxels are fine, by nnU-Net's rules.
                 spacing = task.geometry.spacing or (1.0, 1.0, 1.0)
                 common |= dynunet_arguments(spacing, task.geometry.patch, self.width)
-            elif "width" in inspect.signature(builder(name)).parameters:
-                common["width"] = self.width
-            spec = NetworkSpec(name=name, arguments={**common, **self.network_arguments})
+            else:
+                taken = inspect.signature(builder(name)).parameters
+                common |= {"width": self.width} if "width" in taken else {}
+                common |= {"spatial_dims": task.spatial_dims} if "spatial_dims" in taken else {}
+            arguments = {**common, **self.network_arguments}
+            spec = NetworkSpec.model_validate(
+                {"name": name, "arguments": arguments, "origin": origin_of(name)}
+            )
             traits = traits_of(outline(name, **spec.arguments))
             if traits.task != task.kind:
                 raise NetworkError(

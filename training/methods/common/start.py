@@ -36,6 +36,7 @@ from personalization.export import to_onnx
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths, traits_of
 from personalization.networks.published import network_from_published
+from personalization.networks.registry import check_origin
 from personalization.networks.vit_weights import check_fits
 from personalization.state import State, from_safetensors, to_safetensors
 from training.algorithm import State as AnyState
@@ -211,6 +212,10 @@ def _check(config: StartConfig, model: Artefact, task: Task, asked: str) -> None
     """Raise ConfigurationError with all reasons why the task or the chosen network does not fit."""
     manifest = model.expect(ModelManifest).manifest
     known, spec = manifest.task, manifest.network
+    try:
+        check_origin(spec.name, spec.origin)
+    except NetworkError as error:
+        raise ConfigurationError(f"'{asked}' cannot be started from", [str(error)]) from error
     problems = [
         f"expected {what} {_said(here)} as the task has, found {_said(there)}"
         for what, here, there in (
