@@ -79,6 +79,7 @@ def measure(patient: str, scan: Scan, mask: Scan, task: Task) -> Measured:
     mm = np.linalg.norm(scan.affine[:3, :3], axis=0) * scan.mm_per_unit
     spacing, shape = np.empty(3), np.empty(3, int)
     spacing[stored], shape[stored] = mm, cropped.shape[:3]
+    modality = task.modality or scan.modality
     foreground = np.empty((0, scan.channels))
     # The mask of another grid, such as a segment of a part of the planes, belongs to other voxels.
     if mask.voxels.shape[:3] == channels.shape[:3]:
@@ -94,7 +95,7 @@ def measure(patient: str, scan: Scan, mask: Scan, task: Task) -> Measured:
         (float(spacing[0]), float(spacing[1]), float(spacing[2])),
         (int(shape[0]), int(shape[1]), int(shape[2])),
         cropped.size / channels.size,
-        scan.modality == "CT" or (scan.modality is None and float(channels.min()) <= _LIKE_AIR),
+        (modality == "CT" if modality else float(channels.min()) <= _LIKE_AIR),
         histograms,
         moments,
     )

@@ -101,6 +101,12 @@ def propose(
     geometry stays one of volumes, and for others the data decide. Raises ConfigurationError for volumes that
     are too small for a 3-D network.
     """
+    names = [channel.name.casefold() for channel in task.channel_list]
+    if any(map(_is_ct, names)):
+        # Beside a CT, others such as PET are normalised image by image.
+        known = zip(names, summary.intensities, strict=True)
+        kept = tuple(found if _is_ct(name) else None for name, found in known)
+        summary = replace(summary, intensities=kept)
     advised, why = advise(summary)
     chosen = dimensions or (3 if task.is_volume else advised)
     head = [_of_sites(summary, told)]
@@ -137,6 +143,10 @@ def propose(
     reason = why if advised == 3 else f"volumes were asked for, though slices may do better: {why}"
     sentences = (*head, f"Volumes (3-D): {reason}.", *_of_plan(plan, summary, budget))
     return Proposal(_task(task, plan), 3, options, sentences, summary, budget, told)
+
+
+def _is_ct(name: str) -> bool:
+    return name == "ct" or name.startswith("ct-")
 
 
 def _task(task: Task, plan: VolumePlan) -> Task:

@@ -201,6 +201,11 @@ def test_folder_of_nnunet_is_planned_with_its_labels_and_channels(tmp_path: Path
     assert found.task.geometry is not None
     assert found.task.geometry.spacing == (1, 1, 1.2)
 
+    said["channel_names"] = {"0": "CT", "1": "PET"}
+    (root / "dataset.json").write_text(json.dumps(said))
+    methods = [each.normalisation.method for each in planned(root, tmp_path / "pet").task.channel_list]
+    assert methods == ["fixed", "zscore"]
+
     (root / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "organ", "2": "core"}}))
     with pytest.raises(FederationError, match="expected labels and channel_names"):
         load_federation(root, by_value=True)

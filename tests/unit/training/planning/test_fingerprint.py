@@ -147,6 +147,26 @@ def test_axes_are_the_patients_and_margins_of_zeros_are_cut_off() -> None:
     assert found.histograms is None
 
 
+@pytest.mark.parametrize(
+    ("stated", "of_the_file", "least", "expected"),
+    [
+        (None, None, -1000, True),
+        (None, None, -100, False),
+        ("CT", None, -100, True),
+        (None, "CT", 0, True),
+        (None, "MR", -1000, False),
+        ("MR", "CT", -1000, False),
+    ],
+)
+def test_modality_is_the_tasks_or_the_files_or_told_by_air(
+    stated: str | None, of_the_file: str | None, least: int, expected: bool
+) -> None:
+    voxels = np.full((10, 10, 10, 1), least)
+    scan = Scan(voxels, np.eye(4), "nifti", modality=of_the_file)
+    task = TASK.model_copy(update={"modality": stated})
+    assert measure("p", scan, Scan(voxels * 0, np.eye(4), "nifti"), task).looks_like_ct is expected
+
+
 def test_picture_is_refused_with_what_to_do() -> None:
     picture = Scan(np.zeros((64, 64, 1), np.uint8), None, "png")
     with pytest.raises(ScanMismatch, match="found a picture; train without a plan"):
