@@ -27,7 +27,10 @@ def encode_scan(scan: Scan) -> tuple[bytes, str]:
     if scan.affine is None:
         return _png(display_image(scan))
     voxels = scan.voxels
-    if scan.channels == 1:
+    # One channel of several is shown: three of them are no colours.
+    if scan.channels not in (1, 3) or scan.channel_names:
+        voxels = voxels[..., :1]
+    if voxels.shape[-1] == 1:
         voxels = voxels[..., 0]
         if voxels.dtype.str[1:] not in _SHOWN:
             voxels = voxels.astype(np.float32)

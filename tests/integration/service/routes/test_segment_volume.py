@@ -173,6 +173,12 @@ class TestSeveralChannels:
         found, expected = int(mask.get_fdata().sum()), int(self.expected().sum())
         assert found == expected
 
+    def test_a_viewer_is_shown_one_channel(self, api: Any) -> None:
+        content = packed({"T1": [nifti(voxels(1))], "FLAIR": [nifti(voxels(2))]})
+        shown = mask_of(api.client.post("/display", files={"scan": ("x.zip", content)}))
+        assert shown.shape == (32, 27, 21)
+        np.testing.assert_array_equal(shown.get_fdata(), voxels(2))
+
     def test_the_receipt_has_the_digest_of_both_in_any_order(self, api: Any) -> None:
         digests = set()
         for fields in (self.fields(), dict(reversed(self.fields().items()))):
