@@ -138,6 +138,10 @@ class LineageVersion(VersionSummary):
         description="`name@version` of what it was made from; the digest where the store has it no longer."
     )
     parts: list[str] = Field(description="The same of what it is composed of.")
+    weights: str | None = Field(
+        None,
+        description="Where its training began with weights from elsewhere: their origin, licence and digest.",
+    )
     report: bool = Field(description="Whether the report of its run is here for this caller.")
 
 
@@ -294,6 +298,7 @@ def _in_lineage(store: Store, version: Version, reports: bool) -> LineageVersion
         run=manifest.lineage.run,
         parents=[_reference(store, digest) or digest for digest in manifest.lineage.parents],
         parts=[_reference(store, digest) or digest for digest in manifest.references().values()],
+        weights=None if manifest.lineage.weights is None else str(manifest.lineage.weights),
         report=reports and manifest.part_of is None and _has_report(store, artefact),
     )
 

@@ -263,6 +263,7 @@ def _imported(config: StartConfig, store: Store, path: Path, task: Task, name: s
     try:
         weights = Weights.read(path)
         spec, state = network_from(weights.tensors, config, task, str(path))
+        traits_of(outline(spec.name, **spec.arguments)).check_sides(task.input_shape, spec.name)
     except (OSError, NetworkError, ConfigurationError) as error:
         raise ConfigurationError(f"a run cannot start from {path}", [str(error)]) from error
     # What is new is drawn from the run's seed; the artefact needs some values there.

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from model_store.artefact import Artefact
-from model_store.manifest import GRAPH, Lineage, NetworkSpec, RoutingSpaceManifest
+from model_store.manifest import GRAPH, ImportedWeights, Lineage, NetworkSpec, RoutingSpaceManifest
 from model_store.store import Store
 from service.database import Hospital, Role
 from service.identity import keys
@@ -141,15 +141,26 @@ def test_lineage_lists_what_each_version_was_made_from(
     child = publish_adapted(tmp_path, publish_bright, space, "north", FIRST)
     lost = Lineage(method="by-hand", run="t", sites=(), rounds=0, seed=0, parents=(f"sha256:{'0' * 64}",))
     publish_bright(tmp_path, "orphan", at=70, lineage=lost, network=NETWORK)
+    began = ImportedWeights(file="w.pth", sha256=f"sha256:{'1' * 64}", origin="eyes 1.2", licence="MIT")
+    publish_bright(tmp_path, "eyes", at=75, lineage=lost.model_copy(update={"weights": began}))
     client = start(tmp_path).client
     found = {f"{each['name']}@{each['version']}": each for each in client.get("/lineage").json()["versions"]}
-    assert set(found) == {"bright@1", "bright.global@1", "bright.aster@1", "bright.at-north@1", "orphan@1"}
+    assert set(found) == {
+        "bright@1",
+        "bright.global@1",
+        "bright.aster@1",
+        "bright.at-north@1",
+        "orphan@1",
+        "eyes@1",
+    }
     assert (found["bright@1"]["parents"], found["bright@1"]["kind"]) == ([], "routing-space")
     assert found["bright@1"]["parts"] == ["bright.global@1", "bright.aster@1"]
     assert found["bright.aster@1"]["part_of"] == "bright"
     assert found[str(child)]["parents"] == ["bright@1"]
     assert (found[str(child)]["hospital"], found[str(child)]["method"]) == ("north", "iop-fl-routing")
     assert found["orphan@1"]["parents"] == [f"sha256:{'0' * 64}"]
+    assert found["orphan@1"]["weights"] is None
+    assert found["eyes@1"]["weights"] == f"eyes 1.2; licence MIT; sha256:{'1' * 64}"
     assert all(each["withdrawn"] is None and each["flagged"] == [] for each in found.values())
     Store(tmp_path).withdraw("bright@1", actor="ada", reason="trained on the wrong labels")
     found = {each["name"]: each for each in client.get("/lineage").json()["versions"]}

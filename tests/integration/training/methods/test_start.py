@@ -175,6 +175,10 @@ def test_a_published_encoder_becomes_a_unet_that_is_routed_and_moved(data, store
     assert made.lineage.weights.sha256 == start.lineage.weights.sha256
     # The graph that moves batch norm by the dose of a scan's shift.
     assert "shift.onnx" in made.files
+    sized = task.model_copy(update={"size": (48, 32)})
+    sized.dump(tmp_path / "sized.yaml")
+    refused = run(data, store, "fedavg", MOVES, *options, "--task", str(tmp_path / "sized.yaml"))
+    assert "expected sides that are multiples of 32, found 48x32" in refused
     shutil.copy(tmp_path / "w.pth", tmp_path / "w.weights")
     assert "found '.weights'" in run(data, store, "fedavg", MOVES, "--from", str(tmp_path / "w.weights"))
 

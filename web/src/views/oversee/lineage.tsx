@@ -222,6 +222,7 @@ function Details({ node, served }: { node: Node; served: Served }) {
         {version.parents.length > 0 && ` from ${version.parents.join(", ")}`}
         {version.parts.length > 0 && `, composed of ${version.parts.join(", ")}`}.
       </p>
+      {version.weights && <p>{`Began with weights from elsewhere: ${version.weights}.`}</p>}
       {version.withdrawn && (
         <p>
           Withdrawn {moment(version.withdrawn.time)} by {version.withdrawn.actor}: {version.withdrawn.reason}
