@@ -69,6 +69,7 @@ def summarised(said: dict[str, Any]) -> Summary:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(1800)  # nnU-Net builds thousands of networks: two minutes of a free core
 def test_plans_are_those_of_nnunet_on_random_fingerprints() -> None:
     asked = [made_up(seed) for seed in range(200)]
     environment = os.environ | {"PYTHONPATH": FOLDER, "OMP_NUM_THREADS": "1"}
