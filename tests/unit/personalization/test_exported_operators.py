@@ -42,6 +42,11 @@ _NETWORKS = {
         1,
         [{"in_channels": 1, "classes": 2, "network": "unet", "arguments": {"width": 8}, "members": 2}],
     ),
+    "efficientnet_unet": (1, [{"in_channels": 1, "classes": 2, "width": 2}]),
+    "projected": (
+        3,
+        [{"network": "resnet18", "arguments": {"in_channels": 3, "classes": 3, "width": 8}, "projection": 4}],
+    ),
     "prompted": (1, [{"backbone": "unet", "arguments": _SMALL, "height": SIDE, "width": SIDE}]),
 }
 
