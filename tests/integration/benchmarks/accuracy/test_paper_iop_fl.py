@@ -119,6 +119,19 @@ def test_outside_one_federation_per_site_serves_every_arm(data: Path, tmp_path: 
         assert set(scores(row)["DRIVE"]["ours"]) == set(PATIENTS)
 
 
+def test_outside_arms_that_train_for_themselves_have_runs_of_their_own(data: Path, tmp_path: Path) -> None:
+    arms = ("FedDG", "TTT")
+    for arm in arms:
+        rows, _ = run(data, tmp_path, "site=DRIVE", f"arm={arm}")
+    assert [row["cell"]["arm"] for row in rows] == list(arms)
+    assert len([*(tmp_path / "state/papers").iterdir()]) == 2
+    sent = {row["cell"]["arm"]: row["result"]["cost"]["sent"] for row in rows}
+    # The others' amplitudes, and the rotation head, beside the weights of a global model.
+    assert 0 < sent["TTT"] != sent["FedDG"] > 0
+    for row in rows:
+        assert set(scores(row)["DRIVE"]["ours"]) == set(PATIENTS)
+
+
 def test_the_published_protocol_has_the_papers_metric_alone(data: Path, tmp_path: Path) -> None:
     [row], page = run(data, tmp_path, "site=STARE", f"arm={LABELLED}")
     assert scores(row)["STARE"]["ours"] == {}
