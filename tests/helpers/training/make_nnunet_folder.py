@@ -38,13 +38,31 @@ def save(path: Path, array: np.ndarray, spacing: tuple[float, float, float]) -> 
     nibabel.Nifti1Image(array, affine).to_filename(path)
 
 
+def link_case(data: Path, index: int, dataset: Path | None, scans: Path) -> None:
+    """Link the case of this index of a folder of images and labels, to train on or, without, to predict."""
+    name = sorted(path.name for path in (data / "images").iterdir())[index]
+    images = scans if dataset is None else dataset / "imagesTr"
+    for folder, source, target in (
+        (images, data / "images" / name, f"blob_{index:03}_0000.nii.gz"),
+        *(
+            ()
+            if dataset is None
+            else ((dataset / "labelsTr", data / "labels" / name, f"blob_{index:03}.nii.gz"),)
+        ),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / target).symlink_to(source)
+
+
 def main() -> None:
     """Make the data set, plan, train each fold for a few steps, predict two other scans."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--folds", type=int, default=1)
     arguments.add_argument("--steps", type=int, default=40)
+    arguments.add_argument("--rate", type=float, default=0.01)
     arguments.add_argument("--regions", action="store_true")
+    arguments.add_argument("--data", type=Path, help="A folder with images and labels, in place of phantoms.")
     arguments.add_argument("--spacing", type=float, nargs=3, default=(1.0, 1.0, 1.0))
     asked = arguments.parse_args()
     out: Path = asked.out.resolve()
@@ -57,9 +75,12 @@ def main() -> None:
     generator = np.random.default_rng(47)
     dataset = out / "raw" / NAME
     for index in range(8):
+        trained = index < 6
+        if asked.data is not None:
+            link_case(asked.data.resolve(), index, dataset if trained else None, out / "scans")
+            continue
         sides = tuple(int(side) for side in generator.integers(30, 42, 3))
         image, mask = phantom(generator, sides)
-        trained = index < 6
         folder = dataset / "imagesTr" if trained else out / "scans"
         save(folder / f"blob_{index:03}_0000.nii.gz", image, spacing)
         if trained:
@@ -116,6 +137,7 @@ def main() -> None:
             asked.steps,
             1,
         )
+        trainer.initial_lr = asked.rate
         trainer.run_training()
         trainers.append(trainer)
     trained_to = Path(trainers[0].output_folder_base)
