@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -70,18 +70,24 @@ def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
         raise RequestInvalid(entries) from None
 
 
+_BINARY: Final = {"type": "string", "format": "binary"}
+CHANNEL_FIELDS: Final = {rf"^scan\.{CHANNEL_NAME[1:]}": _BINARY}
+
+
+def scan_field(*, by_channel: bool) -> dict[str, str]:
+    """The form's `scan`, for the API's description; `by_channel`: it may come as a field for each channel."""
+    channels = (
+        " For a task of volumes with several channels, a field `scan.CHANNEL` for each in its place, by the "
+        "channel's name (`scan.T1`, `scan.FLAIR`), or a .zip with a file for each."
+    )
+    return {**_BINARY, "description": f"{list_formats('or')}.{channels if by_channel else ''}"}
+
+
 def request_body(kind: type[ScanOptions]) -> dict[str, Any]:
     """The form, for the API's description."""
-    binary = {"type": "string", "format": "binary"}
-    scan = {**binary, "description": f"{list_formats('or')}."}
-    form: dict[str, Any] = {"required": ["scan"]}
-    if kind is SegmentOptions:
-        scan["description"] += (
-            " For a task of volumes with several channels, a field `scan.CHANNEL` for each in its place, by "
-            "the channel's name (`scan.T1`, `scan.FLAIR`), or a .zip with a file for each."
-        )
-        form = {"patternProperties": {rf"^scan\.{CHANNEL_NAME[1:]}": binary}}
-    properties = {"scan": scan, **kind.model_json_schema()["properties"]}
+    by_channel = kind is SegmentOptions
+    form: dict[str, Any] = {"patternProperties": CHANNEL_FIELDS} if by_channel else {"required": ["scan"]}
+    properties = {"scan": scan_field(by_channel=by_channel), **kind.model_json_schema()["properties"]}
     form = {"type": "object", "properties": properties, **form, "additionalProperties": False}
     return {"required": True, "content": {"multipart/form-data": {"schema": form}}}
 

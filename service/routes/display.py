@@ -8,24 +8,24 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from model_store.scan import Limits, decode, list_formats
+from model_store.scan import Limits, decode
 from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsReader
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
 from service.prediction.display import encode_scan
+from service.prediction.options import CHANNEL_FIELDS, scan_field
 from service.routes.scan_request import receive_scan, scan_in
 from service.settings import scan_limits
 
 router = APIRouter(tags=["segmentation"], route_class=AuditedRoute)
 
 _BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
-_SCAN = {"type": "string", "format": "binary", "description": f"{list_formats('or')}."}
 _FORM = {
     "type": "object",
-    "required": ["scan"],
-    "properties": {"scan": _SCAN},
+    "properties": {"scan": scan_field(by_channel=True)},
+    "patternProperties": CHANNEL_FIELDS,
     "additionalProperties": False,
 }
 DISPLAYED: dict[int | str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ async def display_scan(request: Request, context: AsReader) -> Response:
     for display: an image of more than 8 bits loses the darkest and brightest half percent. The service
     deletes the scan after its answer.
     """
-    with await receive_scan(request, context, Stopwatch()) as form:
+    with await receive_scan(request, context, Stopwatch(), by_channel=True) as form:
         scan = scan_in(form)
         if form.fields:
             unknown = [

@@ -129,6 +129,16 @@ function answered(question: Question, answer: Response, { receipt }: Pick<Report
   return { question, model, personalization: answer.headers.get("Locum-Personalization") ?? "" };
 }
 
+/** Put the files of a scan into a form: those of a series, or each channel's, named by the end of its file's name. */
+export function attach(body: FormData, files: readonly Blob[]): void {
+  for (const file of files) body.append(files.length > 1 ? fieldOf(file) : "scan", file, "scan");
+}
+
+function fieldOf(file: Blob): string {
+  const named = file instanceof File ? /([A-Za-z0-9][A-Za-z0-9-]{0,31})\.nii(\.gz)?$/i.exec(file.name) : null;
+  return named === null ? "scan" : `scan.${named[1]}`;
+}
+
 async function posted(
   operation: "segment" | "classify",
   scan: Sent,
@@ -140,7 +150,7 @@ async function posted(
   const body = new FormData();
   // Text first: the service checks it before the scan arrives.
   for (const [name, value] of Object.entries(values)) body.set(name, value);
-  for (const file of scan.files) body.append("scan", file, "scan");
+  attach(body, scan.files);
   const headers = { Prefer: `wait=${WAIT_SECONDS}` };
   const onReceived = (share: number) => onProgress({ words: "Receiving the mask", share });
   const answer = await send("post", operation, { body, signal, onSent, onReceived, headers });

@@ -4,7 +4,7 @@ import { send } from "../../api/client";
 import { isPicture, readMask, readScan, type CohortScan, type ScanPlace } from "../../app/cohorts";
 import { isReadAlike, kindOf } from "../../viewer/nifti";
 import { scanOfPicture } from "../../viewer/picture";
-import { type Answer, ask, askClass, type Classified, type Progress, type Question } from "./asking";
+import { type Answer, ask, askClass, attach, type Classified, type Progress, type Question } from "./asking";
 
 export interface OpenScan {
   name: string;
@@ -30,7 +30,7 @@ export const failure = signal<unknown>(null);
 
 let running: AbortController | null = null;
 
-/** Take a scan that a person chose: one file, or the files of a DICOM series. */
+/** Take a scan that a person chose: one file, the files of a DICOM series, or a file for each channel. */
 export async function openFiles(files: readonly File[]): Promise<void> {
   const first = files[0];
   if (first === undefined) return;
@@ -71,18 +71,20 @@ async function opening(open: (signal: AbortSignal) => Promise<OpenScan>): Promis
 async function opened(name: string, files: readonly Blob[], signal: AbortSignal): Promise<OpenScan> {
   const kinds = new Set(await Promise.all(files.map(kindOf)));
   const kind = kinds.has("dicom") ? "dicom" : [...kinds][0]!;
-  if (kind === "unknown" || (files.length > 1 && kind !== "dicom")) {
+  // Several NIfTI volumes are the channels of one scan.
+  const channels = files.length > 1 && kinds.size === 1 && kind === "nifti";
+  if (kind === "unknown" || (files.length > 1 && kind !== "dicom" && !channels)) {
     throw new Error(
-      `${name}: expected a NIfTI volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), ` +
+      `${name}: expected a NIfTI volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), or a NIfTI volume for each channel, ` +
         "found another file.",
     );
   }
   const file = files[0]!;
   const common = { name, files, drawn: null };
-  if (kind === "nifti" && (await isReadAlike(file))) return { ...common, flat: false, shown: file };
+  if (kind === "nifti" && !channels && (await isReadAlike(file))) return { ...common, flat: false, shown: file };
   if (kind === "png") return { ...common, flat: true, shown: await scanOfPicture(file) };
   const body = new FormData();
-  for (const each of files) body.append("scan", each, "scan");
+  attach(body, files);
   const onSent = (share: number) => {
     progress.value = share < 1 ? { words: "Sending the scan", share } : { words: "Reading the scan", share: null };
   };
