@@ -58,11 +58,13 @@ def configured(name: str, tmp_path: Path, **more: Any) -> MethodConfig:
     return chosen.config(**given).prepared(Store(tmp_path / "store"), BALLS, "balls")
 
 
-def run(name: str, folder: Path, *, workers: int = 0, **more: Any) -> tuple[RunOutcome, Publication]:
+def run(
+    name: str, folder: Path, *, workers: int = 0, kept: int = 1, **more: Any
+) -> tuple[RunOutcome, Publication]:
     algorithm = method(name).build(configured(name, folder, **more), BALLS)
     specs = [SiteSpec(site, Sites(number), ALL_KINDS, True, 20) for number, site in enumerate(SITES)]
     engine = FederationEngine(
-        algorithm, specs, RunEnvironment(3, "cpu", 1), RunFolder(folder / "run"), workers=workers
+        algorithm, specs, RunEnvironment(3, "cpu", 1), RunFolder(folder / "run", kept), workers=workers
     )
     outcome = engine.run()
     return outcome, algorithm.publication(outcome.server)
@@ -120,6 +122,16 @@ def test_more_workers_and_a_second_run_give_the_same_bits(tmp_path: Path) -> Non
     first, *others = (publication.models[0].weights for publication in runs)
     for other in others:
         assert all(torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+def test_a_run_that_goes_on_from_its_second_round_gives_the_same_bits(tmp_path: Path) -> None:
+    _, first = run("fedavg", tmp_path, kept=6)
+    RunFolder(tmp_path / "run", 6).take_back_to("train", 2)
+    outcome, again = run("fedavg", tmp_path, kept=6)
+    assert [entry.round for entry in outcome.history if entry.phase == "train"] == [0, 1]
+    assert all(
+        torch.equal(tensor, again.models[0].weights[name]) for name, tensor in first.models[0].weights.items()
+    )
 
 
 def test_what_suits_volumes_is_taken_where_nothing_is_given(tmp_path: Path) -> None:
