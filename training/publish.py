@@ -144,7 +144,8 @@ def _publish_global_and_inside(
         **shared,
     )
     files = dict(publication.files)
-    if publication.kind == "routing-space":
+    # The graphs of one scan end in a softmax, which regions have not.
+    if publication.kind == "routing-space" and not origin.task.regions:
         draft = next(draft for draft in publication.models if draft.site is None)
         network = build(draft.network.name, **draft.network.arguments)
         network.load_state_dict(draft.weights)
@@ -245,7 +246,9 @@ def _model(
     )
     own = {
         WEIGHTS: to_safetensors(draft.weights),
-        GRAPH: to_onnx(network, origin.task.in_channels, origin.task.input_shape),
+        GRAPH: to_onnx(
+            network, origin.task.in_channels, origin.task.input_shape, regions=bool(origin.task.regions)
+        ),
     }
     return store.publish(manifest, {**files, **own})
 

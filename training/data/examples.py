@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.task import VolumeGeometry
+from model_store.task import Task, VolumeGeometry
 
 # Windows that `tiles` takes of all volumes together.
 _MOST_TILES = 64
@@ -70,7 +70,8 @@ class Volumes:
     """Whole volumes, on the task's spacing: images [C, X, Y, Z] float32 and class indices [X, Y, Z] uint8.
 
     Volumes have shapes of their own. A network is trained on patches of them and answers by windows, both of
-    the sides in `geometry`. `spacings` has the millimetres per voxel along each axis of each volume.
+    the sides in the geometry of `task`. `spacings` has the millimetres per voxel along each axis of each
+    volume.
     """
 
     images: tuple[NDArray[np.float32], ...]
@@ -78,10 +79,16 @@ class Volumes:
     patients: tuple[str, ...]
     cases: tuple[str, ...]
     spacings: tuple[tuple[float, ...], ...]
-    geometry: VolumeGeometry
+    task: Task
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def geometry(self) -> VolumeGeometry:
+        """Return the geometry of the task."""
+        assert self.task.geometry is not None
+        return self.task.geometry
 
     @property
     def has_masks(self) -> bool:
@@ -97,7 +104,7 @@ class Volumes:
             tuple(self.patients[index] for index in chosen),
             tuple(self.cases[index] for index in chosen),
             tuple(self.spacings[index] for index in chosen),
-            self.geometry,
+            self.task,
         )
 
     def with_foreground(self) -> Volumes:

@@ -109,7 +109,7 @@ def _packed(examples: Data) -> State:
 
 def _pooled(sent: list[State], task: Task) -> Data:
     """The examples of all sites, in the order of the sites, without names."""
-    if task.geometry is None:
+    if not task.is_volume:
         images = np.concatenate([state["images"].numpy() for state in sent])
         answers = np.concatenate([state["answers"].numpy() for state in sent])
         unnamed = ("",) * len(images)
@@ -129,4 +129,4 @@ def _pooled(sent: list[State], task: Task) -> Data:
             volumes.append(voxels.reshape(-1, *sides).numpy())
             targets.append(classes.reshape(sides).numpy())
     unnamed = ("",) * len(volumes)
-    return Volumes(tuple(volumes), tuple(targets), unnamed, unnamed, tuple(spacings), task.geometry)
+    return Volumes(tuple(volumes), tuple(targets), unnamed, unnamed, tuple(spacings), task)

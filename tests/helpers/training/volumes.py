@@ -12,7 +12,7 @@ GEOMETRY = VolumeGeometry(spacing=(1.0, 1.0, 2.0), patch=(16, 16, 8))
 BALLS = Task(name="balls", labels={"ball": (1,)}, geometry=GEOMETRY)
 
 
-def volumes(count: int, seed: int, *, contrast: float = 2.0, geometry: VolumeGeometry = GEOMETRY) -> Volumes:
+def volumes(count: int, seed: int, *, contrast: float = 2.0, task: Task = BALLS) -> Volumes:
     """`count` volumes of patients of their own; some sides are shorter than the patch's, most are longer."""
     draw = np.random.default_rng(seed)
     images, targets = [], []
@@ -26,8 +26,7 @@ def volumes(count: int, seed: int, *, contrast: float = 2.0, geometry: VolumeGeo
         images.append(image.astype(np.float32))
         targets.append(target)
     names = tuple(f"p{seed}-{index}" for index in range(count))
-    spacings = (geometry.spacing or (1.0, 1.0, 1.0),) * count
-    return Volumes(tuple(images), tuple(targets), names, names, spacings, geometry)
+    return Volumes(tuple(images), tuple(targets), names, names, ((1.0, 1.0, 2.0),) * count, task)
 
 
 def volume_data(name: str, train: int, val: int, seed: int, test: int = 0) -> SiteData:

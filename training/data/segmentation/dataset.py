@@ -24,7 +24,7 @@ from model_store.preprocessing import (
     prepare_volume,
     prepare_volume_mask,
 )
-from model_store.task import Task, VolumeGeometry
+from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
 from training.data.cases import Case, Site
 from training.data.examples import Data, Examples, Volumes
@@ -118,8 +118,8 @@ def _prepared(
     site: Site, cases: Sequence[Case], task: Task, statistics: list[ReferenceStatistics] | None = None
 ) -> Data:
     """Prepare the images of `cases`, in order, and append each scan's statistics to `statistics`."""
-    if task.geometry is not None:
-        return _volumes(site, cases, task, task.geometry)
+    if task.is_volume:
+        return _volumes(site, cases, task)
     height, width = task.size
     images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, height, width), np.float32)]
     targets: list[NDArray[np.uint8]] = [np.empty((0, height, width), np.uint8)]
@@ -155,12 +155,7 @@ def _prepared(
     )
 
 
-def _volumes(
-    site: Site,
-    cases: Sequence[Case],
-    task: Task,
-    geometry: VolumeGeometry,
-) -> Volumes:
+def _volumes(site: Site, cases: Sequence[Case], task: Task) -> Volumes:
     """Prepare whole volumes, as `_prepared` does slices; the guard's statistics are of slices alone."""
     images: list[NDArray[np.float32]] = []
     targets: list[NDArray[np.uint8]] = []
@@ -182,7 +177,7 @@ def _volumes(
         tuple(case.patient for case in cases),
         tuple(case.name for case in cases),
         tuple(spacings),
-        geometry,
+        task,
     )
 
 

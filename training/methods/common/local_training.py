@@ -414,7 +414,7 @@ def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers:
     network.eval()
     device = next(network.parameters()).device
     if isinstance(slices, Volumes):
-        return [answer_volume(network, image, slices.geometry, device) for image in slices.images]
+        return [answer_volume(network, image, slices.task, device) for image in slices.images]
     parts = torch.split(torch.from_numpy(slices.images), batch_size)
     # A copy is aligned as torch aligns, whatever numpy did: some kernels add up in another order otherwise.
     classes = [network(part.clone().to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts]

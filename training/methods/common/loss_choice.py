@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
+import torch
 from pydantic import AfterValidator, Field
+from torch import Tensor
 
 from model_store.task import Task
 from personalization.losses import DEFAULTS, LOSSES, Loss
@@ -37,4 +40,12 @@ class LossConfig(MethodConfig):
                 f"the loss does not fit the task '{task.name}'",
                 [f"loss: expected one for a {task.kind} ({fitting}), found '{self.loss}'"],
             )
+        if task.regions:
+            return partial(_of_regions, chosen.function, torch.from_numpy(task.region_members))
         return chosen.function
+
+
+def _of_regions(loss: Loss, members_KL: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """A loss of the logits [B, L, ...] of regions, and of class indices [B, ...]."""
+    members = members_KL.to(targets.device, logits.dtype)
+    return loss(logits, members[targets.long()].movedim(-1, 1))

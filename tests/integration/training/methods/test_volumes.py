@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import torch
 from model_store.manifest import Lineage
 from model_store.preprocessing.windows import slide
 from model_store.store import Store
+from model_store.task import Task
 from tests.helpers.training.volumes import BALLS, GEOMETRY, volume_data, volumes
 from training.algorithm import Publication
 from training.config import MethodConfig
+from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
 from training.engine.egress import ALL_KINDS, SiteSpec
 from training.engine.engine import FederationEngine, RunOutcome
@@ -140,3 +144,44 @@ def test_what_suits_volumes_is_taken_where_nothing_is_given(tmp_path: Path) -> N
     assert (chosen["loss"], chosen["batch_size"], chosen["optimiser"]) == ("dice_ce", 2, "adamw")
     given = method("fedavg").config(loss="dice", batch_size=4).prepared(Store(tmp_path), BALLS, "balls")
     assert (given.model_dump()["loss"], given.model_dump()["batch_size"]) == ("dice", 4)
+
+
+def test_regions_are_trained_with_a_sigmoid_each_and_answered_as_they_are_served(tmp_path: Path) -> None:
+    nested = Task(
+        name="nested",
+        labels={"whole": (1, 2), "core": (2,)},
+        regions=("whole", "core"),
+        geometry=GEOMETRY,
+    )
+    found = volumes(2, 7, task=nested)
+    # The core is the half of each ball, and the network is trained on one batch of both volumes.
+    targets = [each.copy() for each in found.targets]
+    for each in targets:
+        each[: each.shape[0] // 2] *= 2
+    found = replace(found, targets=tuple(targets))
+    data = SiteData("A", found, found, found, None)
+    config = method("fedavg").config(width=4, rounds=1, least_steps=60, augment=False, intensity=0.0)
+    config = config.prepared(Store(tmp_path / "store"), nested, "nested")
+    algorithm = method("fedavg").build(config, nested)
+    spec = SiteSpec("A", partial(_same, data), ALL_KINDS, True, 20)
+    engine = FederationEngine(
+        algorithm, [spec], RunEnvironment(3, "cpu", 1), RunFolder(tmp_path / "run"), workers=0
+    )
+    outcome = engine.run()
+    publication = algorithm.publication(outcome.server)
+    draft = publication.models[0]
+    assert draft.network.arguments["classes"] == 2
+    assert draft.metrics["test_dice/whole"] > 0.5
+    lineage = Lineage(method="fedavg", run="0" * 16, sites=("A",), rounds=1, seed=3)
+    (artefact,) = publish(Store(tmp_path / "store"), Origin("nested", nested, lineage), publication)
+    session = onnxruntime.InferenceSession(artefact.read("graph.onnx"))
+    network = method("fedavg").network(config, nested, draft.network, draft.weights).eval()
+    patch = torch.randn(1, 1, *GEOMETRY.patch)
+    with torch.no_grad():
+        expected = torch.sigmoid(network(patch)).numpy()
+    served = session.run(["probabilities"], {"image": patch.numpy()})[0]
+    np.testing.assert_allclose(served, expected, atol=1e-4)
+
+
+def _same(data: Any) -> Any:
+    return data

@@ -9,19 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from model_store.task import VolumeGeometry
+from model_store.task import Task, VolumeGeometry
 from tests.helpers.training.volumes import volumes
 from training.data.examples import Volumes
 from training.data.segmentation.patches import Motion, patch_batches, patch_of
 
-CUBE = VolumeGeometry(spacing=(1.0, 1.0, 1.0), patch=(8, 8, 8))
+CUBE = Task(
+    name="cube",
+    labels={"one": (1,), "two": (2,)},
+    geometry=VolumeGeometry(spacing=(1.0, 1.0, 1.0), patch=(8, 8, 8)),
+)
 
 
-def one(sides: tuple[int, int, int], geometry: VolumeGeometry = CUBE) -> Volumes:
+def one(sides: tuple[int, int, int]) -> Volumes:
     draw = np.random.default_rng(0)
     image = draw.normal(size=(2, *sides)).astype(np.float32)
     target = draw.integers(0, 3, sides).astype(np.uint8)
-    return Volumes((image,), (target,), ("p",), ("c",), ((1.0, 1.0, 1.0),), geometry)
+    return Volumes((image,), (target,), ("p",), ("c",), ((1.0, 1.0, 1.0),), CUBE)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -134,7 +134,7 @@ def test_volumes_are_scored_as_their_slices_are_and_by_windows():
             return torch.cat([torch.ones_like(images), images * 1.0], dim=1)
 
     test = volumes(3, 5)
-    test = Volumes(test.images, test.targets, ("p", "q", "p"), test.cases, test.spacings, test.geometry)
+    test = Volumes(test.images, test.targets, ("p", "q", "p"), test.cases, test.spacings, BALLS)
     data = SiteData("S", test, test, test, None)
     metrics = score_once({"": predicting(Bright(), 2)}, data, BALLS).metrics
     dice, distances = {}, {}
