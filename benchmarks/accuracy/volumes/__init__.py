@@ -1,0 +1,1 @@
+"""Slices or volumes: Dice and surface distances of federations on whole MRI volumes."""
