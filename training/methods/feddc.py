@@ -55,7 +55,7 @@ from training.methods.common.state_tree import join, part
 from training.methods.fedavg import SCORES, WEIGHTS
 from training.methods.fedprox import proximal_term
 from training.methods.registry import register
-from training.methods.scaffold import Correction
+from training.methods.scaffold import SGD_VOLUMES, Correction
 from training.methods.server_optimisers import MovedConfig, MovedFedAvg
 
 DRIFT = Group("drift", "weights", "mean")
@@ -82,11 +82,7 @@ class FedDcConfig(MovedConfig):
     clip: float | None = Field(None, gt=0, description="norm to which gradients are clipped; 10 in the code")
     weight_decay: float = Field(0.0, ge=0, description="of the local optimiser")
 
-    VOLUMES: ClassVar[Mapping[str, Any]] = {
-        name: value
-        for name, value in MovedConfig.VOLUMES.items()
-        if name not in ("optimiser", "learning_rate")
-    }
+    VOLUMES: ClassVar[Mapping[str, Any]] = SGD_VOLUMES
     PAPER: ClassVar[Mapping[str, Any]] = {
         **MovedConfig.PAPER,
         "local_epochs": 5,

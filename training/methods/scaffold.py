@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, nn, stack, zeros_like
@@ -49,11 +49,19 @@ CHANGE = Group("control_change", "weights", "mean")
 _C, _WEIGHT = "control", "weight"
 
 
+# What volumes take where nothing is given and every step is plain SGD.
+SGD_VOLUMES = {
+    name: value for name, value in FedAvgConfig.VOLUMES.items() if name not in ("optimiser", "learning_rate")
+}
+
+
 class ScaffoldConfig(FedAvgConfig):
     """What SCAFFOLD takes beside FedAvg's."""
 
     optimiser: Literal["sgd"] = Field("sgd", description="plain, without momentum")
     learning_rate: float = Field(0.1, gt=0, description="eta_l, in the first half of the rounds")
+
+    VOLUMES: ClassVar[Mapping[str, Any]] = SGD_VOLUMES
 
 
 @register("scaffold", ScaffoldConfig, kinds=("segmentation", "classification"))

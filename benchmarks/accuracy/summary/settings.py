@@ -242,6 +242,7 @@ SETS: Mapping[str, Set] = {
     "pneumoniamnist": Set(
         "the share of each class, drawn by seed; radiographs", (), (443, 438, 2032, 75, 2220)
     ),
+    "polyp_centres": Set("the hospital; frames of colonoscopies", (), (500, 500, 500)),
     "wbc5_28_shift": Set(
         "the share of each class, drawn by seed; microscopy, tested on another camera",
         (),

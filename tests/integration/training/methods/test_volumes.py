@@ -185,3 +185,9 @@ def test_regions_are_trained_with_a_sigmoid_each_and_answered_as_they_are_served
 
 def _same(data: Any) -> Any:
     return data
+
+
+def test_plain_sgd_stays_plain_sgd_on_volumes(tmp_path: Path) -> None:
+    for name in ("scaffold", "feddc"):
+        chosen = method(name).config().prepared(Store(tmp_path), BALLS, "balls").model_dump()
+        assert (chosen["loss"], chosen["optimiser"]) == ("dice_ce", "sgd"), name
