@@ -229,7 +229,7 @@ def settings_of(settings: RunConfig) -> dict[str, Any]:
 
 def configuration_digest(method: str, config: MethodConfig, settings: Mapping[str, Any], task: Task) -> str:
     """Digest what determines the steps of a run beside the data."""
-    return _digest([method, config.model_dump(mode="json"), dict(settings), task.model_dump(mode="json")])
+    return _digest([method, config.identity(), dict(settings), task.model_dump(mode="json")])
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str], them: str) -> list[str]:
