@@ -159,7 +159,7 @@ class Bucket:
         digest = files[DIGEST_FILE]
         written = False
         while True:
-            self._relist(name)
+            listed = self._relist(name)
             found = earlier()
             if found is not None:
                 return found
@@ -167,7 +167,8 @@ class Bucket:
                 for file, data in files.items():
                     self._put(_content(digest.decode(), file), data)
                 written = True
-            number = max(self._relist(name).numbers, default=0) + 1
+                continue  # equal content may have been published meanwhile
+            number = max(listed.numbers, default=0) + 1
             if admit is not None:
                 admit()
             if self._create(_version(name, number), digest):

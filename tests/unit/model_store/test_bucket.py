@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import obstore
 import pytest
@@ -54,6 +55,24 @@ def test_publishers_at_the_same_time_get_a_number_each_and_equal_content_once(
     assert len({artefact.version for artefact in published if published[0].digest == artefact.digest}) == 1
     for content, artefact in zip(contents, published, strict=True):
         assert store.open(str(artefact)).read("weights.safetensors") == content.encode()
+
+
+def test_content_that_another_publishes_meanwhile_is_one_version(
+    store: Store, bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = store._backend
+    put = type(backend)._put
+    others: list[Artefact] = []
+
+    def put_after_another(self: Any, path: str, data: bytes) -> None:
+        if self is backend and not others:
+            others.append(Store(bucket_url).publish(model(), files("own")))
+        put(self, path, data)
+
+    monkeypatch.setattr(type(backend), "_put", put_after_another)
+    assert store.publish(model(), files("own")).version == 1
+    assert len(others) == 1
+    assert store.numbers("brain") == [1]
 
 
 def test_a_publisher_that_loses_the_number_asks_admission_again(store: Store, bucket_url: str) -> None:
