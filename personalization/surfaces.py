@@ -67,10 +67,9 @@ def _measured(
     )
 
     options = {"include_background": True, "spacing": None if spacing is None else [*spacing]}
-    with warnings.catch_warnings():
-        # Of monai 1.6 about its own call of a transform.
-        warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
-        hausdorff = compute_hausdorff_distance(predicted, truth, percentile=95, **options)
-        average = compute_average_surface_distance(predicted, truth, symmetric=True, **options)
-        surface = compute_surface_dice(predicted, truth, [tolerance], **options)
+    # Of monai 1.6 about its own call of a function. For good: `catch_warnings` in one thread ends that of another.
+    warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
+    hausdorff = compute_hausdorff_distance(predicted, truth, percentile=95, **options)
+    average = compute_average_surface_distance(predicted, truth, symmetric=True, **options)
+    surface = compute_surface_dice(predicted, truth, [tolerance], **options)
     return {"hd95": float(hausdorff), "assd": float(average), "nsd": float(surface)}
