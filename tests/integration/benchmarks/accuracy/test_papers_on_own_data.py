@@ -81,7 +81,7 @@ def test_iop_fl_leaves_no_site_out_of_two(tmp_path: Path) -> None:
 
 
 def test_fedoap_trains_on_own_sites(federation: Path, tmp_path: Path) -> None:
-    rows, page = run("paper-fedoap", federation, tmp_path, "arm=Fed*P")
+    rows, page = run("paper-fedoap", federation, tmp_path, "arm=FedOAP")
     assert [row["cell"]["arm"] for row in rows] == ["FedOAP"]
     assert set(rows[0]["result"]["sites"]) == set(SITES)
     assert "bladder" not in page

@@ -227,7 +227,7 @@ def test_every_method_ends_with_the_test_and_exports_after_it():
         if name == "fedins":
             continue  # is built on a backbone: tests/integration/training/methods/test_test_patients.py
         task = FUNDUS if "segmentation" in chosen.kinds else PICTURES
-        if name == "fedoap":
+        if name in ("fedoap", "feddp"):
             task = Task(name="discs", labels={"disc": (1,)}, size=(32, 32))
         plan = chosen.build(chosen.config(), task).plan()
         names = [step.name for step in plan]
