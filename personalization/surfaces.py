@@ -67,7 +67,7 @@ def _measured(
     )
 
     options = {"include_background": True, "spacing": None if spacing is None else [*spacing]}
-    # Of monai 1.6 about its own call of a function. For good: `catch_warnings` in one thread ends that of another.
+    # Of monai 1.6 about its own call. For good: `catch_warnings` in one thread ends that of another.
     warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
     hausdorff = compute_hausdorff_distance(predicted, truth, percentile=95, **options)
     average = compute_average_surface_distance(predicted, truth, symmetric=True, **options)

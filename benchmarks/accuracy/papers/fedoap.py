@@ -82,9 +82,9 @@ training for its rivals. All arms see as many batches; FedRep takes two steps fo
 head and then the body. Ablations without the perturbed loss keep the second stage, with the plain loss.
 FedDP trains FedOAP's network without its adapter and bank, with queries at the sites, and calibrates for the
 two rounds of the second stage, lambda 1 and not tuned; each of these steps asks three models more.
-One seed of it is run. Its first stage has Dice alone, as its authors' code has. On this network, from
-nothing, so few steps do not leave the plateau where nearly all pixels are marked (training loss 0.95 at the
-bladder after eight rounds), so the row says more of that loss than of local queries or calibration.
+Its first stage has Dice alone, as its authors' code has. On this network, from nothing, so few steps may not
+leave the plateau where nearly all pixels are marked: the row then says more of that loss than of local
+queries or calibration.
 
 **Recipes differ.** FedOAP, FedDP and the ablation have AdamW with one cosine over all steps of a stage, a
 uniform mean of the sites, and binary cross-entropy with Dice (FedDP: Dice alone, then the calibration). Their

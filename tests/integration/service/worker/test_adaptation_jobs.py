@@ -208,7 +208,7 @@ def test_a_scan_has_the_dose_of_its_own_slices_by_a_job_as_by_the_graph(
     assert np.mean((at_once > 0) != (mask > 0)) < 1e-3
 
 
-# `ttt` needs rotation heads: test_ttt.py. `blend` needs instance norm: tests/unit/personalization/test_dynunet.py.
+# `ttt` needs rotation heads (test_ttt.py), `blend` instance norm (unit/personalization/test_dynunet.py).
 @pytest.mark.parametrize("preset", [name for name in FOR_COHORTS if name not in ("ttt", "blend")])
 def test_every_preset_makes_a_judged_candidate_that_answers(place: Workplace, preset: str) -> None:
     options = {"preset": preset, "epochs": 1}
