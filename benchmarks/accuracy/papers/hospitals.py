@@ -68,8 +68,10 @@ class Hospitals(Clients):
 
     @property
     def aside(self) -> LabelledData:
-        """No frames are set aside: the weights come from elsewhere."""
-        raise NotImplementedError
+        """The part that no client holds: the hospital outside. Raise ValueError where there is none."""
+        if self.outside is None:
+            raise ValueError(f"{self.set}: no frames are set aside, since no hospital is outside")
+        return self._hospitals[self.outside]
 
     @property
     def place(self) -> dict[str, Any]:

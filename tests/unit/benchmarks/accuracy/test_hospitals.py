@@ -56,6 +56,9 @@ def test_no_sequence_is_on_both_sides_and_classes_are_equally_frequent(folder: P
 def test_a_hospital_outside_does_not_train_and_is_tested_alone(folder: Path) -> None:
     hospitals = _hospitals(folder, outside="C_A")
     assert list(hospitals.data) == ["C_B"]
+    assert hospitals.aside.train.cases == _hospitals(folder).data["C_A"].train.cases
+    with pytest.raises(ValueError, match="no hospital is outside"):
+        _hospitals(folder).aside  # noqa: B018
     found = hospitals.judge({"C_B": lambda images: torch.ones(len(images), dtype=torch.uint8)})
     assert list(found) == ["C_A"]
     assert sorted(found["C_A"]["ours"].values()) == [0, 0, 0, 1, 1, 1]
