@@ -34,6 +34,7 @@ from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation, RemoteSite, digest_of_sites
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
+from training.data.segmentation.infer_task import inferred_in_words
 from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError
 from training.methods.planning import PlanningConfig
@@ -62,7 +63,7 @@ from training.planning.federated import (
 )
 from training.planning.planner import Budget
 from training.planning.proposal import Proposal
-from training.playbook import check_practises, make_playbook, practice_of, with_playbook
+from training.playbook import PRACTICE, check_practises, make_playbook, practice_of, with_playbook
 from training.progress import open_progress
 from training.progress.forecast import expected_seconds
 from training.publish import check_names, parts_of
@@ -375,8 +376,8 @@ def _train(
     job, name, folder, operator = planned.job, planned.name, planned.folder, planned.operator
     proposal = planned.proposal
     workers, taken_back = execution.workers, execution.taken_back()
-    if playbook:
-        check_practises(job)
+    # A practice trains the federation once more without each of these.
+    practising = check_practises(job) if playbook else ()
     algorithm, sites, federation = job.algorithm(), job.specs(), job.federation
     validated = _validated(job)
     # What cannot be published, or a store that cannot be written to, is better known now than after training.
@@ -392,6 +393,8 @@ def _train(
             # Hospitals on a network have other machines than this one.
             {} if operator else expected_seconds(job, workers),
             validated,
+            (1, 1 + len(practising)),
+            [PRACTICE] if practising else [],
         )
         if operator is not None:
             operator.warn = progress.warning
@@ -406,7 +409,8 @@ def _train(
             federation.task.dump(folder / TASK_FILE)
             warnings.append(
                 f"there is no {TASK_FILE} in {federation.root}; one was inferred and written to "
-                f"{folder / TASK_FILE}: look at it, and put it into the federation's folder"
+                f"{folder / TASK_FILE}: look at it, and put it into the federation's folder "
+                f"({inferred_in_words(federation.task)})"
             )
         warnings += job.warnings()
         for warning in warnings:

@@ -1,6 +1,7 @@
 """The options of `training.federate`, grouped by what they decide.
 
-A command takes one frozen object per group. `grouped` shows Typer the fields as options of their own:
+A command takes one frozen object per group. `grouped` shows Typer the fields as options of their own, in a
+panel of the help for each group:
 
     @grouped
     def federate(training: TrainingOptions, data: DataOptions) -> None: ...
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 import typer
 
@@ -43,10 +45,12 @@ class Engine(Enum):
 class TrainingOptions:
     """What is trained: the method and its configuration."""
 
+    panel: ClassVar[str] = "Training"
+
     method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")]
     backbone: Annotated[
         str | None,
-        typer.Option(help="fedins: NAME[@VERSION] in the store, or a file of a ViT's weights."),
+        typer.Option(help="fedins: NAME or NAME@VERSION in the store, or a file of a ViT's weights."),
     ] = None
     start: Annotated[
         str | None,
@@ -71,6 +75,8 @@ class TrainingOptions:
 class DataOptions:
     """What it is trained on: the hospitals, and their task."""
 
+    panel: ClassVar[str] = "Hospitals and their task"
+
     data: Annotated[
         Path | None, typer.Option(help="The federation's folder, or an .npz; without it, a phantom.")
     ] = None
@@ -90,6 +96,8 @@ class DataOptions:
 @dataclass(frozen=True, kw_only=True)
 class PlanningOptions:
     """Whether the federation plans its network first, and what the network may cost."""
+
+    panel: ClassVar[str] = "Plan of volumes"
 
     plan: Annotated[
         bool,
@@ -115,6 +123,8 @@ class PlanningOptions:
 @dataclass(frozen=True, kw_only=True)
 class PublishingOptions:
     """What is published, where, and which sites consent to the export of their models."""
+
+    panel: ClassVar[str] = "Publication and practice"
 
     out: Annotated[
         str,
@@ -166,6 +176,8 @@ class PublishingOptions:
 class ExecutionOptions:
     """How the run is executed and resumed. None of it decides a result."""
 
+    panel: ClassVar[str] = "This run: start, resume, processes"
+
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; decides no result.")] = None
     run: Annotated[Path | None, typer.Option(help="The run's folder; beside the store by default.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False
@@ -200,6 +212,8 @@ class ExecutionOptions:
 class NetworkOptions:
     """Where the hospitals are, and how a round waits for those on a network."""
 
+    panel: ClassVar[str] = "Hospitals on a network"
+
     engine: Annotated[
         Engine, typer.Option(help="Where the hospitals are: folders here, or processes on a network.")
     ] = Engine.IN_PROCESS
@@ -219,6 +233,8 @@ class NetworkOptions:
 class LogOptions:
     """Where the figures of the rounds are sent."""
 
+    panel: ClassVar[str] = "Logs elsewhere"
+
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write TensorBoard's event files into this folder.")
     ] = None
@@ -235,7 +251,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=get_type_hints(kind, include_extras=True)[field.name],
+            annotation=_in_panel(get_type_hints(kind, include_extras=True)[field.name], kind.panel),
         )
         for kind in groups.values()
         for field in fields(kind)
@@ -253,3 +269,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flat
+
+
+def _in_panel(annotation: Any, panel: str) -> Any:
+    """The annotation of an option, with the panel of the help that shows it."""
+    plain, option = get_args(annotation)
+    placed = copy(option)
+    placed.rich_help_panel = panel
+    return Annotated[plain, placed]

@@ -78,6 +78,7 @@ SPREADS = Group("spreads", "statistics", "collect")
 TARGETS = Group("targets", "statistics", "collect")
 EPISODES = Group("episodes", "statistics", "collect")
 
+PRACTICE = "practice"  # what follows the runs, as progress calls it
 _FEWEST = 2  # members; a recipe of each is judged by the others
 _NO_PLAYBOOK = "the federation's practice came to no playbook"
 
@@ -163,12 +164,18 @@ def make_playbook(
     spreads: dict[str, bytes] = {}
     warnings: list[str] = []
     rounds, sent = 0, Counter[str]()
-    for member in members:
+    for number, member in enumerate(members, 1):
         rotation = rotation_of(run, member)
         try:
             if progress is not None:
                 sites = [spec.name for spec in rotation.specs()]
-                progress.run_started(f"practice without {member}", rotation.algorithm().plan(), sites)
+                progress.run_started(
+                    f"practice without {member}",
+                    rotation.algorithm().plan(),
+                    sites,
+                    place=(1 + number, 1 + len(members)),
+                    then=[PRACTICE],
+                )
             result = execute(rotation, place(rotation), workers=workers, resume=True, observer=progress)
         except TrainingError as error:
             warnings.append(f"no playbook without {member}: {error}")
@@ -186,7 +193,7 @@ def make_playbook(
     folder = RunFolder(place(run) / "practice" / _digest([spec.name for spec in specs]))
     settings = run.settings
     if progress is not None:
-        progress.run_started("practice", algorithm.plan(), [spec.name for spec in specs])
+        progress.run_started(PRACTICE, algorithm.plan(), [spec.name for spec in specs])
     with folder.held():
         folder.claim({**run.identity(), "practice": _facts(practice)}, resume=True)
         outcome = FederationEngine(

@@ -28,6 +28,7 @@ from training.network.messages import Invitation
 from training.privacy import Noising
 
 FAILED, INTERRUPTED = 2, 130
+_NEEDED, _LOCAL = "This hospital", "On this machine"
 
 
 class _Screen:
@@ -114,17 +115,32 @@ def _size(count: int) -> str:
 
 
 def site(
-    data: Annotated[Path, typer.Option(help="This hospital's folder.")],
-    kit: Annotated[Path, typer.Option(help="The kit that the operator made for this hospital.")],
-    policy: Annotated[Path, typer.Option(help="policy.yaml: what may leave; read again before every step.")],
+    data: Annotated[Path, typer.Option(help="This hospital's folder.", rich_help_panel=_NEEDED)],
+    kit: Annotated[
+        Path,
+        typer.Option(help="The kit that the operator made for this hospital.", rich_help_panel=_NEEDED),
+    ],
+    policy: Annotated[
+        Path,
+        typer.Option(
+            help="policy.yaml: what may leave; read again before every step.", rich_help_panel=_NEEDED
+        ),
+    ],
     state: Annotated[
-        Path | None, typer.Option(help="Folder for memories and logs; KIT/state by default.")
+        Path | None,
+        typer.Option(help="Folder for memories and logs; KIT/state by default.", rich_help_panel=_LOCAL),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(help="This hospital's model store, for a method that adapts a backbone.")
+        Path | None,
+        typer.Option(
+            help="This hospital's model store, for a method that adapts a backbone.", rich_help_panel=_LOCAL
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N of this hospital; the operator's by default.")
+        str | None,
+        typer.Option(
+            help="cpu, cuda or cuda:N of this hospital; the operator's by default.", rich_help_panel=_LOCAL
+        ),
     ] = None,
 ) -> None:
     """Take part in a federation over the network, as one hospital."""

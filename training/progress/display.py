@@ -50,8 +50,12 @@ class Progress(Observer, Protocol):
         sites: Sequence[str],
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
+        place: tuple[int, int] = (1, 1),
+        then: Sequence[str] = (),
     ) -> None:
-        """Handle the start or the resumption of a run; see `RunState` for the last two."""
+        """Handle the start or the resumption of a run; see `RunState` for the last four. A run that is not
+        the first of several is expected to take as long as those before it.
+        """
 
     def published(self, reference: str, digest: str) -> None:
         """Handle the publication of an artefact."""
@@ -86,9 +90,15 @@ class _Display:
         sites: Sequence[str],
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
+        place: tuple[int, int] = (1, 1),
+        then: Sequence[str] = (),
     ) -> None:
         """Handle the start or the resumption of a run."""
-        self._state = RunState(title, plan, sites, expected=expected, validated=validated)
+        if self._state is not None and place[0] > 1:
+            expected = {**self._state.measured, **(expected or {})}
+        self._state = RunState(
+            title, plan, sites, expected=expected, validated=validated, place=place, then=then
+        )
 
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
         """Handle the start of a round."""
@@ -153,7 +163,7 @@ class PlainProgress(_Display):
         state = self.state
         if not state.running:
             return
-        parts = [f"{state.phase} {state.round + 1}/{state.rounds}"]
+        parts = [" ".join(filter(None, (_run(state), f"{state.phase} {state.round + 1}/{state.rounds}")))]
         parts.append(f"running for {format.duration(state.since_round)}")
         for what in ("done", "working", "dropped"):
             names = [name for name, site in state.sites.items() if site.state == what]
@@ -172,11 +182,15 @@ class PlainProgress(_Display):
         sites: Sequence[str],
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
+        place: tuple[int, int] = (1, 1),
+        then: Sequence[str] = (),
     ) -> None:
         """Print the title, the sites, the number of rounds of every phase, and the time that was forecast."""
-        super().run_started(title, plan, sites, expected, validated)
+        super().run_started(title, plan, sites, expected, validated, place, then)
         lengths = ", ".join(f"{name} {length}" for name, length in self.state.lengths.items())
         parts = [f"{title}: {len(sites)} sites ({', '.join(sites)})", f"rounds: {lengths}"]
+        if run := _run(self.state):
+            parts.append(", then ".join((run, *then)))
         if time := _time(self.state, "in all"):
             parts.append(f"about {time}")
         self._line("; ".join(parts))
@@ -237,6 +251,7 @@ class RichProgress(_Display):
         grid = Table.grid(padding=(0, 2))
         over = state.done >= state.total
         where = f"{state.phase} {state.round + 1}/{state.rounds}" if state.rounds else ""
+        where = "  ".join(filter(None, (_run(state), where)))
         grid.add_row(
             Text(state.title, style="bold"),
             Text("done" if over else where),
@@ -273,6 +288,12 @@ class RichProgress(_Display):
             cells.append(_MARKS.get(site.state, Text(took, style="dim")))
             table.add_row(*cells)
         return table
+
+
+def _run(state: RunState) -> str:
+    """Say which run of several this is; empty for a single one."""
+    number, runs = state.place
+    return f"run {number} of {runs}" if runs > 1 else ""
 
 
 def _time(state: RunState, what: str) -> str:

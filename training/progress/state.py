@@ -76,7 +76,8 @@ class RunState:
 
     `clock` returns seconds from any starting point. `expected` has the seconds of one round of every
     phase that was forecast; the first round that is measured replaces them. `validated` has each site's
-    number of validation patients.
+    number of validation patients. `place` is this run's among several of one plan, as (3, 5) of a federation
+    that practises, and `then` names what follows them, of which no time is known.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class RunState:
         clock: Callable[[], float] = time.monotonic,
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
+        place: tuple[int, int] = (1, 1),
+        then: Sequence[str] = (),
     ) -> None:
         self._few = {site: few_patients(count) for site, count in (validated or {}).items()}
         self.title = title
@@ -95,6 +98,7 @@ class RunState:
         self.round = 0
         self.rounds = 0
         self.lengths = {step.name: step.rounds if isinstance(step, Phase) else step.steps for step in plan}
+        self.place, self.then = place, tuple(then)
         self._expected = dict(expected or {})
         self._durations: dict[str, list[float]] = {}
         self._clock = clock
@@ -104,12 +108,17 @@ class RunState:
 
     @property
     def total(self) -> int:
-        """Number of rounds and steps of the whole plan."""
-        return sum(self.lengths.values())
+        """Number of rounds and steps of the whole plan, in all its runs."""
+        return sum(self.lengths.values()) * self.place[1]
 
     @property
     def done(self) -> int:
-        """Number of finished rounds and steps, including those before a resumption."""
+        """Number of finished rounds and steps, including those before a resumption and of earlier runs."""
+        return sum(self.lengths.values()) * (self.place[0] - 1) + self._done
+
+    @property
+    def _done(self) -> int:
+        """Those of this run."""
         before = 0
         for name, length in self.lengths.items():
             if name == self.phase:
@@ -151,14 +160,20 @@ class RunState:
     @property
     def unknown(self) -> list[str]:
         """The phases ahead without a round that was measured or forecast."""
-        return [name for name in self._ahead() if self._seconds(name) is None]
+        return [*(name for name in self._ahead() if self._seconds(name) is None), *self.then]
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Seconds of one round of every phase that was measured or forecast."""
+        known = ((name, self._seconds(name)) for name in self.lengths)
+        return {name: seconds for name, seconds in known if seconds is not None}
 
     def _ahead(self) -> dict[str, int]:
-        """Unfinished rounds of every phase that has some, in the plan's order."""
-        ahead, done = {}, self.done
+        """Unfinished rounds of every phase that has some, in the plan's order; later runs have them all."""
+        ahead, done, later = {}, self._done, self.place[1] - self.place[0]
         for name, length in self.lengths.items():
-            if length > done:
-                ahead[name] = length - done
+            if rounds := max(0, length - done) + later * length:
+                ahead[name] = rounds
             done = max(0, done - length)
         return ahead
 

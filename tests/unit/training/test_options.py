@@ -97,6 +97,17 @@ def test_grouped_command_gets_its_objects_with_defaults() -> None:
         seen[0][0].rounds = 4  # type: ignore[misc]
 
 
+def test_help_shows_options_by_group() -> None:
+    app = typer.Typer()
+    app.command()(federate)
+    text = CliRunner().invoke(app, ["--help"]).output
+    places = [
+        text.index(name) for name in (TrainingOptions.panel, "--rounds", DataOptions.panel, "--leave-out")
+    ]
+    assert places == sorted(places)
+    assert LogOptions.panel in text
+
+
 def test_missing_required_option_is_an_error() -> None:
     app = typer.Typer()
     app.command()(federate)

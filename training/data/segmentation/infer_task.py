@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,35 +19,40 @@ from training.data.scan_files import read_mask, read_scan
 # Largest inferred side, in pixels: a laptop trains this in reasonable time.
 _LARGEST_SIDE = 256
 _MAX_VALUE = 65535
-# A mask of volumes with more values than this has soft edges, and no label per value.
+# A mask with more values than this has soft edges, and no label per value.
 _MOST_LABELS = 32
 
 
 def infer_task(root: Path, sites: Iterable[Site], *, by_value: bool = False) -> Task:
-    """Infer a task with one binary label of all non-zero values, and channels and size from the images.
+    """Infer a task from the masks' values, and channels and size from the images.
 
-    With `by_value`, each value of the masks of volumes is a label of its own, if there are several, but no
-    more than a person would draw. Every file is a patient of its own. Files that cannot be decoded are
-    skipped; `look_at` reports them.
+    Where the masks of every site have the same values, but no more than a person would draw, each value is a
+    label of its own. Otherwise values are written in different ways (1 here, 255 there), or masks have soft
+    edges, and all values other than zero are one label. With `by_value`, values of volumes are labels of
+    their own also where a site lacks some. Every file is a patient of its own. Files that cannot be decoded
+    are skipped; `look_at` reports them.
     Raises TaskError if no mask has a non-zero value.
     """
-    values: set[int] = set()
+    by_site: dict[str, set[int]] = {}
     channels: set[int] = set()
     sides: list[tuple[int, int]] = []
     volumes = True
     # Used only to find the slices; the size of the inferred task is not yet known.
     axial = Task(name="any", labels={"foreground": (1,)}, size=(SIZE_MULTIPLE, SIZE_MULTIPLE))
-    for case in (case for site in sites for case in site.cases):
+    for site, case in ((each.name, case) for each in sites for case in each.cases):
         try:
             image, mask = read_scan(case.image), read_mask(case.mask)
             _, rows, columns = geometry_of(image, axial).slices
         except LocumStoreError:
             continue
         found = np.unique(mask.voxels)
-        values |= {int(v) for v in found if v == round(float(v)) and 0 < v <= _MAX_VALUE}
+        by_site.setdefault(site, set()).update(
+            int(v) for v in found if v == round(float(v)) and 0 < v <= _MAX_VALUE
+        )
         volumes = volumes and image.is_volume
         channels.add(image.channels)
         sides.append((rows, columns))
+    values: set[int] = set().union(*by_site.values())
     if not values:
         raise TaskError(
             f"{root}: no task.yaml, and none can be inferred: no mask has a non-zero value. "
@@ -54,7 +60,8 @@ def infer_task(root: Path, sites: Iterable[Site], *, by_value: bool = False) -> 
         )
     height, width = np.median(np.array(sides), axis=0)
     labels = {"foreground": tuple(sorted(values))}
-    if by_value and volumes and 1 < len(values) <= _MOST_LABELS:
+    alike = all(found == values for found in by_site.values() if found)
+    if (alike or (by_value and volumes)) and 1 < len(values) <= _MOST_LABELS:
         labels = {f"label-{value}": (value,) for value in sorted(values)}
     return Task(
         name=_name_of(root),
@@ -63,6 +70,26 @@ def infer_task(root: Path, sites: Iterable[Site], *, by_value: bool = False) -> 
         colour="refuse" if len(channels) == 1 else "replicate",
         size=(_side(height), _side(width)),
     )
+
+
+def inferred_in_words(task: Task) -> str:
+    """Say what the labels, channels and size of an inferred task came from."""
+    if task.kind == "classification":
+        return f"the folders' names are the classes: {', '.join(task.class_names)}"
+    named = [f"{name} is {_listed(values)}" for name, values in task.labels.items()]
+    together = any(len(values) > 1 for values in task.labels.values())
+    size = "x".join(map(str, task.size))
+    return (
+        f"of the masks' values, {', '.join(named)}"
+        + ("; give them labels of their own where they are different things" if together else "")
+        + f"; slices are trained on at {size}"
+    )
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    shown = [str(value) for value in values[:8]]
+    more = f" and {len(values) - len(shown)} more" if len(values) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
 def task_of_dataset_json(root: Path) -> Task | None:
@@ -111,5 +138,5 @@ def _plain(name: str) -> str:
 
 
 def _side(length: float) -> int:
-    rounded = round(length / SIZE_MULTIPLE) * SIZE_MULTIPLE
+    rounded = math.ceil(length / SIZE_MULTIPLE) * SIZE_MULTIPLE  # up: the network sees all that is there
     return min(max(rounded, SIZE_MULTIPLE), _LARGEST_SIDE)

@@ -14,6 +14,7 @@ from model_store.task import Task
 from training.data.cases import data_warnings
 from training.data.federation import load_federation
 from training.data.scan_files import read_mask
+from training.data.segmentation.infer_task import inferred_in_words
 from training.errors import FederationError
 from training.methods.registry import method
 from training.phantom.federation import nifti_bytes
@@ -411,7 +412,7 @@ class TestVolumes:
         federation = load_federation(volumes)
         assert federation.inferred
         assert [case.patient for case in federation.sites[0].cases] == ["a", "b"]
-        assert federation.task.size == (32, 32)
+        assert federation.task.size == (48, 32)
 
     def test_volume_mask_with_another_affine_is_rejected(self, volumes: Path) -> None:
         path = volumes / "hospital" / "masks" / "b.nii.gz"
@@ -437,8 +438,31 @@ class TestInference:
         assert federation.inferred
         task = federation.task
         assert task.labels == {"foreground": (7, 255)}
-        assert (task.name, task.channels, task.size) == ("lung-nodules", 1, (16, 32))
+        assert (task.name, task.channels, task.size) == ("lung-nodules", 1, (32, 32))
         assert federation.site("north").patients == ("p1_0", "p1_1", "p2_0", "p2_1")
+
+    def test_values_that_all_hospitals_have_are_labels_of_their_own(self, root: Path) -> None:
+        (root / "task.yaml").unlink()
+        for path in root.glob("*/masks/*.png"):
+            mask = blob(7)
+            mask[:2, :2] = 3
+            save(path, mask)
+        task = load_federation(root).task
+        assert task.labels == {"label-3": (3,), "label-7": (7,)}
+        assert inferred_in_words(task) == (
+            "of the masks' values, label-3 is 3, label-7 is 7; slices are trained on at 32x32"
+        )
+        (path, *_) = root.glob("*/masks/*.png")
+        save(path, blob(9))
+        task = load_federation(root).task
+        assert task.labels == {"foreground": (3, 7, 9)}
+        assert "foreground is 3, 7, 9; give them labels of their own" in inferred_in_words(task)
+
+    def test_inferred_size_is_rounded_up(self, root: Path) -> None:
+        (root / "task.yaml").unlink()
+        for path in root.rglob("*.png"):
+            save(path, np.asarray(Image.open(path).resize((33, 49), Image.Resampling.NEAREST)))
+        assert load_federation(root).task.size == (64, 48)
 
     def test_inferred_size_of_large_images_is_256(self, root: Path) -> None:
         (root / "task.yaml").unlink()
@@ -461,7 +485,7 @@ class TestInference:
             path.parent.mkdir(parents=True)
             voxels = np.random.default_rng(0).integers(0, 2, (12, 50, 64)).astype(np.uint8)
             path.write_bytes(nifti_bytes(voxels, affine))
-        assert load_federation(tmp_path).task.size == (64, 48)
+        assert load_federation(tmp_path).task.size == (64, 64)
 
     def test_inference_without_foreground_is_rejected(self, root: Path) -> None:
         (root / "task.yaml").unlink()

@@ -64,6 +64,22 @@ def test_time_left_is_the_median_round_time_times_rounds_left() -> None:
     assert state.left == 11.0
 
 
+def test_time_left_counts_the_runs_that_follow_and_names_what_follows_them() -> None:
+    state = _State("run", PLAN, SITES, Clock(), place=(1, 3), then=["practice"])
+    play(state, "train", 0, 4, 10.0, aster=entry())
+    # Three rounds of this run and four of each of two more.
+    assert (state.total, state.done, state.left) == (18, 2, 110.0)
+    assert state.unknown == ["describe", "validate", "practice"]
+    output = io.StringIO()
+    progress = PlainProgress(Console(file=output, width=200))
+    progress.run_started("iop-fl", PLAN, SITES, place=(1, 3), then=["practice"])
+    play(progress, "train", 0, 4, 10.0, aster=entry())
+    progress.run_started("practice without aster", PLAN, ["birch"], place=(2, 3), then=["practice"])
+    assert progress.state.left == 80.0
+    assert "run 1 of 3, then practice" in output.getvalue()
+    assert "run 2 of 3, then practice; about 1:20 in all" in output.getvalue()
+
+
 def test_time_left_names_the_phases_of_which_nothing_is_known() -> None:
     state = _State("run", PLAN, SITES, Clock())
     play(state, "describe", 0, 1, 0.1, aster=entry())
