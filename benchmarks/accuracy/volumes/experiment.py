@@ -2,98 +2,111 @@
 
 48 volumes of the hippocampus at three sites; 12 patients are held out, four of each site, and no recipe was
 chosen by them. Every arm is trained by federated averaging on the same patients and scored on the scans' own
-grid, by the preprocessing, the windows and the way back of the service.
+grid, by the preprocessing, the windows and the way back of the service. A planned arm chooses spacing, patch
+and network as `training.federate --plan` does. The README has the protocol.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from benchmarks.accuracy.volumes.report import sections
+from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.accuracy.volumes.report import SET, sections
+from benchmarks.accuracy.volumes.scoring import of_members, of_outside
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.evaluation import predict
 from benchmarks.harness.experiment import Experiment, Table
-from model_store.preprocessing import (
-    VolumeRestorer,
-    align,
-    class_map,
-    prepare,
-    prepare_volume,
-    restore,
-)
-from model_store.preprocessing.windows import slab_axis
 from model_store.store import Store
 from model_store.task import Normalisation, Task, VolumeGeometry
-from personalization.metrics import dice
-from personalization.surfaces import surface_distances
 from training.config import RunConfig
-from training.data.cases import Case, Federation
+from training.data.cases import Federation
 from training.data.federation import load_federation
-from training.data.scan_files import read_case, read_mask
-from training.methods.common.local_training import network_of
-from training.methods.common.sliding_window import windowed
 from training.methods.registry import method
 from training.phantom import VOLUMES, write_federation
 from training.phantom.federation import TASK as PHANTOM_SLICES
+from training.planning.federated import plan_federation, replanned
+from training.planning.proposal import Proposal, budget_of
 from training.run import Run, execute
 from training.tasks import template
 
-SET = "hippocampus_nifti"
 SITES = ("north", "south", "west")
+PHANTOM_SITES = ("aster", "birch", "cedar")
 # Volumes of a site: training, validation, test.
 SHARES = {"train": 10, "val": 2, "test": 4}
 # Draws patients to sites and splits; of no training.
 _DRAW = 1234
 
 
+# With which the norms of a plan note what the federation's patches are like; answers stay as they are.
+_TRACKED = {"norm_name": ["instance", {"track": True}]}
+
+
 @dataclass(frozen=True)
 class Arm:
-    """How a federation is trained: on slices or volumes, by a method with `fields` of its configuration."""
+    """How a federation is trained, by a method with `fields` of its configuration.
 
-    volumes: bool
+    `form` says whether on slices, on volumes by the profile's geometry, or on volumes by the federation's own
+    plan. `set` is another set than the hippocampus, of slices. With `outside` every site is left out in turn,
+    and scored.
+    """
+
+    form: Literal["slices", "volumes", "planned"]
     method: str
     fields: Mapping[str, Any]
+    set: str = SET
+    outside: bool = False
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Arms, seeds, and the windows of the volumes; `phantom` writes its own data."""
+    """Arms, seeds, the windows of the volumes, and the budget of plans; `phantom` writes its own data.
+
+    `size` is that of slices of another set.
+    """
 
     arms: Mapping[str, Arm]
     seeds: tuple[int, ...] = (0, 1, 2)
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0)
     patch: tuple[int, int, int] = (32, 48, 32)
+    budget: str = "laptop"
+    size: int = 144
     phantom: bool = False
 
 
-_TINY = {"rounds": 1, "width": 4, "least_steps": 2}
+_TINY = {"rounds": 1, "least_steps": 2}
+_NARROW = {**_TINY, "width": 4}
+_RETINA: Mapping[str, Any] = {"rounds": 25, "batch_size": 4}
 PROFILES = {
     "smoke": Profile(
         {
-            "2-D": Arm(False, "fedavg", _TINY),
-            "3-D": Arm(True, "iop-fl", {**_TINY, "personal_epochs": 1}),
+            "2-D": Arm("slices", "fedavg", _NARROW),
+            "3-D": Arm("volumes", "iop-fl", {**_NARROW, "personal_epochs": 1}),
+            "planned": Arm("planned", "iop-fl", {**_TINY, "personal_epochs": 1}),
+            "planned, outside": Arm("planned", "fedavg", _TINY, outside=True),
         },
         (0,),
         (3.0, 3.0, 4.0),
         (24, 24, 10),
-        True,
+        phantom=True,
     ),
     "cpu": Profile(
         {
-            "3-D": Arm(True, "iop-fl", {"rounds": 30}),
-            "3-D, width 8": Arm(True, "iop-fl", {"rounds": 30, "width": 8}),
-            "2-D": Arm(False, "fedavg", {"rounds": 25}),
-            "2-D, dice_ce": Arm(False, "fedavg", {"rounds": 25, "loss": "dice_ce"}),
+            "planned": Arm("planned", "iop-fl", {}),
+            "2-D": Arm("slices", "fedavg", {"rounds": 25}),
+            "2-D, dice_ce": Arm("slices", "fedavg", {"rounds": 25, "loss": "dice_ce"}),
+            "vessels": Arm("slices", "fedavg", _RETINA, "retina_vessels"),
+            "vessels, dice_ce": Arm("slices", "fedavg", {**_RETINA, "loss": "dice_ce"}, "retina_vessels"),
+            "planned, outside": Arm("planned", "fedavg", {}, outside=True),
+            "planned, outside, no drawn scanners": Arm("planned", "fedavg", {"intensity": 0.0}, outside=True),
+            "planned, FedBN": Arm("planned", "fedbn", {}),
+            "3-D": Arm("volumes", "iop-fl", {"rounds": 30}),
+            "3-D, width 8": Arm("volumes", "iop-fl", {"rounds": 30, "width": 8}),
         }
     ),
 }
@@ -110,48 +123,68 @@ class Volumes(Experiment[Profile]):
     data_help = f"the folder that has {SET}; the profile smoke writes a phantom and reads nothing there"
 
     def cells(self) -> list[Cell]:
-        """Seed by seed, arm by arm."""
+        """Seed by seed, arm by arm, and site by site where one is left out."""
         profile = self.profile
+        sites = SITES if not profile.phantom else PHANTOM_SITES
         return [
             {
-                "set": "phantom" if profile.phantom else SET,
+                "set": "phantom" if profile.phantom else arm.set,
                 "arm": name,
                 "seed": seed,
                 "method": arm.method,
-                "config": self._config(arm).identity(),
-                **({"spacing": [*profile.spacing], "patch": [*profile.patch]} if arm.volumes else {}),
+                "config": self._config(arm, self._task(arm)).identity(),
+                **self._form(arm),
+                **({"outside": site} if site else {}),
             }
             for seed in profile.seeds
             for name, arm in profile.arms.items()
+            for site in (sites if arm.outside else ("",))
         ]
 
+    def _form(self, arm: Arm) -> Cell:
+        profile = self.profile
+        if arm.form == "planned":
+            return {"budget": profile.budget}
+        if arm.form == "volumes":
+            return {"spacing": [*profile.spacing], "patch": [*profile.patch]}
+        return {} if arm.set == SET else {"size": profile.size}
+
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
-        """Train, and score every model on the held-out patients of the site that it is for."""
-        arm = self.profile.arms[cell["arm"]]
-        federation = load_federation(self._folder, self._task(arm))
-        settings = RunConfig(seed=cell["seed"], consent="all")
-        run = Run(federation, arm.method, self._config(arm), settings, scores_tests=False)
+        """Train, and score every model on the held-out patients of the site that it is for.
+
+        A site that is left out is scored with all of its patients, as they are and through a drawn scanner.
+        """
+        arm, outside = self.profile.arms[cell["arm"]], cell.get("outside")
+        leave_out = () if outside is None else (outside,)
+        settings = RunConfig(seed=cell["seed"], consent="all", leave_out=leave_out)
+        federation = load_federation(self._folder_of(arm), self._task(arm))
         before, resumed = time.process_time(), (work / "run").exists()
+        proposal = None
+        if arm.form == "planned":
+            budget = budget_of(self.profile.budget)
+            proposal = plan_federation(federation, settings, budget, work / "plan", resume=resumed)
+            federation = replanned(federation, proposal)
+        run = Run(
+            federation, arm.method, self._config(arm, federation.task, proposal), settings, scores_tests=False
+        )
         # In this process, so that its CPU time is that of the training.
         done = execute(run, work / "run", workers=0, resume=resumed)
         seconds = None if resumed else round(time.process_time() - before, 1)
-        models: dict[str, Any] = {}
-        for draft in done.publication.models:
-            network = network_of(draft.network, draft.weights, torch.device("cpu")).eval()
-            for site in run.sites():
-                if draft.site in (None, site.name):
-                    own = models.setdefault("global" if draft.site is None else "personal", {})
-                    for case in site.of_split("test"):
-                        own[f"{site.name}/{case.patient}"] = _scores(network, case, federation)
-        parameters = sum(tensor.numel() for tensor in done.publication.models[0].weights.values())
-        rounds = max(entry.round + 1 for entry in done.history if entry.phase == "train")
+        if outside is None:
+            models = of_members(done)
+        else:
+            scanner = ShiftedScanner.of(outside, cell["seed"]).at(SEVERITIES[-1])
+            models = of_outside(done, federation.site(outside), scanner)
+        drafts = done.publication.models
         return {
             "models": models,
             "labels": [c.labels[-1] for c in federation.task.classes[1:]],
-            "parameters": parameters,
-            "rounds": rounds,
+            "parameters": sum(tensor.numel() for tensor in drafts[0].weights.values()),
+            "rounds": max(entry.round + 1 for entry in done.history if entry.phase == "train"),
             "cpu_seconds": seconds,
-            "validation": done.publication.models[0].metrics.get("val_dice"),
+            "validation": drafts[0].metrics.get("val_dice"),
+            **({} if proposal is None else {"plan": _planned(proposal)}),
+            **({} if outside is None else {"held_out": [*self._held_out(federation, outside)]}),
         }
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
@@ -159,11 +192,17 @@ class Volumes(Experiment[Profile]):
         return sections(rows)
 
     def _task(self, arm: Arm) -> Task:
+        """The task that an arm is given; a plan replaces its geometry."""
+        if arm.set != SET:
+            sides = (self.profile.size, self.profile.size)
+            return template(arm.set).model_copy(update={"size": sides})
         slices = PHANTOM_SLICES if self.profile.phantom else template(SET)
-        if not arm.volumes:
+        if arm.form == "slices":
             return slices
         if self.profile.phantom:
             return VOLUMES
+        if arm.form == "planned":
+            return slices
         return Task(
             name="hippocampus",
             labels=slices.labels,
@@ -171,10 +210,22 @@ class Volumes(Experiment[Profile]):
             geometry=VolumeGeometry(spacing=self.profile.spacing, patch=self.profile.patch),
         )
 
-    def _config(self, arm: Arm) -> Any:
-        config = method(arm.method).config(**arm.fields)
+    def _config(self, arm: Arm, task: Task, proposal: Proposal | None = None) -> Any:
+        """The configuration, of which a plan fills what the arm does not say."""
+        chosen, fields = method(arm.method), dict(arm.fields)
+        if proposal is not None:
+            fields = {**proposal.options, **fields}
+            if arm.outside:
+                fields["network_arguments"] = {**fields["network_arguments"], **_TRACKED}
         # No method of an arm looks into the store.
-        return config.prepared(Store(self.options.state_dir / "none"), self._task(arm), self.name)
+        return chosen.config(**fields).prepared(Store(self.options.state_dir / "none"), task, self.name)
+
+    def _held_out(self, federation: Federation, site: str) -> Iterable[str]:
+        """The test patients of a site, whom other arms are scored with."""
+        return (f"{site}/{case.patient}" for case in federation.site(site).of_split("test"))
+
+    def _folder_of(self, arm: Arm) -> Path:
+        return self._folder if arm.set == SET else self.data / arm.set
 
     @cached_property
     def _folder(self) -> Path:
@@ -183,7 +234,7 @@ class Volumes(Experiment[Profile]):
         if folder.exists():
             return folder  # another run may train on it
         if self.profile.phantom:
-            return write_federation(folder, ("aster", "birch"), 4, task=VOLUMES)
+            return write_federation(folder, PHANTOM_SITES, 6, task=VOLUMES)
         source = (self.data / SET).resolve()
         names = sorted(path.name for path in (source / "images").glob("*.nii.gz"))
         order = np.random.default_rng(_DRAW).permutation(sum(SHARES.values()) * len(SITES))
@@ -209,35 +260,12 @@ class Volumes(Experiment[Profile]):
         return folder
 
 
-@torch.no_grad()
-def answered(network: nn.Module, case: Case, task: Task) -> tuple[Tensor, Tensor, tuple[float, ...]]:
-    """Answer and truth of a case: class indices [I, J, K] on the scan's own grid, and its spacing in mm."""
-    scan = read_case(case, task)
-    assert scan.affine is not None
-    mask = read_mask(case.mask)
-    truth = class_map(align(mask, scan.grid, scan.affine, scan.other_affine), task)
-    spacing = np.linalg.norm(scan.affine[:3, :3], axis=0) * scan.mm_per_unit
-    if task.geometry is None:
-        prepared = prepare(scan, task)
-        found = restore(predict(network, torch.tensor(prepared.slices)).numpy(), prepared.geometry)
-    else:
-        volume, geometry = prepare_volume(scan, task), task.geometry
-        axis = slab_axis(volume.volume.shape[1:], geometry.patch)
-        restorer = VolumeRestorer(volume.grid, task, axis, geometry.average)
-        for plane in windowed(network, volume.volume, task, torch.device("cpu"), axis):
-            restorer.add(plane)
-        found = restorer.finish()
-    predicted, true = (torch.from_numpy(np.ascontiguousarray(each)) for each in (found, truth))
-    return predicted, true, tuple(map(float, spacing))
-
-
-def _scores(network: Any, case: Case, federation: Federation) -> dict[str, list[float | None]]:
-    """Dice and surface metrics of each class of one case, on the scan's own grid."""
-    predicted, truth, spacing = answered(network, case, federation.task)
-    classes = len(federation.task.classes)
-    found: dict[str, Tensor] = {"dice": dice(predicted[None], truth[None], classes)[0, 1:]}
-    found |= surface_distances(predicted, truth, [(index,) for index in range(1, classes)], spacing)
+def _planned(proposal: Proposal) -> dict[str, Any]:
+    """What of a plan is shown: geometry and options."""
+    geometry = proposal.task.geometry
+    assert geometry is not None
     return {
-        name: [None if math.isnan(value) else round(value, 5) for value in values.tolist()]
-        for name, values in found.items()
+        "spacing": geometry.spacing and [*geometry.spacing],
+        "patch": [*geometry.patch],
+        "options": dict(proposal.options),
     }

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.accuracy.volumes.experiment import Volumes, answered
+from benchmarks.accuracy.volumes.experiment import Volumes
 from benchmarks.accuracy.volumes.report import level, sections
+from benchmarks.accuracy.volumes.scoring import answered
 from benchmarks.harness.experiment import Options
 from training.data.federation import load_federation
 from training.data.scan_files import read_mask

@@ -1,0 +1,146 @@
+"""What the models of a finished run answer on held-out scans: Dice and surface distances of every patient.
+
+Answers are on the scans' own grid, by the preprocessing, the windows and the way back of the service.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness.evaluation import predict
+from model_store.preprocessing import (
+    VolumeRestorer,
+    align,
+    class_map,
+    prepare,
+    prepare_volume,
+    restore,
+)
+from model_store.preprocessing.windows import slab_axis
+from model_store.scan import Scan
+from model_store.task import Task
+from personalization.iop_fl.space import RoutingSpace
+from personalization.metrics import dice
+from personalization.surfaces import surface_distances
+from personalization.test_time.recipe import recipe_of
+from training.algorithm import ModelDraft
+from training.data.cases import Case, Site
+from training.data.scan_files import read_case, read_mask
+from training.methods.common.local_training import network_of
+from training.methods.common.sliding_window import windowed
+from training.playbook import OF_INSTANCE_NORM
+from training.run import Result
+
+CPU = torch.device("cpu")
+Change: TypeAlias = Callable[[Scan], Scan]  # what a scanner does to a scan
+# patient -> metric -> a value per class, None where it is undefined
+Scores: TypeAlias = dict[str, dict[str, list[float | None]]]
+
+
+def of_members(done: Result) -> dict[str, Scores]:
+    """Scores of what every member is served on its test patients: the global model, and a personal one.
+
+    A site that keeps the global model for its personal one has that one's scores.
+    """
+    drafts = {draft.site: draft for draft in done.publication.models}
+    personal = any(drafts) or "personal" in done.publication.details
+    models: dict[str, Scores] = {}
+    for site in done.run.sites():
+        cases = {f"{site.name}/{case.patient}": case for case in site.of_split("test")}
+        task = done.run.federation.task
+        if None in drafts:
+            models.setdefault("global", {}).update(_scores(_network(drafts[None]), cases, task))
+        if site.name in drafts:
+            own = _scores(_network(drafts[site.name]), cases, task)
+        else:
+            own = {name: models["global"][name] for name in cases}
+        if personal:
+            models.setdefault("personal", {}).update(own)
+    return models
+
+
+def of_outside(done: Result, site: Site[Case], scanner: Change | None) -> dict[str, Scores]:
+    """Scores of a site that took no part: of the global model, and of what `auto` chooses from."""
+    (draft,) = done.publication.models
+    task = done.run.federation.task
+    space = RoutingSpace.of(draft.network.name, draft.network.arguments, {}, draft.weights)
+    networks = {"global": _network(draft)}
+    for trial in OF_INSTANCE_NORM.trials:
+        # It looks at no image.
+        adapted = recipe_of(trial.config.preset).adapt(space, torch.empty(0), trial.config, CPU)
+        networks[trial.name] = adapted.merged
+    named = {f"{site.name}/{case.patient}": case for case in site.cases}
+    models = {}
+    for name, network in networks.items():
+        models[name] = _scores(network, named, task)
+        models[f"{name}, scanner"] = _scores(network, named, task, scanner)
+    return models
+
+
+def _network(draft: ModelDraft) -> nn.Module:
+    return network_of(draft.network, draft.weights, CPU).eval()
+
+
+@torch.no_grad()
+def answered(
+    network: nn.Module, case: Case, task: Task, change: Change | None = None
+) -> tuple[Tensor, Tensor, tuple[float, ...] | None]:
+    """Answer and truth of a case: class indices on the scan's own grid, and its spacing in mm, if it has one.
+
+    `change` is what a scanner does to the scan.
+    """
+    scan = read_case(case, task)
+    mask = read_mask(case.mask)
+    truth = class_map(align(mask, scan.grid, scan.affine, scan.other_affine), task)
+    if change is not None:
+        scan = in_planes(change, scan)
+    if task.geometry is None:
+        prepared = prepare(scan, task)
+        found = restore(predict(network, torch.tensor(prepared.slices)).numpy(), prepared.geometry)
+    else:
+        volume, geometry = prepare_volume(scan, task), task.geometry
+        axis = slab_axis(volume.volume.shape[1:], geometry.patch)
+        restorer = VolumeRestorer(volume.grid, task, axis, geometry.average)
+        for plane in windowed(network, volume.volume, task, CPU, axis):
+            restorer.add(plane)
+        found = restorer.finish()
+    predicted, true = (torch.from_numpy(np.ascontiguousarray(each)) for each in (found, truth))
+    if scan.affine is None:
+        return predicted, true, None
+    spacing = np.linalg.norm(scan.affine[:3, :3], axis=0) * scan.mm_per_unit
+    return predicted, true, tuple(map(float, spacing))
+
+
+def in_planes(change: Change, scan: Scan) -> Scan:
+    """A volume [I, J, K, C] through a scanner of images [H, W, C]: alike in every plane [I, J]."""
+    voxels = np.asarray(scan.voxels)
+    planes = voxels.reshape(*voxels.shape[:2], -1)
+    seen = np.asarray(change(replace(scan, voxels=planes)).voxels)
+    return replace(scan, voxels=seen.reshape(voxels.shape))
+
+
+def _scores(
+    network: nn.Module,
+    cases: Mapping[str, Case],
+    task: Task,
+    change: Change | None = None,
+) -> Scores:
+    """Dice and surface metrics of each class of every case, on the scans' own grids."""
+    found: Scores = {}
+    for name, case in cases.items():
+        predicted, truth, spacing = answered(network, case, task, change)
+        classes = len(task.classes)
+        values = {"dice": dice(predicted[None], truth[None], classes)[0, 1:]}
+        values |= surface_distances(predicted, truth, [(index,) for index in range(1, classes)], spacing)
+        found[name] = {
+            metric: [None if math.isnan(value) else round(value, 5) for value in each.tolist()]
+            for metric, each in values.items()
+        }
+    return found
