@@ -29,7 +29,7 @@ from benchmarks.accuracy.summary.settings import (
     of_unseen,
     recorded,
 )
-from benchmarks.accuracy.volumes.report import level, seconds_of
+from benchmarks.accuracy.volumes.report import elsewhere, inside, level, seconds_of
 from benchmarks.harness.cells import Row
 from benchmarks.harness.experiment import RESULTS
 from benchmarks.harness.scores import Difference
@@ -425,28 +425,37 @@ def _of_hospitals(changes: Mapping[str, float]) -> str:
 
 def _volumes() -> list[str]:
     """What segmenting volumes whole reaches beside slices; levels, since arms are of other networks."""
-    by_arm: dict[str, list[Row]] = {}
-    for row in recorded(VOLUMES):
-        by_arm.setdefault(row["cell"]["arm"], []).append(row)
+    by_arm: dict[tuple[str, str], list[Row]] = {}
+    for row in inside(recorded(VOLUMES)):
+        for model in row["result"]["models"]:
+            by_arm.setdefault((row["cell"]["arm"], model), []).append(row)
     body = [
         [
-            arm,
+            arm if model == "global" else f"{arm}, {model}",
             len(rows),
             *(
-                f"{fmean(level(row['result']['models']['global'], metric) for row in rows):.{digits}f}"
+                f"{fmean(level(row['result']['models'][model], metric) for row in rows):.{digits}f}"
                 for metric, digits in (("dice", 3), ("hd95", 2), ("nsd", 3))
             ),
             seconds_of(rows),
         ]
-        for arm, rows in by_arm.items()
+        for (arm, model), rows in by_arm.items()
+    ]
+    other = elsewhere(recorded(VOLUMES))
+    others = [
+        "Sites that were left out, as they are and through a drawn scanner, and photographs of vessels (HD95 "
+        "in pixels) for the loss of slices:",
+        table(["arm", "answers", "seeds", "Dice", "HD95"], other),
     ]
     return [
         "## Slices or whole volumes",
         "Needs: masks for some training volumes at every site, and a connection for tens of rounds. Levels "
-        "of the federation's global model on 12 held-out patients of hippocampus_nifti at three sites, and "
-        f"the CPU seconds of its training. From [{VOLUMES}]({VOLUMES}.md), which has each class and "
-        "patient. Weights leave the hospital, every round.",
+        "of the federation's global model, and of personal ones where there are, on 12 held-out patients of "
+        "hippocampus_nifti at three sites, and the CPU seconds of the training. From "
+        f"[{VOLUMES}]({VOLUMES}.md), which has each class and patient. Weights leave the hospital, "
+        "every round.",
         table(["arm", "seeds", "Dice", "HD95, mm", "surface Dice", "CPU s"], body),
+        *(others if other else ()),
     ]
 
 

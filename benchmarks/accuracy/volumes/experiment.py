@@ -36,7 +36,7 @@ from training.run import Run, execute
 from training.tasks import template
 
 SITES = ("north", "south", "west")
-PHANTOM_SITES = ("aster", "birch", "cedar")
+PHANTOM_SITES = ("aster", "birch")
 # Volumes of a site: training, validation, test.
 SHARES = {"train": 10, "val": 2, "test": 4}
 # Draws patients to sites and splits; of no training.
@@ -234,7 +234,7 @@ class Volumes(Experiment[Profile]):
         if folder.exists():
             return folder  # another run may train on it
         if self.profile.phantom:
-            return write_federation(folder, PHANTOM_SITES, 6, task=VOLUMES)
+            return write_federation(folder, PHANTOM_SITES, 5, task=VOLUMES)
         source = (self.data / SET).resolve()
         names = sorted(path.name for path in (source / "images").glob("*.nii.gz"))
         order = np.random.default_rng(_DRAW).permutation(sum(SHARES.values()) * len(SITES))
