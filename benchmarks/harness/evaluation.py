@@ -1,4 +1,4 @@
-"""Dice per patient on the scan's own grid, with preprocessing and restoring as in serving."""
+"""Dice and surface distances per patient on the scan's own grid, prepared and restored as in serving."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ from model_store.preprocessing import Geometry, align, class_map, prepare, resto
 from model_store.scan import Scan
 from model_store.task import Task
 from personalization.metrics import METRICS, Compared, dice
+from personalization.surfaces import surface_distances
 from training.data.cases import Case
 from training.data.scan_files import read_mask, read_scan
 
 BATCH = 16
+# Measured on surfaces, beside Dice: HD95, and normalised surface Dice at a tolerance of 1 mm or pixel.
+SURFACES = ("hd95", "nsd")
 
 
 @dataclass(frozen=True)
 class ReadScan:
-    """One scan of `Scans`: its number of slices, the geometry of its own grid, and the true classes there."""
+    """One scan of `Scans`: its number of slices, the geometry of its own grid, and the true classes there.
+
+    `spacing` has the millimetres between neighbours along each axis of that grid, None where unknown.
+    """
 
     patient: str
     slices: int
     geometry: Geometry
     truth: Tensor
     summary: ScanSummary
+    spacing: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class Scans:
             )
             images.append(torch.tensor(prepared.slices))
             count = len(prepared.slices)
-            scans.append(ReadScan(case.patient, count, prepared.geometry, truth, summarise(scan, prepared)))
+            summary, spacing = summarise(scan, prepared), _spacing(scan)
+            scans.append(ReadScan(case.patient, count, prepared.geometry, truth, summary, spacing))
         return cls(torch.cat(images), tuple(scans), len(task.classes))
 
     @property
@@ -111,6 +119,25 @@ class Scans:
             values.setdefault(scan.patient, []).append(value)
         return {patient: float(np.nanmean(found)) for patient, found in sorted(values.items())}
 
+    def surfaces(self, probabilities_NKHW: Tensor) -> dict[str, dict[str, float]]:
+        """HD95 and normalised surface Dice of every patient, by `SURFACES`: metric -> patient -> value.
+
+        Mean over the foreground classes of a scan, then over the patient's scans; in millimetres where the
+        spacing is known, else in pixels. NaN where no class is both in an answer and in its truth.
+        """
+        labels = [(index,) for index in range(1, self.classes)]
+        found: dict[str, dict[str, list[float]]] = {metric: {} for metric in SURFACES}
+        for scan, predicted in self._restored(probabilities_NKHW):
+            sides = [axis for axis, side in enumerate(predicted.shape) if side > 1]
+            spacing = None if scan.spacing is None else [scan.spacing[axis] for axis in sides]
+            measured = surface_distances(predicted.squeeze(), scan.truth.squeeze(), labels, spacing)
+            for metric, values in found.items():
+                values.setdefault(scan.patient, []).append(float(measured[metric].nanmean()))
+        return {
+            metric: {patient: _mean_defined(each) for patient, each in sorted(values.items())}
+            for metric, values in found.items()
+        }
+
     def _restored(self, probabilities_NKHW: Tensor) -> Iterable[tuple[ReadScan, Tensor]]:
         """Each scan, and the classes found on its own grid."""
         parts = torch.split(probabilities_NKHW, [scan.slices for scan in self.scans])
@@ -143,8 +170,19 @@ def predict(network: nn.Module, images_NCHW: Tensor) -> Tensor:
 
 def mean_dice(dice: Mapping[str, float]) -> float:
     """Mean over the patients with a defined Dice; NaN when there is none."""
-    defined = [value for value in dice.values() if math.isfinite(value)]
+    return _mean_defined([*dice.values()])
+
+
+def _mean_defined(values: Sequence[float]) -> float:
+    defined = [value for value in values if math.isfinite(value)]
     return sum(defined) / len(defined) if defined else math.nan
+
+
+def _spacing(scan: Scan) -> tuple[float, ...] | None:
+    """Millimetres between neighbours along each axis of the scan's grid, None of an image."""
+    if scan.affine is None:
+        return None
+    return tuple(map(float, np.linalg.norm(scan.affine[:3, :3], axis=0) * scan.mm_per_unit))
 
 
 def _tensor(labels: NDArray[np.uint8]) -> Tensor:

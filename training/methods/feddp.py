@@ -15,7 +15,8 @@ model of stage 1; of fewer than two models there is no U, and nothing is calibra
 The authors' code (jcwang123/FedDP, scripts/train_fed.py, train_ft.py and trainer_utils.py at its last commit)
 clips values of gradients at 1 in stage 1, trains there with Dice, and divides by the maximum of the batch
 (`inconsistency: batch`). Its lambda is in no file that is public; validation should choose it. It steps by
-Adam at one rate; here are FedOAP's steps, AdamW with a cosine.
+Adam at one rate; here are FedOAP's steps, AdamW with a cosine. `first_loss: fedoap` is ours: FedOAP's loss in
+stage 1, for a fairer comparison.
 
 Shared:  all but the personal part; Dice on validation patients; once, summary statistics; once, the scores of
          the site's model on its test and validation patients. In the phase `collect`, and only at sites that
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -61,12 +62,17 @@ class FedDpConfig(FedOapConfig):
     kv: Literal["averaged"] = Field("averaged", description="keys and values are averaged, without a bank")
     fine_tune_loss: Literal["plain"] = Field("plain", description="calibration, with the weight below")
     calibration_weight: float = Field(1.0, ge=0, description="lambda, of the weighted cross-entropy")
+    first_loss: Literal["dice", "fedoap"] = Field(
+        "dice", description="of stage 1: Dice alone, or FedOAP's, which adds cross-entropy"
+    )
     inconsistency: Literal["image", "batch"] = Field(
         "image", description="the maximum that U is divided by is that of the image, or of the batch"
     )
     gradient_clip: float | None = Field(
         1.0, gt=0, description="bound on each value of a gradient of stage 1; null: none"
     )
+
+    EARLIER: ClassVar[Mapping[str, Any]] = {**FedOapConfig.EARLIER, "first_loss": "dice"}
 
 
 @register(
@@ -128,8 +134,10 @@ class FedDp(FedOap):
 
     @override
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Dice, the loss of stage 1."""
-        return dice_loss(logits, targets)
+        """The loss of stage 1, as configured."""
+        if self.config.first_loss == "dice":
+            return dice_loss(logits, targets)
+        return super().loss(logits, targets)
 
     @override
     def _network(self, context: StepContext, model: State, bank: State) -> FedOapUNet:

@@ -37,15 +37,15 @@ class Arm:
     """One line of a table: a registered method, and the fields in which it differs from the other lines.
 
     `published` is the mean that the paper prints for it, by the name of the column; arms that the paper has
-    not are shown without. `times` multiplies the rounds of the others. After them every site trains the
-    global model further by itself for `tuned` rounds, and is served that.
+    not are shown without. `times` multiplies the rounds of the others, to the nearest. After them every site
+    trains the global model further by itself for `tuned` rounds, and is served that.
     """
 
     name: str
     method: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
-    times: int = 1
+    times: float = 1
     tuned: int = 0
 
     def config(self, common: Mapping[str, Any]) -> MethodConfig:
@@ -53,6 +53,10 @@ class Arm:
         config = method(self.method).config
         shared = {name: value for name, value in common.items() if name in config.model_fields}
         return config(**{**shared, **self.fields})
+
+    def rounds(self, others: int) -> int:
+        """Its rounds, where the others have so many."""
+        return max(1, round(self.times * others))
 
     def cell(self, common: Mapping[str, Any]) -> Cell:
         """What decides the arm's result, for a cell."""
@@ -80,15 +84,21 @@ class Tests:
         """A network's scores, in the form of the rows.
 
         `ours`: foreground Dice per patient on the scan's grid, None where undefined. `paper`: Dice at the
-        network's resolution, mean over slices with a target and over classes.
+        network's resolution, mean over slices with a target and over classes. `hd95` and `nsd` per patient
+        as `Scans.surfaces` has them, None where undefined.
         """
         network.eval()
-        dice = self.scans.dice(predict(network, self.scans.images))
+        answered = predict(network, self.scans.images)
         score = score_of(network, self.slices)
         return {
-            "ours": {patient: None if math.isnan(d) else round(d, 6) for patient, d in dice.items()},
+            "ours": _by_patient(self.scans.dice(answered), 6),
             "paper": round(score.with_background if self.background else score.foreground, 5),
+            **{metric: _by_patient(own, 4) for metric, own in self.scans.surfaces(answered).items()},
         }
+
+
+def _by_patient(values: Mapping[str, float], digits: int) -> dict[str, float | None]:
+    return {patient: None if math.isnan(v) else round(v, digits) for patient, v in values.items()}
 
 
 @dataclass(frozen=True)

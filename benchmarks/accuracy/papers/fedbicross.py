@@ -149,7 +149,7 @@ ONE_STUDENT: Mapping[str, tuple[str, type[OneStudentConfig], Callable[..., Given
     ISCA: ("fedisca", FedIscaConfig, FedIscaFromUploads),
     BOOSTED: ("co-boosting", CoBoostingConfig, CoBoostingFromUploads),
 }
-ARMS: Mapping[str, tuple[Arm, ...]] = {
+ARMS: dict[str, tuple[Arm, ...]] = {
     "comparison": (
         Arm(MOST_FREQUENT),
         Arm(ALONE),
@@ -176,11 +176,31 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
         Arm("w/o Clus", {"clusters": 1}, _published(78.40, 59.35, 62.19, 59.74)),
         Arm(WHOLE),
     ),
+    "samples": (
+        Arm(WHOLE),
+        *(Arm(f"FedBiCross, S = {count}", {"outer_steps": count}) for count in (1, 3, 12, 25)),
+    ),
 }
-BASELINES = {"comparison": AVERAGE, "ablation": WHOLE}
+# The other divisions of Table 1, as parts with fewer arms: what a part changes of the profile.
+DIVISIONS: Mapping[str, Mapping[str, Any]] = {
+    **{f"alpha {alpha:g}": {"alpha": alpha} for alpha in (0.1, 0.2, 0.5)},
+    **{f"{count} clients": {"clients": count} for count in (10, 20)},
+}
+ARMS |= dict.fromkeys(
+    DIVISIONS,
+    (
+        *(Arm(ALONE), Arm(AVERAGE), Arm(ENSEMBLE), Arm(DENSE), Arm(WHOLE)),
+        *(Arm(f"FedBiCross, K = {count}", {"clusters": count}) for count in (2, 3)),
+    ),
+)
+BASELINES = {"comparison": AVERAGE, "ablation": WHOLE, "samples": WHOLE, **dict.fromkeys(DIVISIONS, AVERAGE)}
 NOTES = {
     "comparison": "Table 1.",
     "ablation": "Table 2. The number of clusters is the silhouette's, but for `w/o Clus`.",
+    "samples": "In how many steps S of a trajectory w is learned, six in the other parts.",
+    **dict.fromkeys(
+        DIVISIONS, "Table 1, another division; the number of clusters is the silhouette's, or K."
+    ),
 }
 _DATA_NOTE = """\
 **What differs from the paper.** The paper has four sets of MedMNIST, 5, 10 and 20 clients and four values
@@ -279,14 +299,23 @@ class PaperFedBiCross(PaperOnImages[Profile]):
             {
                 **{"part": part, "arm": arm.name, "set": set_, "alpha": alpha, "seed": seed},
                 **{"profile": name, "clients": settings.clients, **self.own_cell},
+                **DIVISIONS.get(part, {}),
                 **self._method(arm, set_),
             }
             for seed in range(settings.seeds)
             for set_ in self.sets
             for alpha in settings.alphas
             for part, arms in ARMS.items()
+            if self._divides(part, alpha)
             for arm in arms
+            if arm.fields.get("outer_steps", 1) <= self.profile.method["steps"]
         ]
+
+    def _divides(self, part: str, alpha: float) -> bool:
+        """Whether a part has cells beside this alpha of the profile: a part with an alpha of its own is once,
+        and nowhere if the profile has that alpha."""
+        own = DIVISIONS.get(part, {}).get("alpha")
+        return own is None or (alpha == self.profile.alphas[0] and own not in self.profile.alphas)
 
     def prints(self, *place: Any) -> bool:
         """The paper's figures are of one alpha and number of clients."""

@@ -70,6 +70,8 @@ def _published(domain_net: float, cifar: float, tiny: float) -> dict[str, float]
     return dict(zip(PUBLISHED, (domain_net, cifar, tiny), strict=True))
 
 
+# The study of heterogeneity goes from clients with a class or two to clients that are nearly alike.
+ALPHAS = (0.1, 1.0, 10.0)
 _FEDINS = _published(83.12, 84.83, 86.79)
 # What the whole of FedIns does not have: one entry for all images, and so no keys.
 _SINGLE: Mapping[str, Any] = {"entries": 1, "top": 1, "key_weight": 0.0}
@@ -91,16 +93,31 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
         Arm("Prompt pool", "fedins", {"adapter": "prompt"}, _published(80.17, 81.39, 81.98)),
         Arm("SSF", "fedins", _SINGLE, _published(80.75, 83.81, 84.32)),
         Arm("SSF pool", "fedins", {}, _FEDINS),
-        Arm("SSF pool of 5", "fedins", {"entries": 5}),
-        Arm("SSF pool, 1 picked", "fedins", {"top": 1}),
-        Arm("SSF pool, 12 picked", "fedins", {"top": 12}),
+        *(Arm(f"SSF pool of {size}", "fedins", {"entries": size}) for size in (5, 10, 30)),
+        *(Arm(f"SSF pool, {picked} picked", "fedins", {"top": picked}) for picked in (1, 6, 12, 24)),
     ),
+    # Fig. 5a, by the alpha of the division; that of the other parts is the profile's.
+    **{
+        f"alpha {alpha:g}": (
+            Arm("SOLO", "local-only"),
+            Arm("FedAvg", "fedavg"),
+            Arm("SSF", "fedins", _SINGLE),
+            Arm("FedIns", "fedins"),
+        )
+        for alpha in ALPHAS
+    },
 }
-BASELINES = {"comparison": "FedAvg", "ablation": "SSF pool"}
+BASELINES = {"comparison": "FedAvg", "ablation": "SSF pool", **{f"alpha {a:g}": "FedAvg" for a in ALPHAS}}
 NOTES = {
     "comparison": "Table 1, without its line `FedIns (w. SSF Pool)`: the paper does not say what that "
     "leaves out. FedBN's norms are the ViT's layer norms.",
-    "ablation": "Table 2, and three arms after Fig. 6, which prints no figures.",
+    "ablation": "Table 2, and seven arms after Fig. 6, which prints no figures: sizes of the pool, 25 in the "
+    "other arms, and how many entries an image picks, 3 in the others.",
+    **{
+        f"alpha {alpha:g}": "After Fig. 5a, which prints no figures: clients that are less alike the smaller "
+        "alpha is."
+        for alpha in ALPHAS
+    },
 }
 _DATA_NOTE = """\
 **What differs from the paper.** The paper has photographs of up to 200 classes, and ViT-B/16 trained on
@@ -251,27 +268,32 @@ class PaperFedIns(PaperOnImages[Profile]):
         """Seed by seed, set by set."""
         settings = self.profile
         return [
-            {"part": part, "arm": arm.name, "set": set_, "seed": seed, **self._facts(arm, set_)}
+            {"part": part, "arm": arm.name, "set": set_, "seed": seed, **self._facts(part, arm, set_)}
             for seed in range(settings.seeds)
             for set_ in self.sets
             for part, arms in ARMS.items()
             for arm in arms
-            if self._applies(arm, set_)
+            if self._applies(part, arm, set_)
         ]
 
-    def _applies(self, arm: Arm, set_: str) -> bool:
-        """Whether a cell says something: classes of frames are equally frequent, and a hospital from outside
-        can only be served a model for all."""
+    def _applies(self, part: str, arm: Arm, set_: str) -> bool:
+        """Whether a cell says something: classes of frames are equally frequent, a hospital from outside can
+        only be served a model for all, and hospitals are not divided by an alpha."""
         if self.profile.frames is None or self.own:
             return True
-        return arm.name != MOST_FREQUENT and (set_ == HOSPITALS or arm.name not in _SITES_OWN)
+        return (
+            not part.startswith("alpha")
+            and arm.name != MOST_FREQUENT
+            and (set_ == HOSPITALS or arm.name not in _SITES_OWN)
+        )
 
-    def _facts(self, arm: Arm, set_: str) -> dict[str, Any]:
+    def _facts(self, part: str, arm: Arm, set_: str) -> dict[str, Any]:
         """What decides an arm's result beside set and seed: of an arm without training, the division."""
         settings = self.profile
         division: dict[str, Any] = {"profile": self.options.profile}
         if settings.frames is None:
-            division |= {"clients": settings.clients, "alpha": settings.alpha}
+            own_alpha = part.removeprefix("alpha ") if part.startswith("alpha") else settings.alpha
+            division |= {"clients": settings.clients, "alpha": float(own_alpha)}
         else:
             division |= {"frames": asdict(settings.frames)}
         if arm.name == MOST_FREQUENT:

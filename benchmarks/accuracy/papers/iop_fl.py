@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, 
 from benchmarks.accuracy.papers.own_data import PaperOnData, readable_errors
 from benchmarks.accuracy.unseen.official import by_official_protocol
 from benchmarks.harness.cells import Cell
+from benchmarks.harness.evaluation import SURFACES
 from benchmarks.harness.experiment import Options, Table
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
@@ -35,7 +36,8 @@ from personalization.iop_fl.routers import DirectCoefficients
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.options.presets import PRESETS
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.recipe import adapt, recipe_of
+from personalization.test_time.objective import LossWeights, WeightedSum
+from personalization.test_time.recipe import Routing, adapt, recipe_of
 from training.config import MethodConfig
 from training.data.cases import Federation
 from training.data.federation import load_federation
@@ -70,6 +72,12 @@ INSIDE = (
     Arm("Centralised", "centralised"),
     Arm("IOP-FL", "iop-fl", {}, _published(91.88, 94.27, 82.94)),
     Arm("IOP-FL, Locum's recipe", "iop-fl", {"recipe": "locum"}),
+    # As many steps as FedAvg, to the nearest round: pFedMe takes six on each batch, the next two take two.
+    Arm("pFedMe, as many steps", "pfedme", times=1 / 6),
+    Arm("Ditto, as many steps", "ditto", times=1 / 2),
+    Arm("FedRep, as many steps", "fedrep", times=1 / 2),
+    # The rest of the rounds are the passes of the personal models at the end.
+    Arm("IOP-FL, Locum's recipe, as many steps", "iop-fl", {"recipe": "locum", "least_steps": 0}, times=0.8),
 )
 # Name -> the preset that adapts, and what the paper prints for it.
 AVERAGE, ENSEMBLE = "Average", "Ensemble"
@@ -96,9 +104,61 @@ FEDERATED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Studied:
+    """One line of a study outside: the loss that adapts, without which the global model answers as it is.
+
+    `members` trained together, all others of the set without one. `epochs` in place of the profile's.
+    """
+
+    loss: LossWeights | None = None
+    members: int | None = None
+    epochs: int | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides its result beside the profile, for a cell."""
+        loss = {} if self.loss is None else {"loss": asdict(self.loss)}
+        own = {"members": self.members, "epochs": self.epochs}
+        return {**loss, **{name: value for name, value in own.items() if value is not None}}
+
+
+_WHOLE_LOSS = LossWeights(consistency=1.0, shape=0.01, entropy=0.01)
+_UNCHANGED = "FedAvg"
+# Studies inside, of methods, and outside, of adaptations; the first line of each is its baseline.
+TAUS = (0.9, 0.1, 0.3, 0.5, 0.7)
+STUDIES_INSIDE: Mapping[str, tuple[Arm, ...]] = {
+    "tau": tuple(Arm(f"IOP-FL, tau {tau:g}", "iop-fl", {"tau": tau}) for tau in TAUS),
+}
+STUDIES_OUTSIDE: Mapping[str, Mapping[str, Studied]] = {
+    "members": {
+        f"{_UNCHANGED}, 3 members": Studied(members=3),
+        f"{_UNCHANGED}, 2 members": Studied(members=2),
+        "Locum's loss, 3 members": Studied(_WHOLE_LOSS, members=3),
+        "Locum's loss, 2 members": Studied(_WHOLE_LOSS, members=2),
+    },
+    "terms": {
+        _UNCHANGED: Studied(),
+        "consistency": Studied(LossWeights(1.0, 0.0, 0.0)),
+        "consistency and shape": Studied(LossWeights(1.0, 0.01, 0.0)),
+        "consistency and entropy": Studied(LossWeights(1.0, 0.0, 0.01)),
+        "shape and entropy": Studied(LossWeights(0.0, 0.01, 0.01)),
+        "all three": Studied(_WHOLE_LOSS),
+    },
+    "epochs": {
+        _UNCHANGED: Studied(),
+        **{f"{n} epoch{'s' if n > 1 else ''}": Studied(_WHOLE_LOSS, epochs=n) for n in (1, 3, 10, 30)},
+    },
+}
 PUBLISHED_BY_PART: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "inside": {arm.name: arm.published for arm in INSIDE},
     "outside": {name: published for name, (_, published) in OUTSIDE.items()},
+    **{part: {arm.name: arm.published for arm in arms} for part, arms in STUDIES_INSIDE.items()},
+    **{part: {name: {} for name in arms} for part, arms in STUDIES_OUTSIDE.items()},
+}
+BASELINES: Mapping[str, str] = {
+    **{part: next(iter(arms)) for part, arms in PUBLISHED_BY_PART.items()},
+    **dict.fromkeys(("inside", "outside"), _UNCHANGED),
 }
 
 
@@ -159,10 +219,18 @@ NOTES = {
     "is served. Centralised has no seconds of training, since the server trains.",
     "outside": f"Table II; of Table III, on prostate MRI alone, are `{PER_LAYER}` (the paper's `Layer`) and "
     f"`{PER_MODEL}` (its `Global`). Each site is left out in turn and all its patients are reported. MB and "
-    "seconds are those of the members' training, with the seconds of the arm's own adaptation and of the "
-    "scoring. What the outside hospital downloads is not counted. `Average` is the mean of the scores of the "
-    "members' models, `Ensemble` the mean of their logits; `Tent`, `statistics` and `ladder` are presets "
-    "([all of them](../explanation/routing.md#recipes)), and Locum's loss is the preset `paper`.",
+    "seconds are those of the members' training, with the seconds of the arm's own adaptation, and of the "
+    "scoring where HD95 is not shown. What the outside hospital downloads is not counted. `Average` is the "
+    "mean of the scores of the members' models, `Ensemble` the mean of their logits; `Tent`, `statistics` "
+    "and `ladder` are presets ([all of them](../explanation/routing.md#recipes)), and Locum's loss is the "
+    "preset `paper`.",
+    "tau": "After Fig. 6: the share of the newest local model in the moving average, with the recipe of the "
+    "paper.",
+    "members": "After Fig. 7: of the other three sites all train together, or the two that follow the "
+    "outside one by name.",
+    "terms": "After Fig. 8: which terms of Locum's loss adapt, each with its weight in the whole (1 of "
+    "consistency, 0.01 of shape and of entropy).",
+    "epochs": "After Fig. 7: passes over the hospital's slices, and their seconds beside the gain.",
 }
 _DATA_NOTE = """\
 **What differs from the paper.** The paper has prostate MRI of six sites, and fundus photographs of four
@@ -173,14 +241,14 @@ compact organs ([routing](../explanation/routing.md)); it is used on vessels too
 it is not used."""
 _METHOD_NOTE = """\
 The paper trains for 100 rounds at width 32. Profile `cpu` has width 8, images of 96 or 128 pixels and 20 or
-40 rounds; profile `gpu` has width 32, images of 256 pixels and 100 rounds. The ablation of the loss terms
-(Fig. 8) is missing.
+40 rounds; profile `gpu` has width 32, images of 256 pixels and 100 rounds.
 
 **Steps.** In every round most arms take one step on each batch. pFedMe takes five, and one more towards the
 result. Ditto trains two models, each on all batches. FedRep trains the head on all batches, then the body on
 as many. IOP-FL with Locum's recipe takes at least 10 batches per round where a round is a number of passes
 (`retina_vessels`), and trains every personal model for five passes more at the end. Centralised takes as many
-steps as all sites together.
+steps as all sites together. `as many steps`: with rounds cut until an arm takes about FedAvg's steps; pFedMe
+then has a sixth of the rounds, and Locum's recipe as few batches in a round as the others.
 
 **The other methods are not tuned.** They have Locum's defaults: lambda 0.1 of pFedMe, with half the way to
 the personal model after each batch, lambda 0.1 of Ditto, mu 0.01 of FedProx, and FedSoup's pool after three
@@ -209,9 +277,9 @@ class PaperIopFl(PaperOnData[Profile]):
     question = "What do the arms of IOP-FL's tables reach on other sets, inside and outside?"
     profiles = PROFILES
     tables = (Table("paper-iop-fl.cpu", data="../shared/data"),)
-    kind = "segmentation"
+    kind, surfaces = "segmentation", True
     published, notes, columns = PUBLISHED_BY_PART, NOTES, PUBLISHED
-    baselines = dict.fromkeys(PUBLISHED_BY_PART, "FedAvg")
+    baselines = BASELINES
     metric, papers_metric = "Dice", "Dice as the paper's code has it"
     data_note, method_note = _DATA_NOTE, _METHOD_NOTE
     differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
@@ -227,11 +295,12 @@ class PaperIopFl(PaperOnData[Profile]):
                 common = {"set": set_, "seed": seed, "profile": name, "size": setting.size, **own}
                 cells += [
                     {
-                        "part": "inside",
+                        "part": part,
                         **common,
-                        **arm.cell({**setting.method, "rounds": arm.times * setting.method["rounds"]}),
+                        **arm.cell({**setting.method, "rounds": arm.rounds(setting.method["rounds"])}),
                     }
-                    for arm in INSIDE
+                    for part, arms in {"inside": INSIDE, **STUDIES_INSIDE}.items()
+                    for arm in arms
                 ]
                 adapting = {"epochs": settings.epochs, "images": settings.images}
                 cells += [
@@ -241,6 +310,17 @@ class PaperIopFl(PaperOnData[Profile]):
                     }
                     for site in self._outside_sites(set_)
                     for arm in OUTSIDE
+                ]
+                cells += [
+                    {
+                        **{"part": part, "arm": name, "site": site, **common},
+                        **{"method": _federated(name, setting.method)[1].identity(), **adapting},
+                        **studied.facts,
+                    }
+                    for part, arms in STUDIES_OUTSIDE.items()
+                    for site in self._outside_sites(set_)
+                    for name, studied in arms.items()
+                    if (studied.members or 0) < len(self._outside_sites(set_))
                 ]
         return cells
 
@@ -267,9 +347,9 @@ class PaperIopFl(PaperOnData[Profile]):
         return load_federation(self.shared(name), task)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
-        """Train and test one arm inside, or all arms at one site outside."""
+        """Train and test one arm, inside at all sites or outside at one."""
         with readable_errors(self.data):
-            return _inside(self._sets, cell) if cell["part"] == "inside" else _outside(self._sets, cell)
+            return _outside(self._sets, cell) if "site" in cell else _inside(self._sets, cell)
 
 
 class Sets(Trainer):
@@ -291,7 +371,8 @@ class Sets(Trainer):
 
 
 def _inside(sets: Sets, cell: Cell) -> dict[str, Any]:
-    arm = next(arm for arm in INSIDE if arm.name == cell["arm"])
+    arms = {"inside": INSIDE, **STUDIES_INSIDE}[cell["part"]]
+    arm = next(arm for arm in arms if arm.name == cell["arm"])
     place = (cell["set"], cell["size"], cell["seed"])
     federation = sets.federation(*place)
     trained = sets.served(federation, arm, arm.config(cell["method"]), cell["seed"])
@@ -311,7 +392,13 @@ def _federated(arm: str, fields: Mapping[str, Any]) -> tuple[str, MethodConfig]:
 def _outside(sets: Sets, cell: Cell) -> dict[str, Any]:
     place = (cell["set"], cell["size"], cell["seed"])
     federation, site, arm, seed = sets.federation(*place), cell["site"], cell["arm"], cell["seed"]
-    trained = sets.train(federation, *_federated(arm, cell["method"]), seed, [site])
+    others = [name for name in federation.names if name != site]
+    if "members" in cell:
+        # Those that follow the outside site by name, so that each site is a member as often.
+        after = [*federation.names, *federation.names][federation.names.index(site) + 1 :]
+        others = after[: cell["members"]]
+    left_out = [name for name in federation.names if name not in others]
+    trained = sets.train(federation, *_federated(arm, cell["method"]), seed, left_out)
     models = trained.publication.models
     spec = models[0].network
     states = {draft.site or GLOBAL: draft.weights for draft in models}
@@ -319,38 +406,49 @@ def _outside(sets: Sets, cell: Cell) -> dict[str, Any]:
     space = RoutingSpace.of(spec.name, spec.arguments, members, states[GLOBAL])
     tests = sets.tests(*place, site, everyone=True)
     images = tests.scans.thinned(cell["images"]).images
-    preset = OUTSIDE[arm][0] or "paper"
+    preset = (OUTSIDE[arm][0] if cell["part"] == "outside" else None) or "paper"
     # A preset with a number of its own is that recipe with it alone.
     epochs = {} if PRESETS[preset].epochs else {"epochs": cell["epochs"]}
     config = AdaptationConfig(preset=preset, seed=seed, **epochs)
     started = time.perf_counter()
+    answering: Sequence[nn.Module] = ()
     if arm == LABELLED:
         official = by_official_protocol(space, tests.slices, seed, "as-published", sets.device)
         found = {"ours": {}, "paper": max(score[0] for score in official.row["epochs"])}
     elif arm in (AVERAGE, ENSEMBLE):
-        networks_ = [network_of(spec, state, sets.device) for state in members.values()]
-        found = _average([*map(tests.judge, networks_)]) if arm == AVERAGE else tests.judge(_Mean(networks_))
-    elif arm in ("FedAvg", "FedDG"):
-        found = tests.judge(space.plain().to(sets.device))
+        answering = [network_of(spec, state, sets.device) for state in members.values()]
+        answering = [_Mean(answering)] if arm == ENSEMBLE else answering
+    elif "loss" in cell:
+        recipe = Routing(WeightedSum(LossWeights(**cell["loss"])))
+        answering = [recipe.adapt(space, images, config, sets.device).merged]
+    elif arm == "FedDG" or arm.startswith(_UNCHANGED):
+        answering = [space.plain().to(sets.device)]
     elif arm == PER_MODEL:
         network, images = route(space, "direct").to(sets.device), images.to(sets.device)
         _share_coefficients(network)
         adapt(network, images, config)
-        found = tests.judge(merge(space, network, images))
+        answering = [merge(space, network, images)]
     else:
-        found = tests.judge(recipe_of(config.preset).adapt(space, images, config, sets.device).merged)
+        answering = [recipe_of(config.preset).adapt(space, images, config, sets.device).merged]
     seconds = round(time.perf_counter() - started, 1)
+    if answering:
+        found = _average([*map(tests.judge, answering)])
     return {"sites": {site: found}, "cost": cost(trained.history), "seconds": seconds}
 
 
 def _average(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of several networks' scores, which is no answer that a hospital could be given."""
-    dice = {
-        patient: float(np.mean([each["ours"][patient] for each in found]))
-        for patient, defined in found[0]["ours"].items()
-        if defined is not None
+    """The mean of networks' scores: of several, it is no answer that a hospital could be given."""
+    if len(found) == 1:
+        return dict(found[0])
+    by_patient = {
+        metric: {
+            patient: float(np.mean(values))
+            for patient in found[0][metric]
+            if None not in (values := [each[metric][patient] for each in found])
+        }
+        for metric in ("ours", *SURFACES)
     }
-    return {"ours": dice, "paper": round(float(np.mean([each["paper"] for each in found])), 5)}
+    return {**by_patient, "paper": round(float(np.mean([each["paper"] for each in found])), 5)}
 
 
 def _share_coefficients(network: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from benchmarks.harness import scores as tables
-from benchmarks.harness.cells import Row
+from benchmarks.harness.cells import Cell, Row, key
+from benchmarks.harness.evaluation import SURFACES
 from benchmarks.harness.experiment import Experiment, P
 from benchmarks.harness.tables import Interval, mean_and_spread, table
 from training.report.charts import Change, forest_chart
@@ -22,6 +24,12 @@ _MINUS = (
     "*minus*: in points, over patients or images that both arms have, with sites weighted alike as in the "
     "means. A patient without a target counts 1 where one arm finds none and the other does; the means leave "
     "the patient out where none is found. Fewer seeds of an arm are compared with the same seeds alone."
+)
+_SURFACES = (
+    "*HD95* and *surface Dice* (normalised, at a tolerance of 1): in millimetres where a scan has its "
+    "spacing, else in pixels of the scan, as of all shared images. Per patient, means of sites, without "
+    "patients of whom no scan has a surface both in answer and mask: these are counted under *no surface*, "
+    "and an arm that finds less has more of them. A dash is an arm that was run before both were measured."
 )
 _SECONDS = (
     "Seconds are wall-clock, the median over runs, of one thread on a machine with other work: they tell the "
@@ -34,22 +42,25 @@ class Line:
     """One arm: what the paper prints, and what was found in each seed.
 
     `ours` has the metric of every patient or image, by seed and (site, name); `paper` has the paper's metric,
-    by seed and site. `bytes` and `seconds` are those of one site in the mean, an entry per run. `settings`
-    are the fields of the method's configuration.
+    by seed and site; `surfaces` has HD95 and surface Dice as `ours`, of the rows that have them. `bytes` and
+    `seconds` are those of one site in the mean, an entry per run. `settings` are the fields of the method's
+    configuration.
     """
 
     published: Mapping[str, float] = field(default_factory=dict)
     ours: dict[int, dict[tuple[str, str], float]] = field(default_factory=dict)
     paper: dict[int, dict[str, float]] = field(default_factory=dict)
+    surfaces: dict[str, dict[int, dict[tuple[str, str], float]]] = field(default_factory=dict)
     bytes: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def add(self, seed: int, site: str, ours: Mapping[str, float | None], paper: float) -> None:
+    def add(self, seed: int, site: str, found: Mapping[str, Any]) -> None:
         """Add what was found at a site."""
-        values = {(site, name): math.nan if value is None else value for name, value in ours.items()}
-        self.ours.setdefault(seed, {}).update(values)
-        self.paper.setdefault(seed, {})[site] = paper
+        self.ours.setdefault(seed, {}).update(_at(site, found["ours"]))
+        self.paper.setdefault(seed, {})[site] = found["paper"]
+        for metric in (each for each in SURFACES if each in found):
+            self.surfaces.setdefault(metric, {}).setdefault(seed, {}).update(_at(site, found[metric]))
 
     def add_cost(self, cost: Mapping[str, float], seconds: float = 0.0) -> None:
         """Add the cost of a run, and the seconds of what came after it."""
@@ -63,6 +74,7 @@ class Part:
 
     `published` has every arm, with what the paper prints for it; arms without a row are named below the
     table. `metric` and `papers_metric` name the two metrics, for the header; `note` stands below the title.
+    `surfaces` shows distances of surfaces beside them.
     """
 
     title: str
@@ -73,6 +85,7 @@ class Part:
     columns: Sequence[str]
     metric: str
     papers_metric: str
+    surfaces: bool = False
 
     @cached_property
     def lines(self) -> Mapping[str, Line]:
@@ -82,7 +95,7 @@ class Part:
             for row in (row for row in self.rows if row["cell"]["arm"] == name):
                 line, result = lines.setdefault(name, Line(printed)), row["result"]
                 for site, found in result["sites"].items():
-                    line.add(row["cell"]["seed"], site, found["ours"], found["paper"])
+                    line.add(row["cell"]["seed"], site, found)
                 line.add_cost(result["cost"], result.get("seconds", 0.0))
                 line.settings = row["cell"].get("method", {})
         return lines
@@ -91,13 +104,17 @@ class Part:
         """The part in Markdown; `figure` is the file of its figure."""
         sites = self._sites
         header = ["arm", *(f"paper, {column}" for column in self.columns), self.metric, self.papers_metric]
+        header += ["HD95", "surface Dice", "no surface"] if self.surfaces else []
         header += [f"minus {self.baseline}", "MB per site", "seconds per site"]
         body = [
             [
                 name,
                 *(f"{line.published[c]:.1f}" if c in line.published else "" for c in self.columns),
-                _percent([tables.site_mean(found, sites) for found in line.ours.values()]),
-                _percent([float(np.mean([*found.values()])) for found in line.paper.values()]),
+                _percent(self._means(line.ours)),
+                _percent(
+                    [float(np.mean([*own.values()])) for own in line.paper.values() if {*own} >= {*sites}]
+                ),
+                *(self._surfaces(line) if self.surfaces else ()),
                 "" if name == self.baseline else self._difference(name),
                 f"{fmean(line.bytes) / MEGABYTE:.1f}",
                 f"{median(line.seconds):.0f}",
@@ -116,16 +133,36 @@ class Part:
             if line.ours
         ]
         missing = [name for name in self.published if name not in self.lines]
+        begun = [
+            f"{name}, seed {seed}: {', '.join(sorted(own))}"
+            for name, line in self.lines.items()
+            for seed, own in sorted(line.paper.items())
+            if not {*own} >= {*sites}
+        ]
         return [
             f"## {self.title}",
             self.note,
             table(header, body),
             *([f"Not run: {', '.join(missing)}."] if missing else []),
+            *([f"In no mean, since not all sites are computed: {'; '.join(begun)}."] if begun else []),
             *([f"![Change of {self.metric} against {self.baseline}]({figure})"] if self.changes else []),
             f"{self.metric} at every site:",
             table(["arm", *sites], own),
             self._settings(),
         ]
+
+    def _surfaces(self, line: Line) -> tuple[str, str, str]:
+        """HD95, surface Dice in percent, and the number of patients without either."""
+        hd95, nsd = (line.surfaces.get(metric, {}) for metric in SURFACES)
+        means = [self._means(found) for found in (hd95, nsd)]
+        lacking = sum(math.isnan(value) for own in hd95.values() for value in own.values())
+        return mean_and_spread(means[0], 1), _percent(means[1]), f"{lacking}" if hd95 else "–"
+
+    def _means(self, by_seed: tables.BySeed) -> list[float]:
+        """The mean of sites of every seed that has all sites."""
+        sites = self._sites
+        whole = [own for own in by_seed.values() if {site for site, _ in own} >= {*sites}]
+        return [tables.site_mean(own, sites) for own in whole]
 
     def _settings(self) -> str:
         """The fields of the baseline, or else of the first arm, and where others differ; folded away."""
@@ -192,6 +229,7 @@ class PaperTables(Experiment[P]):
     columns: ClassVar[Sequence[str]]
     metric: ClassVar[str]
     papers_metric: ClassVar[str]
+    surfaces: ClassVar[bool] = False
     by: ClassVar[Sequence[str]] = ("set",)
     _drawn: tuple[Sequence[Row], Mapping[str, Part]] | None = None
 
@@ -208,7 +246,8 @@ class PaperTables(Experiment[P]):
         return True
 
     def _part(self, part: str, *place: Any, rows: Sequence[Row]) -> Part:
-        printed, arms = self.prints(*place), self.published[part]
+        arms = self.published[part]
+        printed = self.prints(*place) and any(arms.values())
         words = (
             f"{value}" if name == "set" else f"{name} {value}"
             for name, value in zip(self.by, place, strict=True)
@@ -222,14 +261,38 @@ class PaperTables(Experiment[P]):
             self.columns if printed else (),
             self.metric,
             self.papers_metric,
+            self.surfaces,
         )
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """What differs from the paper, then every part."""
-        found = [self.differs, _MINUS, _SECONDS]
+        found = [self.differs, *([_SURFACES] if self.surfaces else []), _MINUS, _SECONDS]
         for name, part in self._parts_of(rows).items():
             found += part.sections(self._file(name))
+        return [*found, *self._not_computed(rows)]
+
+    def lacking(self, rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Cell]]:
+        """The cells without a row, by part, or by part and arm where other arms of the part have rows."""
+        done = {key(row["cell"]) for row in rows}
+        begun = {row["cell"]["part"] for row in rows}
+        found: dict[tuple[str, str | None], list[Cell]] = {}
+        for cell in self.cells():
+            if key(cell) not in done:
+                part = cell["part"]
+                found.setdefault((part, cell["arm"] if part in begun else None), []).append(cell)
         return found
+
+    def _not_computed(self, rows: Sequence[Row]) -> list[str]:
+        """What the profile has and no row, with the commands that compute it."""
+        lines = []
+        for (part, arm), cells in self.lacking(rows).items():
+            only = ["--only", f"part={part}", *(["--only", f"arm={arm}"] if arm else [])]
+            command = f"{self.command} {shlex.join(only)}"
+            seeds = ", ".join(map(str, sorted({cell["seed"] for cell in cells})))
+            lines.append(
+                f"- {arm or 'all arms'} of `{part}`, {len(cells)} cells, seeds {seeds}:\n  `{command}`"
+            )
+        return ["## Not computed yet", "\n".join(lines)] if lines else []
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
         """A figure per part."""
@@ -245,7 +308,12 @@ class PaperTables(Experiment[P]):
         return self._drawn[1]
 
     def _file(self, name: str) -> str:
-        return f"{self.rows_path.stem}.{name}.svg"
+        return f"{self.rows_path.stem}.{name}.svg".replace(" ", "-")
+
+
+def _at(site: str, values: Mapping[str, float | None]) -> dict[tuple[str, str], float]:
+    """Values by patient, None as NaN, by site and patient."""
+    return {(site, name): math.nan if value is None else value for name, value in values.items()}
 
 
 def _fields(settings: Mapping[str, Any]) -> str:

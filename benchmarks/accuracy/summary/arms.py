@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from benchmarks.accuracy.papers import fedbicross, fedins, fedoap, iop_fl
+
 # A table's own name -> the name on the page, where tables call one thing differently.
 ALIASES: Mapping[str, str] = {
     "Single-site": "local-only",
@@ -39,11 +41,19 @@ ARMS: Mapping[str, str] = {
     **dict.fromkeys(("FedAvg", "FedProx", "MOON", "FedAvgM", "FedAdagrad", "FedAvg + fine-tuning"), _WEIGHTS),
     "FedAvg, twice the rounds": _WEIGHTS,
     **dict.fromkeys(("IOP-FL", "IOP-FL, Locum's recipe", "pFedMe", "Ditto", "FedSoup"), _PERSONAL),
+    **dict.fromkeys(
+        (
+            *("pFedMe, as many steps", "Ditto, as many steps", "IOP-FL, Locum's recipe, as many steps"),
+            *(arm.name for arms in iop_fl.STUDIES_INSIDE.values() for arm in arms),
+        ),
+        _PERSONAL,
+    ),
     "SCAFFOLD": "weights and control variates, every round",
     "FedDC": "weights and drifts, every round",
     "FedBN": "weights but the norms', every round; the personal model by consent",
     **dict.fromkeys(
-        ("FedPer", "FedRep"), "weights of the shared part, every round; the personal model by consent"
+        ("FedPer", "FedRep", "FedRep, as many steps"),
+        "weights of the shared part, every round; the personal model by consent",
     ),
     # From outside, without labels
     **dict.fromkeys(("`tent`", "`statistics`", "`ladder`", "`ttt`"), _RECEIVED),
@@ -56,7 +66,22 @@ ARMS: Mapping[str, str] = {
         _ALL_MODELS,
     ),
     "`as-published`, epoch by label": f"{_ALL_MODELS}; labels choose its epoch, for comparison only",
+    # Studies of an adaptation: the loss weighs members' models.
+    **{
+        name: _RECEIVED if studied.loss is None else _ALL_MODELS
+        for arms in iop_fl.STUDIES_OUTSIDE.values()
+        for name, studied in arms.items()
+        if name != "FedAvg"
+    },
     # Organs
+    **{
+        f"{name}, {after}": f"nothing; it receives the global model{what}"
+        for after in (fedoap.ZERO_SHOT, fedoap.TWO_EPOCHS)
+        for name, what in (
+            *(("FedAvg on FedOAP's network", ""), ("FedDP", ""), ("FedDP, FedOAP's loss", "")),
+            ("FedOAP", " and the members' tokens"),
+        )
+    },
     **dict.fromkeys(
         (
             *("FedOAP", "FedOAP, twice the rounds"),
@@ -64,12 +89,15 @@ ARMS: Mapping[str, str] = {
         ),
         _FEDOAP,
     ),
-    "FedDP": "weights but the queries, every round; these by consent, to the members that consent",
+    **dict.fromkeys(
+        ("FedDP", "FedDP, FedOAP's loss"),
+        "weights but the queries, every round; these by consent, to the members that consent",
+    ),
     "averaged keys and values, no bank": "weights but the personal part, every round",
     "none: FedAvg on its network": _WEIGHTS,
     # Pools
     **dict.fromkeys(
-        ("FedIns", "SSF pool of 5", "SSF pool, 1 picked", "SSF pool, 12 picked", "Prompt pool"), _POOL
+        ("FedIns", "Prompt pool", *(arm.name for arm in fedins.ARMS["ablation"] if "pool" in arm.name)), _POOL
     ),
     **dict.fromkeys(("SSF", "Prompt"), "one entry of a pool, every round"),
     # One exchange
@@ -80,6 +108,7 @@ ARMS: Mapping[str, str] = {
             *("FedBiCross", "FedBiCross, K = 2", "FedBiCross, K = 3", "FedBiCross, K = 4"),
             *("FedBiCross, read literally",),
             *("Intra-cluster", "Uniform cross", "Sim-weighted", "w/o PKD", "w/o Clus"),
+            *(arm.name for arm in fedbicross.ARMS["samples"]),
         ),
         _ONCE,
     ),

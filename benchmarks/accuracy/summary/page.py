@@ -16,6 +16,7 @@ from statistics import fmean
 
 import numpy as np
 
+from benchmarks.accuracy.papers.report import PaperTables
 from benchmarks.accuracy.picking.report import CHANCE, regrets
 from benchmarks.accuracy.summary.arms import ALIASES, leaves
 from benchmarks.accuracy.summary.settings import (
@@ -34,6 +35,7 @@ from benchmarks.harness.cells import Row
 from benchmarks.harness.experiment import RESULTS
 from benchmarks.harness.scores import Difference
 from benchmarks.harness.tables import table, write_text
+from benchmarks.registry import EXPERIMENTS, find
 from personalization.options.picking import CRITERIA
 
 PATH = RESULTS / "summary.md"
@@ -179,6 +181,71 @@ QUESTIONS = (
     ),
 )
 
+_SETTINGS = "as the part above of the same paper"
+STUDIES = (
+    Question(
+        "A study: the moving average's tau, IOP-FL",
+        _SETTINGS,
+        "tau 0.9, the paper's",
+        lambda: of_papers("paper-iop-fl", "tau", "IOP-FL, tau 0.9"),
+    ),
+    Question(
+        "A study: how many members train, IOP-FL",
+        _SETTINGS,
+        "the global model of three members",
+        lambda: of_papers("paper-iop-fl", "members", "FedAvg, 3 members"),
+        outside=True,
+    ),
+    Question(
+        "A study: the terms of the loss outside, IOP-FL",
+        _SETTINGS,
+        "the global model unchanged",
+        lambda: of_papers("paper-iop-fl", "terms", "FedAvg"),
+        outside=True,
+    ),
+    Question(
+        "A study: seconds against gain outside, IOP-FL",
+        _SETTINGS,
+        "the global model unchanged",
+        lambda: of_papers("paper-iop-fl", "epochs", "FedAvg"),
+        outside=True,
+    ),
+    Question(
+        "A study: clients that are less or more alike, FedIns",
+        _SETTINGS,
+        "FedAvg of all weights",
+        lambda: of_papers("paper-fedins", "alpha", "FedAvg"),
+    ),
+    Question(
+        "A study: an organ that takes no part, FedOAP",
+        "a global model; masks of some images for the two epochs",
+        "FedAvg on FedOAP's network, as it is",
+        lambda: of_papers("paper-fedoap", "unseen", "FedAvg on FedOAP's network, zero-shot"),
+        outside=True,
+    ),
+    Question(
+        "A study: clients that are less or more alike, FedBiCross",
+        _SETTINGS,
+        "FedAvg-1",
+        lambda: of_papers("paper-fedbicross", "alpha", "FedAvg-1"),
+    ),
+    Question(
+        "A study: ten and twenty clients, FedBiCross",
+        _SETTINGS,
+        "FedAvg-1",
+        lambda: chain(
+            of_papers("paper-fedbicross", "10 clients", "FedAvg-1"),
+            of_papers("paper-fedbicross", "20 clients", "FedAvg-1"),
+        ),
+    ),
+    Question(
+        "A study: how often a trajectory is sampled, FedBiCross",
+        _SETTINGS,
+        "the whole method",
+        lambda: of_papers("paper-fedbicross", "samples", "FedBiCross"),
+    ),
+)
+
 
 def _common(arm: str) -> str:
     return ALIASES.get(arm, arm)
@@ -259,9 +326,10 @@ def sections() -> list[str]:
         *_unseen(shifts),
         *_dose(),
         *_members(members),
-        *chain.from_iterable(question.sections() for question in QUESTIONS if question.found),
+        *chain.from_iterable(question.sections() for question in (*QUESTIONS, *STUDIES) if question.found),
         *_volumes(),
         *_picking(),
+        *_not_computed(),
         *_SUPERSEDED,
     ]
 
@@ -456,6 +524,27 @@ def _volumes() -> list[str]:
         "every round.",
         table(["arm", "seeds", "Dice", "HD95, mm", "surface Dice", "CPU s"], body),
         *(others if other else ()),
+    ]
+
+
+def _not_computed() -> list[str]:
+    """How many cells of each paper's tables have no row."""
+    body = []
+    for name in EXPERIMENTS:
+        for each in find(name).tables if name.startswith("paper-") else ():
+            opened = find(name).of_table(each)
+            assert isinstance(opened, PaperTables)
+            rows = opened.shown(recorded(each.name))
+            lacking = opened.lacking(rows)
+            if count := sum(map(len, lacking.values())):
+                parts = dict.fromkeys(part for part, _ in lacking)
+                link = f"[{each.name}]({each.name}.md#not-computed-yet)"
+                body.append([link, len(rows), count, ", ".join(parts)])
+    return [
+        "## Not computed yet",
+        "Cells of the papers' tables and studies. The linked pages name every arm, its seeds and the command "
+        "that computes it.",
+        table(["table", "cells with a row", "without", "of"], body),
     ]
 
 

@@ -79,6 +79,10 @@ def recorded(table: str) -> list[Row]:
     return Rows(RESULTS / f"{table}.jsonl").read()
 
 
+# Parts of which a paper's own table is the name enough.
+_TABLES = ("inside", "outside", "comparison", "ablation")
+
+
 def of_papers(name: str, part: str, baseline: str) -> Iterator[Setting]:
     """Every part of a paper's tables of which the name begins with `part`, less the given baseline."""
     for table in find(name).tables:
@@ -95,7 +99,10 @@ def of_papers(name: str, part: str, baseline: str) -> Iterator[Setting]:
             where = found.title.partition(": ")[2] or "three organs"
             unscored = tuple(arm for arm in found.lines if arm not in scores)
             if baseline in scores:
-                yield Setting(f"{where}, {opened.title}", table.name, baseline, scores, costs, unscored)
+                study = found.title.partition(": ")[0].lower()
+                own = "" if part in _TABLES or study in where else f", {study}"
+                called = f"{where}, {opened.title}{own}"
+                yield Setting(called, table.name, baseline, scores, costs, unscored)
 
 
 # ---------------------------------------------------------------------- hospitals as units

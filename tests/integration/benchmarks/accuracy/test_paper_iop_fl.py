@@ -75,6 +75,7 @@ def test_inside_every_arm_is_scored_by_both_metrics_with_its_cost(data: Path, tm
         for found in scores(row).values():
             assert set(found["ours"]) < set(PATIENTS)
             assert 0 <= found["paper"] <= 1
+            assert set(found["hd95"]) == set(found["nsd"]) == set(found["ours"])
         assert row["result"]["cost"]["sent"] > 0
         # A site that trains alone, or sends its images, gets no weights in training.
         assert (row["result"]["cost"]["received"] > 0) == (row["cell"]["arm"] != "Single-site")
@@ -117,6 +118,31 @@ def test_outside_one_federation_per_site_serves_every_arm(data: Path, tmp_path: 
     for row in rows:
         assert set(scores(row)) == {"DRIVE"}
         assert set(scores(row)["DRIVE"]["ours"]) == set(PATIENTS)
+
+
+def test_studies_change_one_thing(data: Path, tmp_path: Path) -> None:
+    for only in (
+        ("part=members", "site=DRIVE", "arm=* 2 members"),
+        ("part=terms", "site=DRIVE", "arm=consistency"),
+        ("part=epochs", "site=DRIVE", "arm=3 epochs"),
+        ("part=tau", "arm=IOP-FL, tau 0.[19]"),
+        ("part=inside", "arm=Ditto, as many steps"),
+    ):
+        rows, page = run(data, tmp_path, *only)
+    by_arm = {row["cell"]["arm"]: row for row in rows}
+    assert len(by_arm) == 7
+    assert by_arm["3 epochs"]["cell"]["epochs"] == 3
+    # Both losses adapt what one federation of three made; two members are another.
+    [both] = {row["result"]["cost"]["sent"] for row in rows if row["cell"]["part"] in ("terms", "epochs")}
+    assert both > 0
+    unchanged, adapted = (by_arm[f"{name}, 2 members"] for name in ("FedAvg", "Locum's loss"))
+    assert unchanged["result"]["cost"] == adapted["result"]["cost"]
+    # The moving average keeps more of the first model.
+    taus = [by_arm[f"IOP-FL, tau {tau}"]["cell"]["method"]["tau"] for tau in (0.1, 0.9)]
+    assert taus == [0.1, 0.9]
+    assert len([*(tmp_path / "state/papers").iterdir()]) == 5
+    for part in ("Members", "Terms", "Epochs", "Tau"):
+        assert f"## {part}: {SET}" in page
 
 
 def test_outside_arms_that_train_for_themselves_have_runs_of_their_own(data: Path, tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ def run(name: str, data: Path, folder: Path, *only: str) -> tuple[list[Row], str
     return Rows(rows).read(), rows.with_suffix(".md").read_text()
 
 
+def tables(name: str, data: Path, folder: Path) -> tuple[list[Row], str]:
+    """Both of a paper's tables, without the studies."""
+    run(name, data, folder, "part=comparison")
+    return run(name, data, folder, "part=ablation")
+
+
 def costs(rows: list[Row]) -> dict[str, dict[str, float]]:
     return {row["cell"]["arm"]: row["result"]["cost"] for row in rows}
 
@@ -61,8 +67,8 @@ def check_scores(rows: list[Row]) -> None:
 
 
 def test_fedins_every_arm_tunes_the_same_network(data: Path, tmp_path: Path) -> None:
-    rows, page = run("paper-fedins", data, tmp_path)
-    arms = [arm for arms in fedins.ARMS.values() for arm in arms]
+    rows, page = tables("paper-fedins", data, tmp_path)
+    arms = [arm for part in ("comparison", "ablation") for arm in fedins.ARMS[part]]
     assert [row["cell"]["arm"] for row in rows] == [arm.name for arm in arms]
     check_scores(rows)
     found = costs(rows)
@@ -93,8 +99,8 @@ def test_fedins_rivals_start_from_the_trained_network(data: Path, tmp_path: Path
 
 
 def test_fedbicross_every_arm_makes_something_of_the_same_uploads(data: Path, tmp_path: Path) -> None:
-    rows, page = run("paper-fedbicross", data, tmp_path)
-    arms = [arm for arms in fedbicross.ARMS.values() for arm in arms]
+    rows, page = tables("paper-fedbicross", data, tmp_path)
+    arms = [arm for part in ("comparison", "ablation") for arm in fedbicross.ARMS[part]]
     assert [row["cell"]["arm"] for row in rows] == [arm.name for arm in arms]
     check_scores(rows)
     found = costs(rows)
@@ -119,6 +125,21 @@ def test_fedbicross_every_arm_makes_something_of_the_same_uploads(data: Path, tm
     assert f"](table.ablation.{SET}.0.3.svg)" in page
 
 
+def test_studies_divide_the_images_among_other_clients(data: Path, tmp_path: Path) -> None:
+    rows, _ = run("paper-fedbicross", data, tmp_path, "part=10 clients", f"arm={fedbicross.AVERAGE}")
+    rows, page = run("paper-fedbicross", data, tmp_path, "part=alpha 0.1", f"arm={fedbicross.AVERAGE}")
+    assert [len(row["result"]["sites"]) for row in rows] == [10, 5]
+    assert [row["cell"]["alpha"] for row in rows] == [0.3, 0.1]
+    assert "## Alpha 0.1" in page
+    [row], _ = run("paper-fedins", data, tmp_path / "fedins", "part=alpha 10", "arm=SSF")
+    assert row["cell"]["alpha"] == 10
+    # Nearly every client has every class.
+    clients = Clients(data / "medmnist_npz", SET, 5, 10.0, 0)
+    assert {site: len(found["ours"]) for site, found in row["result"]["sites"].items()} == {
+        site: len(own.test) for site, own in clients.data.items()
+    }
+
+
 @pytest.mark.parametrize("name", ["paper-fedins", "paper-fedbicross"])
 def test_the_most_frequent_class_needs_no_training(name: str, data: Path, tmp_path: Path) -> None:
     [row], _ = run(name, data, tmp_path, f"arm={MOST_FREQUENT}")
@@ -137,6 +158,9 @@ def test_fedbicross_published_figures_stand_beside_their_own_alpha_alone(data: P
     result = {"sites": found, "cost": {"sent": 0, "received": 0, "seconds": 0}}
     parts = experiment.parts([{"cell": cell, "result": result} for cell in experiment.cells()])
     for name, part in parts.items():
+        if not name.startswith(("comparison", "ablation")):
+            assert not part.columns
+            continue
         published = [line.published for line in part.lines.values() if line.published]
         assert bool(part.columns) == bool(published) == name.endswith(".0.3"), name
 

@@ -1,4 +1,4 @@
-"""Dice per patient of scans that are decoded once for many networks."""
+"""Dice and surfaces per patient of scans that are decoded once for many networks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from benchmarks.accuracy.unseen.official import with_test_statistics
 from benchmarks.harness.evaluation import Scans, predict
 from model_store.manifest import NetworkSpec
-from training.data.cases import Federation
+from model_store.preprocessing import prepare_mask
+from model_store.task import Task
+from training.data.cases import Case, Federation
 from training.data.federation import load_federation
+from training.data.scan_files import read_mask
 from training.methods.common.local_training import network_of, new_network, state_of
 
 SPEC = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
@@ -49,6 +53,38 @@ def test_the_slices_of_a_patient_are_judged_as_one(federation: Federation) -> No
     index, slices = scans.patient_index, [scan.slices for scan in scans.scans]
     assert scans.patients[index[0]] == case.patient
     assert index == [number for number, count in zip((0, 1, 2, 0), slices, strict=True) for _ in range(count)]
+
+
+def square(folder: Path, first: int, spacing: tuple[float, float] | None) -> Case:
+    """A target of 8 x 8 that starts at (`first`, 4): an image, or a volume of one slice with this spacing."""
+    mask = np.zeros((32, 32), np.uint8)
+    mask[first : first + 8, 4:12] = 1
+    path = folder / f"{first}.{'png' if spacing is None else 'nii.gz'}"
+    if spacing is None:
+        Image.fromarray(mask * 255).save(path)
+    else:
+        nib.save(nib.Nifti1Image(mask[..., None], np.diag([*spacing, 3.0, 1.0])), path)
+    return Case(path, path, "a")
+
+
+@pytest.mark.parametrize(
+    ("spacing", "apart", "near"), [(None, 5.0, 10), ((0.5, 2.0), 2.5, 16)], ids=["pixels", "mm"]
+)
+def test_surfaces_are_in_millimetres_where_the_spacing_is_known(
+    spacing: tuple[float, float] | None, apart: float, near: int, tmp_path: Path
+) -> None:
+    """The answer is a square that is five voxels along the first axis from the true one."""
+    labels = {"square": (1,) if spacing else (255,)}
+    task = Task(name="squares", labels=labels, channels=1, size=(32, 32), plane="axial")
+    scans = Scans.load([square(tmp_path, 4, spacing)], task)
+    mask, geometry = read_mask(square(tmp_path, 9, spacing).mask), scans.scans[0].geometry
+    moved = torch.tensor(prepare_mask(mask, task, geometry)).long()
+    found = scans.surfaces(torch.nn.functional.one_hot(moved, 2).permute(0, 3, 1, 2).float())
+    assert found["hd95"]["a"] == pytest.approx(apart)
+    # Counted on paper: an outline has 28 voxels, and so many are within 1 of the other outline.
+    assert found["nsd"]["a"] == pytest.approx(near / 28)
+    nothing = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1).expand(1, 2, 32, 32)
+    assert all(np.isnan(values["a"]) for values in scans.surfaces(nothing).values())
 
 
 def test_predictions_come_back_in_the_order_of_the_images(network: nn.Module) -> None:

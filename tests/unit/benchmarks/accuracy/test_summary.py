@@ -78,7 +78,8 @@ def test_every_arm_that_was_run_is_on_the_page(text: str) -> None:
 
 
 def test_every_arm_says_what_leaves_the_hospital() -> None:
-    assert {arm for question in page.QUESTIONS for arm in question.arms} <= set(ARMS)
+    questions = (*page.QUESTIONS, *page.STUDIES)
+    assert {arm for question in questions for arm in question.arms} <= set(ARMS)
 
 
 def test_a_change_is_the_mean_of_sites_over_patients_of_their_means_over_seeds() -> None:
@@ -125,7 +126,8 @@ def test_a_word_needs_an_interval_off_zero_and_three_seeds_that_agree(
 
 def test_every_set_of_the_page_is_described() -> None:
     shifts = {shift.set for shift in of_unseen()}
-    columns = {setting.name for question in page.QUESTIONS for setting in question.found}
+    questions = (*page.QUESTIONS, *page.STUDIES)
+    columns = {setting.name for question in questions for setting in question.found}
     named = shifts | {name.partition(",")[0] for name in columns}
     assert named == set(SETS)
 
