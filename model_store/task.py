@@ -317,6 +317,11 @@ class Task(BaseModel):
         return len(self.input_shape)
 
     @property
+    def averages_logits(self) -> bool:
+        """Whether windows are averaged as logits, which the graph then gives beside probabilities."""
+        return self.geometry is not None and self.geometry.average == "logits"
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """The sides of one input of the network: the patch of volumes, or [H, W] of slices."""
         return self.size if self.geometry is None else self.geometry.patch

@@ -5,6 +5,7 @@ Legend: N slices, B slices of a batch, C channels, H rows, W columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ from personalization.errors import AdaptationError
 class LabelledSlices:
     """`images` float [N, C, H, W], `targets` uint8 [N, H, W] of class indices, and each slice's patient.
 
+    Of volumes they are patches, with a third spatial axis.
+
     Raises AdaptationError for shapes or values that do not fit.
     """
 
@@ -29,7 +32,7 @@ class LabelledSlices:
 
     def __post_init__(self) -> None:
         shape = self.images.shape
-        fits = len(shape) == 4 and self.targets.shape == (shape[0], *shape[2:])
+        fits = len(shape) in (4, 5) and self.targets.shape == (shape[0], *shape[2:])
         if not fits or len(self.patients) != len(self.images):
             raise AdaptationError(
                 f"masks: expected images [N, C, H, W], targets [N, H, W] and N patients, found "
@@ -61,9 +64,21 @@ class LabelledSlices:
         return replace(self, images=self.images[kept], targets=self.targets[kept], patients=own)
 
     def batches(self, size: int, seed: int, augment: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one epoch, shuffled and, with `augment`, rotated and flipped. `seed` determines all of it."""
+        """Yield one epoch, shuffled and, with `augment`, rotated and flipped. `seed` determines all of it.
+
+        Patches of volumes are not flipped, since a label may be of one side of the body; those with a target
+        are repeated until they are a third, as a target may fill few of them.
+        """
         draw = torch.Generator().manual_seed(seed)
-        recipe = Augmentation() if augment else None
-        for chosen in torch.split(torch.randperm(len(self), generator=draw), size):
+        volumes = self.images.ndim == 5
+        recipe = Augmentation(flip=not volumes) if augment else None
+        indices = torch.arange(len(self))
+        if volumes:
+            ill = torch.nonzero(self.targets.flatten(1).any(dim=1)).flatten()
+            without = len(self) - len(ill)
+            more = max(0, math.ceil(without / 2) - len(ill))
+            if len(ill):
+                indices = torch.cat([indices, ill.repeat(math.ceil(more / len(ill)))[:more]])
+        for chosen in torch.split(indices[torch.randperm(len(indices), generator=draw)], size):
             batch = self.images[chosen], self.targets[chosen]
             yield transform(*batch, *recipe.draw(len(chosen), draw)) if recipe else batch

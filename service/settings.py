@@ -31,6 +31,7 @@ from model_store.scan import Limits
 from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
 from model_store.task import Task
+from model_store.volume import MOST_CHANNELS
 from service.errors import SettingsInvalid
 from service.files import Files, open_files
 from service.inference.limits import GraphLimits
@@ -61,6 +62,17 @@ def scan_limits(settings: Settings, task: Task | None = None) -> Limits:
         return limits
     size = " x ".join(map(str, task.size))
     return replace(limits, max_pixels=usable, pixels_for=f"for a network's input of {size}")
+
+
+def cohort_limits(settings: Settings, task: Task | None = None) -> Limits:
+    """For scans of a cohort, each of which every model may be adapted to.
+
+    Without a `task` a volume may have as many channels along its fourth axis as any task; a job then refuses
+    what its own task does not have. An image is not bounded by the task's size.
+    """
+    if task is not None and task.is_volume:
+        return scan_limits(settings, task)
+    return replace(scan_limits(settings), max_channels=MOST_CHANNELS if task is None else 1)
 
 
 def graph_limits(settings: Settings) -> GraphLimits:

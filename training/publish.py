@@ -244,12 +244,15 @@ def _model(
         sources=draft.sources,
         software=software(),
     )
-    own = {
-        WEIGHTS: to_safetensors(draft.weights),
-        GRAPH: to_onnx(
-            network, origin.task.in_channels, origin.task.input_shape, regions=bool(origin.task.regions)
-        ),
-    }
+    task = origin.task
+    graph = to_onnx(
+        network,
+        task.in_channels,
+        task.input_shape,
+        regions=bool(task.regions),
+        logits=task.averages_logits,
+    )
+    own = {WEIGHTS: to_safetensors(draft.weights), GRAPH: graph}
     return store.publish(manifest, {**files, **own})
 
 

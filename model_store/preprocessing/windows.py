@@ -13,13 +13,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 WindowRule = Literal["gaussian", "constant", "nnunet"]
 Shape = tuple[int, ...]
+Values = TypeVar("Values", bound=np.generic)
 
 # MONAI's and nnU-Net's: the sigma of the weights as a share of a patch's side.
 _SIGMA = 0.125
@@ -62,6 +63,40 @@ def windows(
     """First voxels of all windows of a volume, the last axis fastest; each side is at least the patch's."""
     sides = zip(shape, patch, strict=True)
     return list(itertools.product(*(starts(side, own, overlap, rule) for side, own in sides)))
+
+
+def tiles(shape: Sequence[int], patch: Sequence[int]) -> list[Shape]:
+    """First voxels of windows side by side, the last of each axis moved inside, the last axis fastest.
+
+    For what measures or learns: each voxel is seen about once. Of an axis shorter than the patch, 0.
+    """
+    sides = zip(shape, patch, strict=True)
+    return list(
+        itertools.product(
+            *(
+                sorted({min(start, max(side - own, 0)) for start in range(0, side, own)})
+                for side, own in sides
+            )
+        )
+    )
+
+
+def evenly_drawn(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, evenly spaced."""
+    if count <= most:
+        return list(range(count))
+    return [int((index + 0.5) * count / most) for index in range(most)]
+
+
+def cut(values: NDArray[Values], corner: Shape, patch: Shape) -> NDArray[Values]:
+    """The patch of a volume [..., X, Y, Z] at a corner: [..., P...], with zeros where `slide` pads."""
+    spatial = values.shape[-len(patch) :]
+    inside = tuple(slice(start, start + side) for start, side in zip(corner, patch, strict=True))
+    margins = padding(spatial, patch)
+    found = values[(..., *inside)]
+    if not any(map(any, margins)):
+        return found
+    return np.pad(found, (*((0, 0) for _ in values.shape[: -len(patch)]), *margins))
 
 
 @lru_cache(maxsize=8)

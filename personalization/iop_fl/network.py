@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -28,6 +28,10 @@ from personalization.networks.capabilities import (
     spatial_axes,
 )
 from personalization.options.presets import Router
+
+# Voxels of a batch of volumes, outside training and in it, where their features are kept for the gradient.
+MOST_VOXELS = 2**22
+MOST_VOXELS_LEARNED = 2**19
 
 
 def route(
@@ -137,16 +141,26 @@ def share_copy(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network, memo)
 
 
+def at_once(batch_size: int, sides: Sequence[int], most_voxels: int = MOST_VOXELS) -> int:
+    """Images with these sides in a batch of at most `batch_size`: of volumes as many as have `most_voxels`
+    together, and at least one, since a network holds all features of all of them."""
+    if len(sides) < MOST_DIMENSIONS:
+        return batch_size
+    return max(1, min(batch_size, most_voxels // math.prod(sides)))
+
+
 def batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
     """Split images into the fewest batches of at most `batch_size`, of even size: 17 by 16 gives 9 and 8.
 
-    Raises RoutingError if there are no images or their shape is not [N, C, ...], with 1 to 3 spatial axes.
+    Of volumes a batch has fewer (`at_once`). Raises RoutingError if there are no images or their shape is not
+    [N, C, ...], with 1 to 3 spatial axes.
     """
     if not 1 <= len(spatial_axes(images_NCHW)) <= MOST_DIMENSIONS or not len(images_NCHW):
         raise RoutingError(f"expected at least one image [N, C, H, W], found {list(images_NCHW.shape)}")
     if batch_size < 1:
         raise RoutingError(f"batch size: expected at least 1, found {batch_size}")
-    return images_NCHW.tensor_split(math.ceil(len(images_NCHW) / batch_size))
+    size = at_once(batch_size, images_NCHW.shape[2:])
+    return images_NCHW.tensor_split(math.ceil(len(images_NCHW) / size))
 
 
 def mixed_batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:

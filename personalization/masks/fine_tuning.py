@@ -36,7 +36,7 @@ from personalization.checkpoint import digest, from_bytes, to_bytes
 from personalization.errors import AdaptationError, CheckpointError
 from personalization.gate.bounds import Bounds, bounds
 from personalization.gate.masks import MIN_COMPONENT
-from personalization.iop_fl.network import batches
+from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
 from personalization.labelled_slices import LabelledSlices
 from personalization.losses import cross_entropy, soft_dice_loss
 from personalization.metrics import dice_by_patient
@@ -278,7 +278,7 @@ def tune(
 
 def _endless(examples: LabelledSlices, config: MasksConfig, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Full batches without end, so that batch norm never has a single slice where there are several."""
-    size = min(config.batch_size, len(examples))
+    size = at_once(min(config.batch_size, len(examples)), examples.images.shape[2:], MOST_VOXELS_LEARNED)
     images: list[Tensor] = []
     targets: list[Tensor] = []
     epoch = 0

@@ -20,6 +20,8 @@ from personalization.networks.registry import build
 
 # Frequencies up to this many periods along each side: a prompt of 5x5 around the constant term.
 RADIUS = 2
+# The waves of a volume have 500 numbers a voxel: 264 MB of this many.
+MOST_PIXELS = 2**19
 
 
 class Prompted(nn.Module):
@@ -44,6 +46,11 @@ class Prompted(nn.Module):
         super().__init__()
         self.network = build(backbone, **arguments)
         self.sides = tuple(side for side in (depth, height, width) if side is not None)
+        if math.prod(self.sides) > MOST_PIXELS:
+            raise NetworkError(
+                f"prompted: expected at most {MOST_PIXELS} pixels, since the network carries waves of them, "
+                f"found {'x'.join(map(str, self.sides))}; choose a recipe without a filter"
+            )
         waves = _waves(self.sides)
         self.register_buffer("waves", waves, persistent=False)
         channels = int(arguments["in_channels"])  # type: ignore[call-overload]

@@ -30,7 +30,8 @@ class Preset:
         unit: what it adapts to: a hospital's `cohort` of scans, one `scan`, or either.
         router: where its coefficients come from, where it has no choice; None: either.
         batch_size: slices per step where the client gives none; None: the default of all presets.
-        norm: what it moves, so that it refuses a network without; None: it needs none, or knows both kinds.
+        norm: what it moves, or learns from, so that it refuses a network without: `batch` norm, `instance`
+            norm that tracks, or `either`; None: it needs none.
         epochs: passes over the images where the client gives none; None: the default of all presets.
     """
 
@@ -42,7 +43,7 @@ class Preset:
     unit: Literal["cohort", "scan", "either"] = "either"
     router: Router | None = None
     batch_size: int | None = None
-    norm: Literal["batch", "instance"] | None = None
+    norm: Literal["batch", "instance", "either"] | None = None
     epochs: int | None = None
 
     @property
@@ -89,6 +90,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 models="global",
                 learns=frozenset({"prompt"}),
                 draws=False,
+                norm="either",
             ),
             Preset(
                 "distilled",

@@ -21,7 +21,7 @@ from personalization.gate.masks import mean_fragments
 from personalization.gate.routing import Targets
 from personalization.gate.statistics import squared_hellinger
 from personalization.iop_fl.batch_norm import Measuring, Profile
-from personalization.iop_fl.network import mixed_indices
+from personalization.iop_fl.network import at_once, mixed_indices
 from personalization.networks.capabilities import moving_norms, running
 
 BATCH = 16
@@ -71,7 +71,7 @@ def view(
         measuring = Measuring(network, patients)
     elif shift and moving_norms(network):
         measuring = Measuring(network, [0] * len(images_NCHW))
-    batches = mixed_indices(len(images_NCHW), BATCH)
+    batches = mixed_indices(len(images_NCHW), at_once(BATCH, images_NCHW.shape[2:]))
     maps, overlap, total, target = [], 0.0, 0.0, 0
     with measuring or nullcontext():
         for indices in batches:

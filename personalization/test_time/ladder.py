@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
 from personalization.iop_fl.batch_norm import Profile, blend_statistics, doses_by_depth, profile
-from personalization.iop_fl.network import batches
+from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
 from personalization.networks.capabilities import (
+    MOST_DIMENSIONS,
     BatchNorm,
     moving_norms,
     per_channel,
@@ -40,8 +41,10 @@ from personalization.networks.capabilities import (
 DOSES = (0.5, 0.5, 0.5)
 # Weight of the federation's statistics, as a number of images: N images get N / (N + this) of the dose.
 PRIOR_IMAGES = 5.0
-# Statistics are measured in one pass, on as many evenly spaced images as have this many pixels together.
+# Statistics are measured in one pass, on as many evenly spaced images as have this many pixels together; of
+# volumes on this many at least, in several passes where they need too much memory at once.
 MOST_PIXELS = 2**22
+LEAST_VOLUMES = 16
 BATCH = 16
 # The slices by which a scan's shift is measured: neighbours say the same, in half of a pass.
 SCAN_STEP = 2
@@ -159,9 +162,15 @@ def blended(
     )
 
 
-def thinned(images_NCHW: Tensor) -> Tensor:
-    """Evenly spaced images with at most `MOST_PIXELS` together, at least one."""
-    most = max(1, MOST_PIXELS // math.prod(images_NCHW.shape[2:]))
+def thinned(images_NCHW: Tensor, *, learned: bool = False) -> Tensor:
+    """Evenly spaced images with at most `MOST_PIXELS` together, at least one, or `LEAST_VOLUMES`.
+
+    `learned`: of volumes as many as fit into one batch with gradients.
+    """
+    sides = images_NCHW.shape[2:]
+    most = max(1, MOST_PIXELS // math.prod(sides))
+    if len(sides) == MOST_DIMENSIONS:
+        most = at_once(most, sides, MOST_VOXELS_LEARNED) if learned else max(LEAST_VOLUMES, most)
     return images_NCHW[:: math.ceil(len(images_NCHW) / most)]
 
 

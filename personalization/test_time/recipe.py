@@ -26,6 +26,7 @@ from personalization.iop_fl.space import RoutingSpace
 from personalization.networks.capabilities import moving_norms, required_norms
 from personalization.networks.instance_norm import tracked_norms
 from personalization.options.presets import PRESETS
+from personalization.rotation import TellsTurns
 from personalization.test_time.adapt import Adaptation, Learning, learn, routing
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord
 from personalization.test_time.config import AdaptationConfig
@@ -213,11 +214,12 @@ def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
 
 
 def suits(preset: str, network: nn.Module) -> bool:
-    """Whether a network has the norms that a preset moves, if it moves any."""
+    """Whether a network has what a preset moves or learns from: norms of a kind, a head that tells turns."""
+    if preset == "ttt":
+        return isinstance(network, TellsTurns) and getattr(network, "rotation", None) is not None
     norm = PRESETS[preset].norm
-    if norm == "batch":
-        return bool(moving_norms(network))
-    return norm is None or bool(tracked_norms(network))
+    batch, instance = bool(moving_norms(network)), bool(tracked_norms(network))
+    return {None: True, "batch": batch, "instance": instance, "either": batch or instance}[norm]
 
 
 def recipe_of(preset: str) -> Recipe:

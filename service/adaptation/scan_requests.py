@@ -21,7 +21,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
+from model_store.preprocessing import PreparedVolume
 from model_store.scan import deidentify
+from model_store.task import Task
 from personalization.options.presets import AUTO, SCAN_FALLBACK
 from service.catalog.adapted import require_parts, resolve_adaptable
 from service.catalog.network import adapted_to_scan
@@ -33,6 +35,7 @@ from service.database.hospitals import share_of
 from service.database.job_states import TERMINAL
 from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
 from service.inference.pipeline import PreparedScan, Stopwatch
+from service.inference.volumes import is_taken_together
 from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
 from service.kinds import SCAN_BY_JOB, kind_of
@@ -146,8 +149,9 @@ class ScanRequest:
 
     def _answer(self, data: bytes, answer: Callable[[PreparedScan, str], Answered]) -> Answered | None:
         reading = self.predictor.read(data)
-        small = reading.sliced.slices[:, 0].size <= MOST_PIXELS
-        return answer(reading, self.graph) if self.graph is not None and small else None
+        if self.graph is None or not _is_small(reading, self.predictor.selection.manifest.task):
+            return None
+        return answer(reading, self.graph)
 
     def _keep(self, content: bytes) -> str:
         context, options, job_id = self.context, self.predictor.options, records.new_id()
@@ -200,6 +204,13 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
             raise ClientDisconnect
         await asyncio.sleep(min(pause, left))
         pause = min(2 * pause, _LOOK_SECONDS)
+
+
+def _is_small(reading: PreparedScan, task: Task) -> bool:
+    """Whether a graph may take all slices, or all windows, of a scan at once."""
+    if isinstance(reading.prepared, PreparedVolume):
+        return is_taken_together(reading.prepared, task)
+    return reading.prepared.slices[:, 0].size <= MOST_PIXELS
 
 
 def _check_room(session: Session, settings: Settings, hospital: str | None, size: int) -> None:

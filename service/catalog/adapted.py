@@ -127,10 +127,11 @@ def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
         return parent_behind(store, offered)
     if adaptation_of(offered) is not None:
         return offered
-    if offered.manifest.task.is_volume:
+    if offered.manifest.task.regions:
         raise NotAdaptable(
-            f"'{offered}' sees volumes, and adaptation to a hospital or a scan is so far for networks of "
-            "slices; serve it as it is, or train it further in a federation"
+            f"'{offered}' answers by regions, a sigmoid for each, and every preset compares classes that "
+            "exclude each other: serve it as it is, train it further in a federation, or train one whose "
+            "task has labels without `regions`"
         )
     raise NotAdaptable(
         f"'{offered}' is of kind {offered.manifest.kind}, expected "

@@ -12,7 +12,7 @@ from model_store.scan import decode, deidentify
 from service.errors import FilesUnavailable
 from service.inference.admission import Admission
 from service.runtime.spool import Upload
-from service.settings import Settings, scan_limits
+from service.settings import Settings, cohort_limits
 
 _KEY_BYTES = 32
 
@@ -43,7 +43,7 @@ def check_and_deidentify(upload: Upload, settings: Settings) -> str:
 
     Raises ScanError.
     """
-    found = decode(upload.read(), scan_limits(settings)).format
+    found = decode(upload.read(), cohort_limits(settings)).format
     deidentify_upload(upload, settings)
     return found
 
@@ -51,7 +51,7 @@ def check_and_deidentify(upload: Upload, settings: Settings) -> str:
 def deidentify_upload(upload: Upload, settings: Settings) -> None:
     """Replace a scan or mask that was decoded by its de-identified bytes. Blocking."""
     data = upload.read()
-    cleaned = deidentify(data, scan_limits(settings), uid_key(settings))
+    cleaned = deidentify(data, cohort_limits(settings), uid_key(settings))
     if cleaned != data:
         upload.replace(cleaned)
 

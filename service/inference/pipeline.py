@@ -33,7 +33,7 @@ from model_store.task import Task
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import BATCH, GraphSession, Outputs
 from service.inference.uncertainty import Attention, Uncertainty, entropy_map
-from service.inference.volumes import BetweenPatches, never_ended, segment_volume
+from service.inference.volumes import BetweenPatches, all_windows, never_ended, segment_volume
 
 Taken = TypeVar("Taken", contravariant=True)
 
@@ -177,7 +177,13 @@ def segment(
     check_answerable(reading, manifest.task)
     if isinstance(reading.prepared, PreparedVolume):
         mask, unsure, map_of_it = segment_volume(
-            reading.prepared, manifest.task, session, watch.stage, between, with_map=with_map
+            reading.prepared,
+            manifest.task,
+            session,
+            watch.stage,
+            between,
+            with_map=with_map,
+            together=all_windows(reading.prepared, manifest.task) if whole else None,
         )
         return Segmentation(reading.scan, geometry, mask, unsure, uncertainty_map=map_of_it)
     restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)

@@ -21,11 +21,13 @@ from model_store.preprocessing.volume_restore import as_logits, as_probabilities
 from model_store.preprocessing.windows import slide, starts
 from model_store.task import Task
 from service.errors import RunTooLong
-from service.inference.sessions import GraphSession
+from service.inference.sessions import GraphSession, Outputs
 from service.inference.uncertainty import Uncertainty, entropy_map, region_entropy_map
 
 # The first patch takes longer than the others: a library chooses its kernels.
 _PATCHES_TO_TELL = 4
+# Voxels of all windows of a volume that a graph takes at once, which holds all their features.
+MOST_TOGETHER = 2**20
 
 # Called before each patch with the number of patches done and of all; what it raises ends the run.
 BetweenPatches = Callable[[int, int], None]
@@ -74,6 +76,30 @@ def patches_of(prepared: PreparedVolume, task: Task) -> int:
     return windows << len(geometry.mirror)
 
 
+def is_taken_together(prepared: PreparedVolume, task: Task) -> bool:
+    """Whether a graph may take all windows of a volume at once; not where it answers mirrored ones too."""
+    geometry = task.geometry
+    assert geometry is not None
+    voxels = patches_of(prepared, task) * math.prod(geometry.patch)
+    return not geometry.mirror and voxels <= MOST_TOGETHER
+
+
+def all_windows(prepared: PreparedVolume, task: Task) -> NDArray[np.float32]:
+    """The patches [n, C, P...] of all windows of a volume, in the order of `slide`."""
+    geometry = task.geometry
+    assert geometry is not None
+    seen: list[NDArray[np.float32]] = []
+
+    def note(patch: NDArray[np.float32]) -> NDArray[np.float32]:
+        seen.append(patch.copy())
+        return patch[:1]
+
+    axis = slab_axis_of(prepared.grid, task)
+    for _ in slide(prepared.volume, geometry.patch, geometry.overlap, geometry.window, note, axis=axis):
+        pass
+    return np.stack(seen)
+
+
 def segment_volume(
     prepared: PreparedVolume,
     task: Task,
@@ -82,6 +108,7 @@ def segment_volume(
     between: BetweenPatches,
     *,
     with_map: bool,
+    together: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.uint8], float, NDArray[np.uint8] | None]:
     """Segment a prepared volume.
 
@@ -92,6 +119,7 @@ def segment_volume(
         stage: a context for each stage, by name, that is timed.
         between: see `BetweenPatches`.
         with_map: whether the answer has the uncertainty of every voxel.
+        together: `all_windows`, for a graph that takes a scan as one batch; they are run at once.
 
     Returns:
         Class indices [I, J, K] on the scan's own grid, the uncertainty, and on request its map in percent.
@@ -104,12 +132,27 @@ def segment_volume(
     kind, axis = geometry.average, slab_axis_of(prepared.grid, task)
     total, done = patches_of(prepared, task), itertools.count()
 
+    at_once: Outputs | None = None
+    if together is not None:
+        between(0, total)
+        with stage("inference"):
+            at_once = session.run_alone(together)
+        if len(at_once.probabilities) != len(together):
+            raise ArtefactDamaged(
+                f"graph {session.digest}: expected an answer for each of {len(together)} patches, found "
+                f"{len(at_once.probabilities)}; withdraw the model or publish it again"
+            )
+
     def run(patch: NDArray[np.float32]) -> NDArray[np.float32]:
         found: NDArray[np.float32]
-        between(next(done), total)
-        with stage("inference"):
-            outputs = session.run_alone(patch[np.newaxis])
-        found = outputs.probabilities[0]
+        index = next(done)
+        if at_once is None:
+            between(index, total)
+            with stage("inference"):
+                outputs, index = session.run_alone(patch[np.newaxis]), 0
+        else:
+            outputs = at_once
+        found = outputs.probabilities[index]
         if found.shape != (task.out_channels, *geometry.patch):
             raise ValueError(
                 f"expected probabilities {[task.out_channels, *geometry.patch]} of a patch, "
@@ -117,7 +160,7 @@ def segment_volume(
             )
         if kind == "probabilities":
             return found
-        return as_logits(found, regions=regions) if outputs.logits is None else outputs.logits[0]
+        return as_logits(found, regions=regions) if outputs.logits is None else outputs.logits[index]
 
     def predict(patch: NDArray[np.float32]) -> NDArray[np.float32]:
         if not geometry.mirror:

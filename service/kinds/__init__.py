@@ -66,7 +66,7 @@ def kind_of(artefact: Artefact) -> ArtefactKind[Any]:
 def adaptation_by_masks(artefact: Artefact) -> HospitalAdaptation[Any] | None:
     """How an artefact of the federation is adapted by masks; None where it cannot be."""
     kind, offered = kind_of(artefact), artefact.manifest
-    if kind.masks is None or offered.task.kind != "segmentation" or offered.task.is_volume:
+    if kind.masks is None or offered.task.kind != "segmentation" or offered.task.regions:
         return None
     # A part is adapted as the whole, and what was adapted as what it was adapted from.
     if offered.part_of is not None or offered.adapted_to is not None:
@@ -81,9 +81,9 @@ def adaptation_of(
     artefact: Artefact, options: Mapping[str, Any] | None = None
 ) -> HospitalAdaptation[Any] | None:
     """How an artefact of the federation is adapted to a hospital, with these options of a job or a request;
-    None where it cannot be: a network of volumes, so far, among others.
+    None where it cannot be: a network of regions, among others.
     """
-    if artefact.manifest.task.is_volume:
+    if artefact.manifest.task.regions:
         return None
     by_masks = adaptation_by_masks(artefact)
     if options is not None and options.get("preset") == MASKS and by_masks is not None:

@@ -29,7 +29,7 @@ from service.http.uploads.receive import (
 from service.routes import masks
 from service.routes.display import displayed
 from service.routes.masks import STORED, MaskView, Output, mask_view
-from service.settings import scan_limits
+from service.settings import cohort_limits
 from service.validation import COHORT_ID, PRINTABLE
 
 router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
@@ -234,7 +234,7 @@ async def get_scan(
     def read() -> Response:
         content = cohorts.file_of(context.settings, row, name).read()
         if output == "display":
-            return displayed(content, scan_limits(context.settings))
+            return displayed(content, cohort_limits(context.settings))
         return Response(content, media_type="application/octet-stream")
 
     async with context.admission.turn():

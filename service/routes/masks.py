@@ -35,7 +35,7 @@ from service.http.uploads.receive import (
 from service.prediction.display import encode_mask
 from service.routes.display import DISPLAYED
 from service.runtime.spool import Upload
-from service.settings import scan_limits
+from service.settings import cohort_limits, scan_limits
 
 router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
 
@@ -199,7 +199,8 @@ async def get_mask(
         media_type = "application/octet-stream"
         if output == "display":
             limits = scan_limits(context.settings)
-            below = decode(cohorts.file_of(context.settings, scan, name).read(), limits)
+            content_below = cohorts.file_of(context.settings, scan, name).read()
+            below = decode(content_below, cohort_limits(context.settings))
             drawn = _in_units_of(below, decode_mask(content, limits))
             content, media_type = encode_mask(
                 align(drawn, below.grid, below.affine, below.other_affine), below
@@ -233,7 +234,7 @@ def _decoded(
     limits = scan_limits(context.settings)
     drawn = decode_mask(upload.read(), limits)
     values = label_values(drawn)
-    below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), limits)
+    below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), cohort_limits(context.settings))
     aligned = align(_in_units_of(below, drawn), below.grid, below.affine, below.other_affine)
     if task is not None:
         check_values(values, task)

@@ -1,10 +1,16 @@
-"""Load the scans and masks of a job's cohort as network input, prepared as in serving."""
+"""Load the scans and masks of a job's cohort as network input, prepared as in serving.
+
+A network of slices gets slices. One of volumes gets patches side by side, each of the sides of its window.
+One scan is prepared at a time, and what is kept of all of them is bounded.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +19,16 @@ from torch import Tensor
 
 from model_store.errors import LocumStoreError, ScanError
 from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
-from model_store.preprocessing import Prepared, prepare, prepare_mask
-from model_store.scan import Limits, decode, decode_mask
+from model_store.preprocessing import (
+    Prepared,
+    PreparedVolume,
+    prepare,
+    prepare_mask,
+    prepare_volume,
+    prepare_volume_mask,
+)
+from model_store.preprocessing.windows import cut, evenly_drawn, tiles
+from model_store.scan import Limits, Scan, decode, decode_mask
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
 from personalization.labelled_slices import LabelledSlices
@@ -22,6 +36,7 @@ from service.cohorts import cohorts, masks
 from service.cohorts.files import ScanFile, label_of
 from service.cohorts.patients import numbered, other_values, shows_target
 from service.errors import AdaptationRejected
+from service.inference.volumes import all_windows, is_taken_together
 from service.worker.attempt import Attempt
 
 
@@ -29,8 +44,9 @@ from service.worker.attempt import Attempt
 class LabelledImages:
     """Slices of a cohort, `images` float32 [N, C, H, W], with `targets` uint8 [N, H, W], 0 without a mask.
 
-    `names` has the scan of each slice, `drawn_on` whether that scan has a mask. `statistics` describes the
-    scans for the guard. `left_out` is the number of slices beyond MOST_IMAGES.
+    Of volumes patches, [N, C, X, Y, Z]. `names` has the scan of each slice, `drawn_on` whether that scan has
+    a mask. `statistics` describes the scans for the guard. `left_out` is the number of slices beyond
+    `most_images`.
     """
 
     images: Tensor
@@ -87,36 +103,33 @@ def load_labelled(
 ) -> LabelledImages:
     """Decode and prepare every scan, and its mask if it has one.
 
-    If there are more than MOST_IMAGES slices, those of scans with masks are kept first: only they are used in
-    training.
+    If there are more slices than `most_images`, those of scans with masks are kept first: only they are used
+    in training.
 
     Raises:
         ScanError, TaskError: a file cannot be read or does not fit; the message has its digest.
         CohortDeleted: a file is not there.
     """
     images, targets, names, drawn_on, statistics, left_out = [], [], [], [], [], 0
-    room = MOST_IMAGES
+    room = most_images(task)
     for file, after in _drawn_first(scans, drawn):
         check_cancelled()
         try:
-            scan = decode(file.read(), limits)
-            prepared = prepare(scan, task)
+            # An equal share of the slices that the earlier scans left.
+            seen = ScanInput.of(file.read(), task, limits, max(1, room // after))
             mask = drawn.get(file.name)
-            target = np.zeros((len(prepared.slices), *task.size), np.uint8)
-            if mask is not None:
-                target = prepare_mask(decode_mask(mask.read(), limits), task, prepared.geometry)
+            alone = replace(limits, max_channels=1)
+            target = seen.targets(None if mask is None else decode_mask(mask.read(), alone))
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
-        # An equal share of the slices that the earlier scans left.
-        budget = max(1, room // after)
-        kept = evenly(slices_of(prepared), budget)
-        left_out += len(target) - len(kept)
+        kept = seen.images()
+        left_out += seen.count - len(kept)
         room -= len(kept)
         images.append(kept)
-        targets.append(evenly(torch.from_numpy(target.copy()), budget))
+        targets.append(target)
         names += [file.name] * len(kept)
         drawn_on += [mask is not None] * len(kept)
-        statistics.append(summarise(scan, prepared))
+        statistics.append(summarise(seen.scan, seen.prepared))
     return LabelledImages(
         torch.cat(images), torch.cat(targets), tuple(names), np.array(drawn_on), merged(statistics), left_out
     )
@@ -135,16 +148,69 @@ def _drawn_first(scans: Sequence[ScanFile], drawn: Mapping[str, ScanFile]) -> It
 # Most slices that a job adapts to. In a larger cohort every scan contributes up to the same number, evenly
 # spaced: some thousand slices represent a hospital's scans well enough, and all of them must fit in memory.
 MOST_IMAGES = 2000
+# Of volumes: most values of all patches together, 256 MiB.
+MOST_VALUES = 2**26
+
+
+def most_images(task: Task) -> int:
+    """Most slices, or patches of volumes, that a job adapts to."""
+    if not task.is_volume:
+        return MOST_IMAGES
+    return max(1, MOST_VALUES // (task.in_channels * math.prod(task.input_shape)))
+
+
+@dataclass(frozen=True)
+class ScanInput:
+    """One scan as its network sees it: `count` slices, or patches side by side, of which `most` are used."""
+
+    scan: Scan
+    prepared: Prepared | PreparedVolume
+    task: Task
+    most: int
+
+    @classmethod
+    def of(cls, content: bytes, task: Task, limits: Limits, most: int) -> ScanInput:
+        """Decode and prepare a scan. Raises ScanError."""
+        scan = decode(content, limits)
+        return cls(scan, prepare_volume(scan, task) if task.is_volume else prepare(scan, task), task, most)
+
+    @property
+    def count(self) -> int:
+        """Number of slices or patches that there are."""
+        prepared = self.prepared
+        if isinstance(prepared, PreparedVolume):
+            return len(tiles(prepared.grid.shape, self.task.input_shape))
+        return len(prepared.slices)
+
+    def images(self) -> Tensor:
+        """Those that are used, evenly spaced, float32 [n, C, ...]."""
+        prepared = self.prepared
+        if isinstance(prepared, PreparedVolume):
+            return _side_by_side(prepared.volume, self.task, self.most)
+        return evenly(slices_of(prepared), self.most)
+
+    def targets(self, mask: Scan | None) -> Tensor:
+        """Class indices of the same, uint8 [n, ...]; 0 without a mask. Raises TaskError, ScanError."""
+        prepared, task = self.prepared, self.task
+        if isinstance(prepared, PreparedVolume):
+            classes = np.zeros(prepared.volume.shape[1:], np.uint8)
+            if mask is not None:
+                classes = prepare_volume_mask(mask, task, prepared.grid)
+            return _side_by_side(classes, task, self.most)
+        target = np.zeros((len(prepared.slices), *task.size), np.uint8)
+        if mask is not None:
+            target = prepare_mask(mask, task, prepared.geometry)
+        return evenly(torch.from_numpy(target.copy()), self.most)
 
 
 @dataclass(frozen=True)
 class CohortImages:
-    """Slices of a cohort, `images` float32 [N, C, H, W].
+    """Slices of a cohort, `images` float32 [N, C, H, W], or patches of volumes, [N, C, X, Y, Z].
 
     `scan_of_image` [N] is the scan's index of each slice. `patient_of_image` [N] is the patient's, as far as
     the task can derive it from the scans' names. `warned` is the share of scans that the guard warns of,
     `mistaken` of those that no training scan resembles in kind. `statistics` describes the scans for the
-    guard. `left_out` is the number of slices beyond MOST_IMAGES.
+    guard. `left_out` is the number of slices beyond `most_images`.
     """
 
     images: Tensor
@@ -189,19 +255,17 @@ def load_images(
         ScanError: a scan cannot be read or does not fit the task; the message has its digest.
         CohortDeleted: a file is not there.
     """
-    budget = max(1, MOST_IMAGES // len(files))
+    budget = max(1, most_images(task) // len(files))
     parts, summaries, total = [], [], 0
     for file in files:
         check_cancelled()
         try:
-            scan = decode(file.read(), limits)
-            prepared = prepare(scan, task)
+            seen = ScanInput.of(file.read(), task, limits, budget)
         except ScanError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
-        slices, summary = slices_of(prepared), summarise(scan, prepared)
-        total += len(slices)
-        parts.append(evenly(slices, budget))
-        summaries.append(summary)
+        total += seen.count
+        parts.append(seen.images())
+        summaries.append(summarise(seen.scan, seen.prepared))
     images = torch.cat(parts)
     warnings = [check(summary, reference, task) for summary in summaries]
     patients = numbered([file.name for file in files], task)
@@ -214,6 +278,27 @@ def load_images(
         statistics=merged(summaries),
         left_out=total - len(images),
     )
+
+
+def seen(prepared: Prepared | PreparedVolume, task: Task) -> Tensor:
+    """What a network is adapted to of one scan, float32 [n, C, ...]: its slices, or patches of a volume.
+
+    Of a small volume these are the windows by which it is answered, so that a graph which adapts as it runs
+    says the same; of a larger one patches side by side.
+    """
+    if not isinstance(prepared, PreparedVolume):
+        return evenly(slices_of(prepared))
+    if is_taken_together(prepared, task):
+        return torch.from_numpy(all_windows(prepared, task))
+    return _side_by_side(prepared.volume, task, most_images(task))
+
+
+def _side_by_side(values: NDArray[Any], task: Task, most: int) -> Tensor:
+    """At most `most` patches [n, ..., X, Y, Z] of a volume [..., X, Y, Z], evenly spaced."""
+    patch = task.input_shape
+    corners = tiles(values.shape[-len(patch) :], patch)
+    chosen = (corners[index] for index in evenly_drawn(len(corners), most))
+    return torch.from_numpy(np.stack([cut(values, corner, patch) for corner in chosen]))
 
 
 def slices_of(prepared: Prepared) -> Tensor:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
 from model_store.manifest import GRAPH, ModelManifest
-from model_store.preprocessing import prepare_mask
-from model_store.scan import decode_mask
+from model_store.preprocessing import align, class_map, prepare_mask
+from model_store.scan import Scan, decode_mask
 from model_store.task import Task
 from personalization.gate.bounds import Bounds
 from personalization.gate.masks import Comparison
@@ -33,13 +33,13 @@ from service.cohorts import cohorts, masks
 from service.cohorts.files import ScanFile, label_of
 from service.cohorts.patients import numbered
 from service.errors import AdaptationRejected
-from service.inference.pipeline import Stopwatch, read, run
+from service.inference.pipeline import PreparedScan, Stopwatch, read, run, segment
 from service.inference.sessions import GraphSession
 from service.jobs import records
 from service.jobs.gates import decided, gate_with_masks
 from service.jobs.leases import fenced
 from service.kinds import kind_of
-from service.settings import scan_limits
+from service.settings import cohort_limits, scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.cohort_images import cohort_files
 from service.worker.pictures import load
@@ -73,21 +73,43 @@ class _Pair:
     def answers(
         self, file: ScanFile, mask: ScanFile | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8] | None]:
-        """Class indices [S, H, W] at the network's resolution, of candidate, parent and mask."""
+        """Class indices [S, H, W] of candidate, parent and mask: at the network's resolution, or of a volume
+        its planes on the scan's own grid, as it is answered."""
         self.attempt.check_cancelled()
-        limits, watch = scan_limits(self.attempt.settings), Stopwatch()
+        limits, watch = cohort_limits(self.attempt.settings, self.task), Stopwatch()
         try:
             reading = read(file.read(), self.model.manifest, limits, watch)
             drawn = None
             if mask is not None:
-                drawn = prepare_mask(decode_mask(mask.read(), limits), self.task, reading.sliced.geometry)
+                outlined = decode_mask(mask.read(), scan_limits(self.attempt.settings))
+                drawn = self._outlined(outlined, reading)
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         found = []
+        if self.task.is_volume:
+            found = [
+                _planes(segment(reading, self.model.manifest, session, watch, between=self._between).classes)
+                for session in (self.candidate, self.parent)
+            ]
+            return found[0], found[1], drawn
         for session in (self.candidate, self.parent):
             parts = [outputs.probabilities for outputs in run(reading, session, watch)]
             found.append(np.concatenate([part.argmax(axis=1) for part in parts]).astype(np.uint8))
         return found[0], found[1], drawn
+
+    def _outlined(self, mask: Scan, reading: PreparedScan) -> NDArray[np.uint8]:
+        if not self.task.is_volume:
+            return prepare_mask(mask, self.task, reading.sliced.geometry)
+        scan = reading.scan
+        return _planes(class_map(align(mask, scan.grid, scan.affine, scan.other_affine), self.task))
+
+    def _between(self, done: int, total: int) -> None:
+        del done, total
+        self.attempt.check_cancelled()
+
+
+def _planes(classes_IJK: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(np.moveaxis(classes_IJK, -1, 0))
 
 
 def run_mask_check(attempt: Attempt) -> AttemptOutcome:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from model_store.task import Task
 from service.cohorts.files import label_of
 from service.cohorts.patients import same_bytes
-from service.settings import scan_limits
+from service.settings import cohort_limits
 from service.worker.cohort_images import LabelledImages, load_labelled, masks_of
 from service.worker.cohort_job import CohortWork, Made
 
@@ -34,18 +34,23 @@ class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
         attempt = self.attempt
         self.masks, self.ill = masks_of(attempt, self.task)
         return load_labelled(
-            self.files, self.masks, self.task, scan_limits(attempt.settings), attempt.check_cancelled
+            self.files,
+            self.masks,
+            self.task,
+            cohort_limits(attempt.settings, self.task),
+            attempt.check_cancelled,
         )
 
     def warn_of_lost_targets(self, cohort: LabelledImages) -> None:
         """Warn of targets of which nothing is left at the network's resolution."""
         lost = sorted(name for name, there in cohort.drawn.items() if name in self.ill and not there)
         if lost:
-            rows, columns = cohort.targets.shape[1:]
+            sides = "x".join(map(str, cohort.targets.shape[1:]))
+            what = "voxels" if self.task.is_volume else "pixels"
             self.attempt.warn(
                 f"of the target of {len(lost)} mask{'s' if len(lost) > 1 else ''}, first "
-                f"{label_of(self.digests[lost[0]])}, nothing is left in the slices of {rows}x{columns} "
-                "pixels that the network sees: counted as drawn and without a target"
+                f"{label_of(self.digests[lost[0]])}, nothing is left in the {sides} {what} "
+                "that the network sees at once: counted as drawn and without a target"
             )
 
     def warn_of_same_bytes(self, names: Iterable[str]) -> None:

@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.task import Task
-from personalization.export import to_onnx
 from personalization.gate import GateVerdict, judge
 from personalization.gate.bounds import Bounds
 from personalization.labelled_slices import LabelledSlices
@@ -36,7 +35,7 @@ from service.worker.device import device_of
 from service.worker.epochs import EpochReports, resume
 from service.worker.masked_cohort import MaskedCohortWork
 from service.worker.pictures import draw_pictures
-from service.worker.routing_adapt import class_maps
+from service.worker.routing_adapt import class_maps, graph_of
 
 METHOD = "masks"
 
@@ -52,7 +51,7 @@ class FittedToHospital:
     @cached_property
     def graph(self) -> bytes:
         """The network's graph (onnx)."""
-        return to_onnx(self.fitted.network, self.task.in_channels, self.task.size)
+        return graph_of(self.fitted.network, self.task)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from service.inference.pipeline import Segmentation, Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
 from service.prediction.overlay import QUICK, Panel, choose_slices, overlay
-from service.settings import Settings, graph_limits, scan_limits
+from service.settings import Settings, cohort_limits, graph_limits, scan_limits
 from service.worker.attempt import Attempt
 from service.worker.device import release
 
@@ -59,7 +60,7 @@ def draw_pictures(
         found: dict[str, Segmentation] = {}
         for when, session in sessions.items():
             attempt.check_cancelled()
-            found[when] = run(data, parent.manifest, session, attempt.settings)
+            found[when] = run(data, parent.manifest, session, attempt)
         if mask is not None:
             classes = class_map(decode_mask(mask.read(), scan_limits(attempt.settings)), task)
             found["drawn"] = replace(found["after"], classes=classes)
@@ -72,27 +73,47 @@ def draw_pictures(
 
 
 class Preview:
-    """Draws the masks of the same few slices after each epoch, so that a person can watch them change."""
+    """Draws the masks of the same few slices after each epoch, so that a person can watch them change.
+
+    Of patches of volumes, a slice across the third axis, where most is found at first.
+    """
 
     def __init__(self, attempt: Attempt, images_NCHW: Tensor, task: Task) -> None:
         self._attempt, self._task = attempt, task
         few = np.linspace(0, len(images_NCHW) - 1, min(_PREVIEW_CHOICE, len(images_NCHW))).astype(int)
         self._images = images_NCHW[few]
         self._is_chosen = False
+        self._planes: list[int] = []
 
     def draw(self, epoch: int, class_maps: Callable[[Tensor], NDArray[np.uint8]]) -> None:
         """Draw what `class_maps` finds: class indices [N, H, W] of prepared slices [N, C, H, W]."""
         classes = class_maps(self._images)
         if not self._is_chosen:
-            chosen = choose_slices((classes > 0).sum(axis=(1, 2)), _PREVIEW_SLICES)
+            sizes = (classes > 0).reshape(len(classes), -1).sum(axis=1)
+            chosen = choose_slices(sizes, _PREVIEW_SLICES)
             self._images, classes, self._is_chosen = self._images[chosen], classes[chosen], True
+            if self._task.is_volume:
+                self._planes = [_fullest(each) for each in classes]
         # The slices themselves, without their neighbouring slices.
         channels, first = self._task.channel_count, self._task.channel_count * self._task.neighbours
         shown = self._images[:, first : first + channels]
+        if self._task.is_volume:
+            # Upright, as the axes of a volume are usually R, A, S.
+            shown = torch.stack(
+                [image[:1, :, :, at].mT.flip(1) for image, at in zip(shown, self._planes, strict=True)]
+            )
+            pairs = zip(classes, self._planes, strict=True)
+            classes = np.stack([each[..., at].T[::-1] for each, at in pairs])
         panels = [Panel(_grey(image), found) for image, found in zip(shown, classes, strict=True)]
         legend = [(c.index, " + ".join(c.labels)) for c in self._task.classes[1:]]
         content = overlay(panels, legend, f"after epoch {epoch}", NOTICE, QUICK)
         self._attempt.folder.write(self._attempt.folder.PREVIEW, content)
+
+
+def _fullest(classes_XYZ: NDArray[np.uint8]) -> int:
+    """The plane of a patch with the most foreground, the middle one of a patch without."""
+    counts = (classes_XYZ > 0).sum(axis=(0, 1))
+    return int(counts.argmax()) if counts.any() else len(counts) // 2
 
 
 def _grey(image_CHW: Tensor) -> NDArray[np.uint8]:
@@ -144,8 +165,8 @@ def load(graph: bytes, settings: Settings) -> GraphSession:
         return load_on(device="cpu")
 
 
-def run(data: bytes, manifest: ModelManifest, session: GraphSession, settings: Settings) -> Segmentation:
-    """Segment a scan's file as the API does."""
+def run(data: bytes, manifest: ModelManifest, session: GraphSession, attempt: Attempt) -> Segmentation:
+    """Segment a scan's file as the API does. Cancelling is looked at between the patches of a volume."""
     watch = Stopwatch()
-    reading = read(data, manifest, scan_limits(settings), watch)
-    return segment(reading, manifest, session, watch)
+    reading = read(data, manifest, cohort_limits(attempt.settings, manifest.task), watch)
+    return segment(reading, manifest, session, watch, between=lambda _done, _total: attempt.check_cancelled())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +16,28 @@ from model_store.manifest import WEIGHTS, ModelManifest, RoutingSpaceManifest
 from model_store.store import Store
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
-from personalization.iop_fl.network import batches
+from personalization.export import to_onnx
+from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread
+from personalization.networks.capabilities import norms
 from personalization.networks.registry import check_origin
+from personalization.options.presets import AUTO, PRESETS
 from personalization.playbook import FILE, Playbook
 from personalization.state import State, from_safetensors
-from personalization.test_time.recipe import BATCH
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import BATCH, suits
+from service.errors import AdaptationRejected
+
+# What a preset needs of a network, by `Preset.norm`.
+_NEEDS = {
+    "batch": "batch norm that keeps running statistics",
+    "instance": "instance norm that tracks, trained with norm_name: [instance, {track: true}]",
+    "either": "batch norm that keeps running statistics, or instance norm that tracks",
+    "ttt": "a head that predicts quarter turns, trained with --rotation-head",
+    None: "nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -67,10 +83,38 @@ def _state(artefact: Artefact) -> State:
     return from_safetensors(artefact.read(WEIGHTS))
 
 
+def graph_of(network: nn.Module, task: Task) -> bytes:
+    """Export a network for its task, as training does (onnx). Raises ExportError, NetworkError."""
+    return to_onnx(network, task.in_channels, task.input_shape, logits=task.averages_logits)
+
+
+def configured(options: Mapping[str, Any], task: Task) -> AdaptationConfig:
+    """The recipe with these options; of patches it learns from as many at once as fit in memory.
+
+    Raises AdaptationError.
+    """
+    config = AdaptationConfig(**options)
+    fits = at_once(config.batch_size, task.input_shape, MOST_VOXELS_LEARNED)
+    return config if fits == config.batch_size else config.model_copy(update={"batch_size": fits})
+
+
+def unsuited(preset: str, network: nn.Module, among: Sequence[str]) -> AdaptationRejected:
+    """Say what a preset needs that a network has not, and which of the presets the network suits."""
+    needed = "ttt" if preset == "ttt" else "either" if preset == AUTO else PRESETS[preset].norm
+    found = ", ".join(sorted({type(norm).__name__ for norm in norms(network).values()})) or "no norm at all"
+    return AdaptationRejected(
+        f"preset '{preset}' would change nothing: it needs {_NEEDS[needed]}, and this network has {found}. "
+        f"It can be adapted by {', '.join(each for each in among if suits(each, network))}"
+    )
+
+
 def class_maps(
     network: nn.Module, images: Tensor, device: torch.device, check_cancelled: CancelCheck
 ) -> NDArray[np.uint8]:
-    """Compute class indices [N, H, W] of a plain network with its running statistics, as in serving."""
+    """Compute class indices [N, H, W] of a plain network with its running statistics, as in serving.
+
+    Of patches of volumes [N, X, Y, Z], without the average over windows that overlap.
+    """
     network = network.to(device).eval()
     maps = []
     with torch.no_grad():

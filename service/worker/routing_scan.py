@@ -12,14 +12,13 @@ from model_store.digest import sha256
 from model_store.manifest import RoutingSpaceManifest
 from model_store.store import Store
 from personalization.cancellation import CancelCheck
-from personalization.export import to_onnx
 from personalization.iop_fl.batch_norm import profile
-from personalization.options.presets import AUTO, SCAN_FALLBACK
+from personalization.options.presets import AUTO, FOR_SCANS, SCAN_FALLBACK
 from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import SCAN_STEP, dose_by_shift
-from personalization.test_time.recipe import recipe_of
+from personalization.test_time.recipe import recipe_of, suits
 from service.catalog.network import adapted_to_scan
 from service.database.hospitals import site_of_hospital
 from service.errors import AdaptationRejected
@@ -31,10 +30,10 @@ from service.prediction.receipt import ModelReceipt
 from service.prediction.segmentation import SegmentationPredictor
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome
-from service.worker.cohort_images import evenly, slices_of
+from service.worker.cohort_images import seen
 from service.worker.device import device_of, facts
 from service.worker.pictures import load
-from service.worker.routing_adapt import LoadedSpace, load_space
+from service.worker.routing_adapt import LoadedSpace, configured, graph_of, load_space, unsuited
 
 
 def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> AttemptOutcome:
@@ -59,7 +58,7 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
     )
     reading = predictor.read(scan.content)
     with watch.stage("adapt"):
-        adaptation, graph = _adapted_graph(attempt, options, loaded, slices_of(reading.sliced))
+        adaptation, graph = _adapted_graph(attempt, options, loaded, seen(reading.prepared, loaded.task))
     attempt.set_stage("segmenting")
     network = ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph))
     answer = predictor.make(reading, LoadedGraph(load(graph, attempt.settings), network))
@@ -88,7 +87,7 @@ def _adapted_graph(
     attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
 ) -> tuple[Adaptation, bytes]:
     """Adapt without a checkpoint: it takes seconds, and no data derived from the scan may stay on disk."""
-    device, slices = device_of(attempt.settings), evenly(slices)
+    device = device_of(attempt.settings)
     config = _configured(options, loaded, slices.to(device), attempt.check_cancelled)
 
     def after_epoch(_: torch.nn.Module, checkpoint: AdaptationCheckpoint) -> None:
@@ -98,7 +97,7 @@ def _adapted_graph(
     adapted = recipe_of(config.preset).adapt(
         loaded.space, slices, config, device, attempt.check_cancelled, after_epoch=after_epoch
     )
-    return adapted.adaptation, to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)
+    return adapted.adaptation, graph_of(adapted.merged, loaded.task)
 
 
 def _configured(
@@ -107,10 +106,12 @@ def _configured(
     """The recipe that was asked for. For `auto` the ladder, with the dose that the scan's shift asks for."""
     # Missing options have the defaults of a hospital's adaptation.
     given = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
-    if given.get("preset", AUTO) != AUTO:
-        return AdaptationConfig(**given)
-    if loaded.spread is None:
-        return AdaptationConfig(**{**given, "preset": SCAN_FALLBACK})
+    preset, outline = given.get("preset", AUTO), loaded.space.outline()
+    chosen = preset if preset != AUTO else SCAN_FALLBACK if loaded.spread is None else "ladder"
+    if not suits(chosen, outline):
+        raise unsuited(preset, outline, FOR_SCANS)
+    if preset != AUTO or loaded.spread is None:
+        return configured({**given, "preset": chosen}, loaded.task)
     network = loaded.space.plain().to(slices.device)
     # A scan is one patient.
     few = slices[::SCAN_STEP]

@@ -23,19 +23,18 @@ from model_store.manifest import GRAPH, WEIGHTS, NetworkSpec, RoutingSpaceManife
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
 from personalization.errors import ExportError
-from personalization.export import to_onnx
 from personalization.gate import GateVerdict
 from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
-from personalization.options.presets import AUTO
+from personalization.options.presets import AUTO, FOR_COHORTS
 from personalization.playbook import ByShift, Choice, Playbook, RecipeRecord, by_shift, choose
 from personalization.state import to_safetensors
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, Routing, recipe_of, suits
-from service.settings import scan_limits
+from service.settings import cohort_limits
 from service.worker.attempt import as_json
 from service.worker.candidate import CandidateDraft
 from service.worker.cohort_images import CohortImages, load_images
@@ -43,7 +42,7 @@ from service.worker.cohort_job import CohortWork
 from service.worker.device import device_of
 from service.worker.epochs import EpochReports, resume
 from service.worker.pictures import draw_pictures
-from service.worker.routing_adapt import class_maps, load_space
+from service.worker.routing_adapt import class_maps, configured, graph_of, load_space, unsuited
 from service.worker.routing_gate import replicas_cost, verdict_on
 
 METHOD = "iop-fl-routing"
@@ -68,7 +67,7 @@ class Candidate:
     @cached_property
     def graph(self) -> bytes:
         """Its graph (onnx)."""
-        return to_onnx(self.adapted.merged, self.task.in_channels, self.task.size)
+        return graph_of(self.adapted.merged, self.task)
 
 
 @dataclass
@@ -83,7 +82,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
     @override
     def read(self) -> CohortImages:
         task, known = self.loaded.task, self.loaded.manifest.statistics
-        limits = scan_limits(self.attempt.settings)
+        limits = cohort_limits(self.attempt.settings, task)
         return load_images(self.files, task, known, limits, self.attempt.check_cancelled)
 
     @override
@@ -195,16 +194,20 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         attempt, playbook = self.attempt, self.loaded.playbook
         share = None if playbook is None else playbook.targets.share or None
         options = {**attempt.job.options, "target_share": share}
-        if options.get("preset", AUTO) != AUTO:
-            return AdaptationConfig(**options)
+        preset = options.get("preset", AUTO)
         network = self.loaded.space.outline()
-        # Where none suits, the first says what it needs.
-        chosen = next((preset for preset in FALLBACKS if suits(preset, network)), FALLBACKS[0])
+        tried = FALLBACKS if preset == AUTO else (preset,)
+        chosen = next((each for each in tried if suits(each, network)), None)
+        if chosen is None:
+            raise unsuited(preset, network, FOR_COHORTS)
+        config = configured({**options, "preset": chosen}, self.loaded.task)
+        if preset != AUTO:
+            return config
         attempt.warn(
             f"the federation has not practised: '{self.parent}' has no playbook, so the recipe is "
             f"'{chosen}' with its defaults, and no gain can be predicted"
         )
-        return AdaptationConfig(**{**options, "preset": chosen})
+        return config
 
     def _adapt(self, cohort: CohortImages, config: AdaptationConfig) -> Adapted:
         attempt, space, device = self.attempt, self.loaded.space, self.device

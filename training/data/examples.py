@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.preprocessing.windows import cut, tiles
 from model_store.task import Task, VolumeGeometry
 
 # Windows that `tiles` takes of all volumes together.
@@ -127,23 +127,18 @@ class Volumes:
 
     def tiles(self, most: int = _MOST_TILES) -> Examples:
         """Windows of the volumes that do not overlap, or `most` of them, evenly drawn out: [N, C, *patch]."""
+        patch = self.geometry.patch
         corners = [
             (index, corner)
             for index, image in enumerate(self.images)
-            for corner in product(*_starts(image.shape[1:], self.geometry.patch))
+            for corner in tiles(image.shape[1:], patch)
         ]
         chosen = corners[:: -(-len(corners) // most)] if corners else []
-        patch = self.geometry.patch
         images = np.zeros((len(chosen), len(self.images[0]) if self.images else 0, *patch), np.float32)
         targets = np.zeros((len(chosen), *patch), np.uint8)
         for row, (index, corner) in enumerate(chosen):
-            inside = tuple(slice(start, start + side) for start, side in zip(corner, patch, strict=True))
-            found, classes = self.images[index][:, *inside], self.targets[index][inside]
-            lacking = (side - own for side, own in zip(patch, classes.shape, strict=True))
-            place = tuple(
-                slice(lack // 2, lack // 2 + side) for lack, side in zip(lacking, classes.shape, strict=True)
-            )
-            images[row][:, *place], targets[row][place] = found, classes
+            images[row] = cut(self.images[index], corner, patch)
+            targets[row] = cut(self.targets[index], corner, patch)
         return Examples(
             images,
             targets,
@@ -151,14 +146,6 @@ class Volumes:
             tuple(self.cases[index] for index, _ in chosen),
             tuple(range(len(chosen))),
         )
-
-
-def _starts(sides: Sequence[int], patch: Sequence[int]) -> list[list[int]]:
-    """Starts along each axis of windows beside each other, the last one moved inside."""
-    return [
-        sorted({min(start, max(side - length, 0)) for start in range(0, side, length)})
-        for side, length in zip(sides, patch, strict=True)
-    ]
 
 
 # What a site trains, validates or tests on.

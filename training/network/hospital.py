@@ -66,6 +66,7 @@ from training.network.messages import (
     versions,
 )
 from training.network.policy import Policy
+from training.planning.federated import METHOD as PLAN
 from training.privacy import Spent
 from training.run import Run
 
@@ -379,8 +380,14 @@ class Hospital:
         if invitation.protocol != PROTOCOL:
             problems.append(f"protocol: expected {PROTOCOL}, found {invitation.protocol} at the operator")
         if policy.methods is not None and invitation.method not in policy.methods:
+            planned = (
+                ": --plan runs it before the training, to ask for counts alone; add it to the list, or ask the "
+                "operator to give --task in place of --plan"
+                if invitation.method == PLAN
+                else "; add it to the list, or agree on another method with the operator"
+            )
             problems.append(
-                f"methods: the policy allows {', '.join(policy.methods)}, not {invitation.method}"
+                f"methods: the policy allows {', '.join(policy.methods)}, not {invitation.method}{planned}"
             )
         if problem := problem_of(self._device or invitation.settings.get("device", "cpu")):
             problems.append(f"{problem} at this hospital; start it with --device cpu, or another that it has")

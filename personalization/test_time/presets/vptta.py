@@ -54,7 +54,7 @@ class Vptta(Recipe):
         check_cancelled: CancelCheck,
     ) -> nn.Module:
         """One step of Adam over the scan's slices together."""
-        images = thinned(images_NCHW)
+        images = thinned(images_NCHW, learned=True)
         network = prompted(space, images_NCHW).requires_grad_(False)
         required_norms(network, "preset vptta moves statistics")
         network.prompt.requires_grad_(True)

@@ -119,7 +119,7 @@ def _prepared(
 ) -> Data:
     """Prepare the images of `cases`, in order, and append each scan's statistics to `statistics`."""
     if task.is_volume:
-        return _volumes(site, cases, task)
+        return _volumes(site, cases, task, statistics)
     height, width = task.size
     images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, height, width), np.float32)]
     targets: list[NDArray[np.uint8]] = [np.empty((0, height, width), np.uint8)]
@@ -155,8 +155,10 @@ def _prepared(
     )
 
 
-def _volumes(site: Site, cases: Sequence[Case], task: Task) -> Volumes:
-    """Prepare whole volumes, as `_prepared` does slices; the guard's statistics are of slices alone."""
+def _volumes(
+    site: Site, cases: Sequence[Case], task: Task, statistics: list[ReferenceStatistics] | None
+) -> Volumes:
+    """Prepare whole volumes, as `_prepared` does slices."""
     images: list[NDArray[np.float32]] = []
     targets: list[NDArray[np.uint8]] = []
     spacings: list[tuple[float, ...]] = []
@@ -165,6 +167,8 @@ def _volumes(site: Site, cases: Sequence[Case], task: Task) -> Volumes:
             scan = read_case(case, task)
             prepared = prepare_volume(scan, task)
             targets.append(prepare_volume_mask(read_mask(case.mask), task, prepared.grid))
+            if statistics is not None:
+                statistics.append(ReferenceStatistics.of(summarise(scan, prepared)))
         except LocumStoreError as error:
             raise FederationError(
                 f"site '{site.name}' cannot be loaded:", [f"{site.name}/{case.name}: {error}"]
