@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +93,8 @@ def cut(values: NDArray[Values], corner: Shape, patch: Shape) -> NDArray[Values]
     spatial = values.shape[-len(patch) :]
     inside = tuple(slice(start, start + side) for start, side in zip(corner, patch, strict=True))
     margins = padding(spatial, patch)
-    found = values[(..., *inside)]
+    place: tuple[Any, ...] = (..., *inside)
+    found: NDArray[Values] = values[place]
     if not any(map(any, margins)):
         return found
     return np.pad(found, (*((0, 0) for _ in values.shape[: -len(patch)]), *margins))

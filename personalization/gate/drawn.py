@@ -53,8 +53,9 @@ class BesideDrawn:
         self.slices_S: NDArray[np.int64] = np.bincount(scans)
         self.labelled_S: NDArray[np.bool_] = np.bincount(scans, known) > 0
         # In slices' worth: a target counts the same in a thick stack of slices as in one slice.
-        self.size_S = _sums(scans, (self.found > 0).mean(axis=(1, 2)))
-        self.drawn_size_S = _sums(scans, (drawn > 0).mean(axis=(1, 2)) * known)
+        pixels = tuple(range(1, self.found.ndim))
+        self.size_S = _sums(scans, (self.found > 0).mean(axis=pixels))
+        self.drawn_size_S = _sums(scans, (drawn > 0).mean(axis=pixels) * known)
 
 
 def _sums(scans_N: NDArray[np.int64], values_N: NDArray[np.float64]) -> NDArray[np.float64]:

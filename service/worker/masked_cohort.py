@@ -33,13 +33,8 @@ class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
         """Read every scan, and the masks that there are."""
         attempt = self.attempt
         self.masks, self.ill = masks_of(attempt, self.task)
-        return load_labelled(
-            self.files,
-            self.masks,
-            self.task,
-            cohort_limits(attempt.settings, self.task),
-            attempt.check_cancelled,
-        )
+        limits = cohort_limits(attempt.settings, self.task)
+        return load_labelled(self.files, self.masks, self.task, limits, attempt.check_cancelled)
 
     def warn_of_lost_targets(self, cohort: LabelledImages) -> None:
         """Warn of targets of which nothing is left at the network's resolution."""

@@ -23,7 +23,8 @@ from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread
 from personalization.networks.capabilities import norms
 from personalization.networks.registry import check_origin
-from personalization.options.presets import AUTO, PRESETS
+from personalization.options.masks import MASKS
+from personalization.options.presets import AUTO, FOR_COHORTS, PRESETS
 from personalization.playbook import FILE, Playbook
 from personalization.state import State, from_safetensors
 from personalization.test_time.config import AdaptationConfig
@@ -102,9 +103,12 @@ def unsuited(preset: str, network: nn.Module, among: Sequence[str]) -> Adaptatio
     """Say what a preset needs that a network has not, and which of the presets the network suits."""
     needed = "ttt" if preset == "ttt" else "either" if preset == AUTO else PRESETS[preset].norm
     found = ", ".join(sorted({type(norm).__name__ for norm in norms(network).values()})) or "no norm at all"
+    suited = [each for each in among if suits(each, network)]
+    if among is FOR_COHORTS:
+        suited.append(f"{MASKS} (with masks of some scans)")
     return AdaptationRejected(
         f"preset '{preset}' would change nothing: it needs {_NEEDS[needed]}, and this network has {found}. "
-        f"It can be adapted by {', '.join(each for each in among if suits(each, network))}"
+        f"It can be adapted by {', '.join(suited)}"
     )
 
 

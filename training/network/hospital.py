@@ -381,8 +381,8 @@ class Hospital:
             problems.append(f"protocol: expected {PROTOCOL}, found {invitation.protocol} at the operator")
         if policy.methods is not None and invitation.method not in policy.methods:
             planned = (
-                ": --plan runs it before the training, to ask for counts alone; add it to the list, or ask the "
-                "operator to give --task in place of --plan"
+                ": --plan runs it before the training, to ask for counts alone; add it to the list, or ask "
+                "the operator to give --task in place of --plan"
                 if invitation.method == PLAN
                 else "; add it to the list, or agree on another method with the operator"
             )

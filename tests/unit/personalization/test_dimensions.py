@@ -20,7 +20,7 @@ from personalization.gate.statistics import shift_of_statistics
 from personalization.iop_fl.batch_norm import blend_statistics, image_moments
 from personalization.iop_fl.layers import RoutedConvolution
 from personalization.iop_fl.merge import merge
-from personalization.iop_fl.network import route, routed_layers
+from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches, route, routed_layers
 from personalization.iop_fl.space import RoutingSpace
 from personalization.losses import SMOOTHING, soft_dice_loss
 from personalization.networks import registry
@@ -354,3 +354,12 @@ def test_graph_of_any_number_of_axes_equals_torch(dims: int) -> None:
         with torch.no_grad():
             expected = torch.softmax(network(images), dim=1)
         torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_batches_of_volumes_have_as_many_voxels_as_fit() -> None:
+    assert at_once(16, (512, 512)) == 16
+    assert at_once(16, (40, 56, 40)) == 16
+    assert at_once(16, (96, 96, 96)) == 4
+    assert at_once(16, (512, 512, 512)) == 1
+    assert at_once(16, (40, 56, 40), MOST_VOXELS_LEARNED) == 5
+    assert [len(each) for each in batches(torch.empty(6, 1, 96, 96, 96, device="meta"), 16)] == [3, 3]

@@ -144,3 +144,29 @@ def test_the_slab_moves_along_the_axis_where_a_patch_is_the_smallest_share() -> 
     assert w.slab_axis((36, 50, 37), (32, 48, 32)) == 2
     assert w.slab_axis((10, 10, 10), (32, 32, 32)) == 0
     assert w.slab_bytes((600, 273, 273), (96, 96, 96), 3, 0) == 4 * 4 * 96 * 273 * 273
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch"), [((9, 8, 3), (4, 4, 4)), ((4, 4, 4), (4, 4, 4)), ((5, 11, 6), (3, 4, 6))]
+)
+def test_tiles_cover_every_voxel_with_the_fewest_patches(shape: w.Shape, patch: w.Shape) -> None:
+    volume = np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(1, *shape)
+    corners = w.tiles(shape, patch)
+    seen = np.stack([w.cut(volume, corner, patch) for corner in corners])
+    assert seen.shape[1:] == (1, *patch)
+    assert set(np.unique(seen)) - {0.0} == set(np.unique(volume))
+    assert len(corners) == np.prod([-(-side // own) for side, own in zip(shape, patch, strict=True)])
+
+
+def test_cut_pads_as_windows_do() -> None:
+    volume = np.random.default_rng(0).random((2, 5, 3, 6)).astype(np.float32)
+    seen = []
+    for _ in w.slide(volume, (5, 6, 6), 0.5, "gaussian", lambda patch: (seen.append(patch), patch)[1]):
+        pass
+    (corner,) = w.tiles((5, 3, 6), (5, 6, 6))
+    assert np.array_equal(w.cut(volume, corner, (5, 6, 6)), seen[0])
+
+
+def test_evenly_drawn_places_are_spread_and_all_where_they_fit() -> None:
+    assert w.evenly_drawn(3, 5) == [0, 1, 2]
+    assert w.evenly_drawn(10, 2) == [2, 7]

@@ -268,3 +268,14 @@ def test_classes_beyond_two_are_learned() -> None:
     data = LabelledSlices(images, truth.to(torch.uint8), tuple(f"p{i // 2}" for i in range(8)), classes=3)
     found = fit(space(classes=3).plain().eval(), data, replace_steps(folds=2))
     assert set(found.dice) == {"p0", "p1", "p2", "p3"}
+
+
+def test_patches_with_a_target_are_a_third_of_an_epoch() -> None:
+    images, targets = torch.rand(9, 1, 4, 4, 4), torch.zeros(9, 4, 4, 4, dtype=torch.uint8)
+    targets[0, 0] = 1
+    of = LabelledSlices(images, targets, tuple(f"p{index}" for index in range(9)))
+    drawn = [own for _, batch in of.batches(4, 0, augment=False) for own in batch]
+    assert len(drawn) == 9 + 3
+    assert sum(bool(own.any()) for own in drawn) == 4
+    flat = LabelledSlices(images[..., 0], targets[..., 0], of.patients)
+    assert sum(len(batch) for batch, _ in flat.batches(4, 0, augment=True)) == 9

@@ -12,7 +12,7 @@ import torch
 
 from model_store.preprocessing import prepare
 from model_store.scan import Scan
-from model_store.task import Task
+from model_store.task import Task, VolumeGeometry
 from service.files import open_files
 from service.jobs.files import JobFolder
 from service.worker.pictures import Preview
@@ -43,3 +43,18 @@ def test_preview_of_a_task_with_neighbours_shows_the_slices_themselves(tmp_path:
         drawn[neighbours] = preview(tmp_path, task, voxels)
     assert drawn[1] == drawn[0]
     assert drawn[2] == drawn[0]
+
+
+def test_preview_of_volumes_shows_the_fullest_plane_of_patches(tmp_path: Path) -> None:
+    folder = JobFolder(open_files(tmp_path), "0" * 32)
+    task = Task(
+        name="t", labels={"a": (1,)}, geometry=VolumeGeometry(spacing=(1.0, 1.0, 1.0), patch=(16, 8, 8))
+    )
+    drawer = Preview(SimpleNamespace(folder=folder), torch.rand(5, 1, 16, 8, 8), task)  # type: ignore[arg-type]
+    classes = np.zeros((5, 16, 8, 8), np.uint8)
+    classes[2, :, :, 3], classes[2, 0, 0, 6] = 1, 1
+    for epoch in (0, 1):
+        drawer.draw(epoch, lambda images: classes[:5] if len(images) == 5 else classes[2:3])
+    content = folder.read(JobFolder.PREVIEW)
+    assert content is not None
+    assert drawer._planes == [3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from model_store.appearance import describe
+from model_store.guard import planes_of
 from model_store.task import Channel, Normalisation, Task, VolumeGeometry
 from training.config import RunConfig
 from training.data.examples import Volumes
@@ -98,6 +101,19 @@ def test_a_volume_is_resampled_to_the_spacing_with_its_mask(tmp_path: Path) -> N
     assert [each.shape for each in data.targets] == [each.shape[1:] for each in data.images]
     # 3 x 3 x 2 voxels of 1 x 2 x 1 mm are 36 mm3, of which the grid has 18 voxels of 2 mm3.
     assert int(data.targets[0].sum()) == pytest.approx(18, abs=9)
+
+
+def test_the_guard_knows_the_training_volumes_after_preparation(tmp_path: Path) -> None:
+    site = load_federation(folder(tmp_path, ("_T1", "_FLAIR")), TWO).sites[0]
+    cases = tuple(
+        replace(case, split="train" if case.name == "case1.nii.gz" else "test") for case in site.cases
+    )
+    found = SiteData.load(replace(site, cases=cases), TWO)
+    assert found.statistics is not None
+    assert (found.statistics.count, found.statistics.kinds) == (1, {"2-channel volume": 1})
+    assert found.statistics.ranges["slice_mm"].low == 2.0
+    mean, _ = found.statistics.mean_and_deviation()
+    assert mean == pytest.approx(describe(planes_of(found.all_train.images[0]))[0])
 
 
 def test_every_fault_of_channels_is_named_at_once(tmp_path: Path) -> None:

@@ -702,6 +702,21 @@ class TestOperatorThatCannotBeBelieved:
         with pytest.raises(ConfigurationError, match="the policy allows iop-fl, not fedavg"):
             together.hospital("birch").run()
 
+    def test_policy_without_plan_is_told_what_plan_is_for(self, tmp_path, data, kits):
+        together = Together(tmp_path, data, kits)
+        together.policies["birch"].write_text(f"{POLICY}methods: [fedavg]\n")
+        hospital = together.hospital("birch")
+
+        def changed(topic, reply):
+            said, _ = unpack(Invitation, reply)
+            return pack(said.model_copy(update={"method": "plan"}))
+
+        hospital._cell.change = changed
+        with pytest.raises(
+            ConfigurationError, match="allows fedavg, not plan: --plan runs it before the train"
+        ):
+            hospital.run()
+
     def test_folder_with_a_problem_never_joins(self, tmp_path, data, kits):
         together = Together(tmp_path, data, kits)
         together.data = shutil.copytree(data, tmp_path / "data")

@@ -1,0 +1,205 @@
+"""Adaptation of models that see volumes: every kind of job over HTTP, and one scan by its own statistics."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from model_store.scans.channels import packed
+from service.adaptation import scan_requests
+from service.worker.runner import run_job
+from tests.helpers.service.volume_federation import nifti, publish_volumes, scans, volume
+
+NEAR, FAR = scans(4), scans(4, blur=1.2)
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    store = tmp_path_factory.mktemp("volumes") / "store"
+    publish_volumes(store)
+    running = start(store)
+    running.client.put("/hospitals/dune", json={"name": "dune"})
+    return running
+
+
+def upload(api: Any, files: Mapping[str, tuple[bytes, bytes]], model: str = "", without: str = "") -> str:
+    """A cohort of scans; with `model` their masks too, but of the scan `without`."""
+    place: str = api.client.post("/hospitals/dune/cohorts").headers["location"]
+    for name, (scan, mask) in files.items():
+        answer = api.client.put(f"{place}/scans/{name}", content=scan)
+        assert answer.status_code == 201, answer.text
+        if model and name != without:
+            answer = api.client.put(f"{place}/scans/{name}/mask?model={model}", content=mask)
+            assert answer.status_code == 201, answer.text
+    return place.rpartition("/")[2]
+
+
+def adapted(api: Any, cohort: str, model: str, **options: Any) -> dict[str, Any]:
+    asked = {"cohort": cohort, "model": model, "options": options}
+    answer = api.client.post("/hospitals/dune/adaptations", json=asked)
+    assert answer.status_code == 202, answer.text
+    return finished(api, answer.json()["id"])
+
+
+def finished(api: Any, job: str) -> dict[str, Any]:
+    run_job(job, api.settings)
+    found: dict[str, Any] = api.client.get(f"/jobs/{job}").json()
+    return found
+
+
+def mask_of(answer: Any) -> Any:
+    assert answer.status_code == 200, answer.text
+    return np.asarray(nib.Nifti1Image.from_bytes(gzip.decompress(answer.content)).dataobj)
+
+
+def dice(one: Any, other: Any) -> float:
+    return float(2 * ((one > 0) & (other > 0)).sum() / ((one > 0).sum() + (other > 0).sum()))
+
+
+@pytest.fixture(scope="module")
+def far(api: Any) -> str:
+    """A cohort behind a scanner that blurs."""
+    return upload(api, FAR)
+
+
+def test_auto_moves_the_statistics_of_volumes_and_is_assigned_and_rolled_back(api: Any, far: str) -> None:
+    job = adapted(api, far, "balls")
+    assert job["state"] == "succeeded", job["reason"]
+    assert job["gate"]["passed"], job["gate"]
+    dose = job["result"]["dose"]
+    assert dose["shift"] > 1.5
+    assert dose["doses"][0] > dose["doses"][1] > 0
+    card = api.client.get(f"/jobs/{job['id']}/card").text
+    assert card.count("data:image/png;base64,") == 8  # four scans before and after
+    candidate = api.store.open("balls.at-dune@1").manifest
+    assert candidate.statistics is not None
+    assert candidate.statistics.count == 8 + 4  # its members' scans and these
+    place = "/hospitals/dune/serving/balls"
+    body = {"version": "balls.at-dune@1", "actor": "ines", "reason": "looked"}
+    made = api.client.put(place, json=body, headers={"If-None-Match": "*"})
+    assert made.status_code == 200, made.text
+    scan, drawn = (nifti(each) for each in volume(900, blur=1.2))
+    asked = {"model": "balls", "output": "nifti"}
+    own = api.segment(scan, hospital="dune", **asked)
+    truth = nib.Nifti1Image.from_bytes(drawn).get_fdata()
+    assert own.headers["locum-personalization"] == "hospital; hospital=dune"
+    # The guard of the members' model warns of this scanner; the hospital's own model knows it.
+    everyone = api.segment(scan, personalization="global", **asked)
+    assert "scan-unlike-task" in everyone.headers["locum-warning-names"]
+    assert "scan-unlike-task" not in own.headers.get("locum-warning-names", "")
+    before, after = dice(mask_of(everyone), truth), dice(mask_of(own), truth)
+    assert after > before > 0.3
+    undo = {"actor": "ines", "reason": "it was the scanner"}
+    back = api.client.post(f"{place}/rollback", json=undo, headers={"If-Match": made.headers["etag"]})
+    assert back.status_code == 200, back.text
+    assert np.array_equal(mask_of(api.segment(scan, hospital="dune", **asked)), mask_of(everyone))
+
+
+def test_masks_of_drawn_volumes_check_a_candidate(api: Any, far: str) -> None:
+    job = adapted(api, far, "balls")
+    asked = api.client.post(f"/jobs/{job['id']}/checks", json={"masks": 4})
+    check = finished(api, asked.json()["id"])
+    assert check["state"] == "succeeded", check["reason"]
+    assert check["result"]["differing"] == 4
+    for name, (_, mask) in FAR.items():
+        place = f"/hospitals/dune/cohorts/{far}/scans/{name}/mask"
+        assert api.client.put(place, content=mask).status_code == 201
+    verdict = api.client.post(f"/jobs/{job['id']}/checks/{check['id']}/verdict")
+    said = finished(api, verdict.json()["id"])
+    for name in FAR:
+        api.client.delete(f"/hospitals/dune/cohorts/{far}/scans/{name}/mask")
+    assert said["state"] == "succeeded", said["reason"]
+    # Dice on the scan's own grid, as a naive loop over the answers has it.
+    changes = []
+    for scan, mask in FAR.values():
+        truth = nib.Nifti1Image.from_bytes(mask).get_fdata()
+        found = [
+            mask_of(api.segment(scan, model=model, personalization="global"))
+            for model in (job["candidate"]["reference"], "balls.global")
+        ]
+        changes.append(dice(found[0], truth) - dice(found[1], truth))
+    drawn = {each["scan"] for each in check["result"]["draws"]}
+    assert said["result"]["verdict"]["worst"] >= min(changes) - 1e-6
+    assert len(drawn) == said["result"]["verdict"]["masks"]
+    if len(drawn) == len(FAR):
+        assert said["result"]["verdict"]["worst"] == pytest.approx(min(changes), abs=1e-6)
+
+
+def test_learned_routing_of_volumes_reports_epochs(api: Any, far: str) -> None:
+    job = adapted(api, far, "steady", preset="anchored", epochs=2)
+    assert job["state"] == "succeeded", job["reason"]
+    assert [epoch["epoch"] for epoch in job["epochs"]] == [0, 1, 2]
+    assert job["result"]["images"] > 4  # patches side by side
+
+
+def test_auto_blends_the_statistics_of_instance_norm_that_tracks(api: Any, far: str) -> None:
+    job = adapted(api, far, "steady")
+    assert job["state"] == "succeeded", job["reason"]
+    assert job["result"]["options"]["preset"] == "blend"
+    assert api.store.open("steady.at-dune").manifest.network.name == "blended"
+
+
+@pytest.mark.parametrize("preset", ["auto", "ladder", "blend"])
+def test_a_network_with_nothing_to_move_is_refused_with_the_presets_that_it_suits(
+    api: Any, far: str, preset: str
+) -> None:
+    job = adapted(api, far, "still", preset=preset)
+    assert job["state"] == "failed"
+    assert f"preset '{preset}' would change nothing" in job["reason"]
+    assert "InstanceNorm3d" in job["reason"]
+    assert "adapted by distilled, anchored, paper, official, as-published, masks" in job["reason"]
+
+
+def test_masks_of_a_few_volumes_fine_tune_a_plain_model(api: Any) -> None:
+    cohort = upload(api, FAR, model="ball", without="patient-503.nii")
+    job = adapted(api, cohort, "ball", steps=10, folds=2)
+    assert job["state"] == "succeeded", job["reason"]
+    held_out = job["result"]["held_out_dice"]
+    assert held_out[str(job["result"]["weight"])] == max(held_out.values()) > held_out["0.0"]
+
+
+def test_stacked_channels_and_channels_of_their_own_are_one_cohort(api: Any) -> None:
+    stacked = scans(3, channels=2)
+    voxels, mask = volume(510, channels=2)
+    apart = packed({name: [nifti(voxels[..., index])] for index, name in enumerate(("T1", "FLAIR"))})
+    cohort = upload(api, {**stacked, "patient-510.zip": (apart, nifti(mask))}, model="pair")
+    job = adapted(api, cohort, "pair", steps=4, folds=2)
+    assert job["state"] == "succeeded", job["reason"]
+    assert (job["result"]["scans"], job["result"]["patients"]) == (4, 4)
+
+
+def test_a_time_series_in_a_cohort_is_refused_by_the_job(api: Any, far: str) -> None:
+    stacked = upload(api, scans(2, channels=3))
+    job = adapted(api, stacked, "balls")
+    assert job["state"] == "failed"
+    assert "expected one volume of up to 3 dimensions" in job["reason"]
+
+
+def test_a_small_volume_is_answered_by_its_own_statistics_at_once_as_by_a_job(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = nifti(volume(901, blur=1.2)[0])
+    asked = {"model": "balls", "personalization": "scan"}
+    at_once = api.segment(scan, **asked)
+    assert at_once.headers["locum-personalization"].startswith("scan")
+    assert not np.array_equal(mask_of(at_once), mask_of(api.segment(scan, model="balls")))
+    monkeypatch.setattr(scan_requests, "is_taken_together", lambda *_: False)
+    later = api.segment(scan, **asked)
+    assert later.status_code == 202, later.text
+    job = finished(api, later.json()["id"])
+    assert job["state"] == "succeeded", job["reason"]
+    result = api.client.get(f"/jobs/{job['id']}/result")
+    assert dice(mask_of(result), mask_of(at_once)) > 0.999
+
+
+def test_a_scan_is_refused_where_its_network_has_nothing_to_move(api: Any) -> None:
+    answer = api.segment(nifti(volume(902)[0]), model="still", personalization="scan")
+    job = finished(api, answer.json()["id"])
+    assert job["state"] == "failed"
+    assert "preset 'auto' would change nothing" in job["reason"]
+    assert "masks" not in job["reason"]
