@@ -68,7 +68,8 @@ def windows(
 def tiles(shape: Sequence[int], patch: Sequence[int]) -> list[Shape]:
     """First voxels of windows side by side, the last of each axis moved inside, the last axis fastest.
 
-    For what measures or learns: each voxel is seen about once. Of an axis shorter than the patch, 0.
+    For what measures or learns: each voxel is seen about once. An axis shorter than the patch has
+    one window, from 0.
     """
     sides = zip(shape, patch, strict=True)
     return list(

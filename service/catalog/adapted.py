@@ -130,8 +130,8 @@ def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
     if offered.manifest.task.regions:
         raise NotAdaptable(
             f"'{offered}' answers by regions, a sigmoid for each, and every preset compares classes that "
-            "exclude each other: serve it as it is, train it further in a federation, or train one whose "
-            "task has labels without `regions`"
+            "exclude each other: serve it as it is, train it further in a federation, or train one for "
+            "a task without `regions`"
         )
     raise NotAdaptable(
         f"'{offered}' is of kind {offered.manifest.kind}, expected "

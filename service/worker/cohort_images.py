@@ -283,8 +283,8 @@ def load_images(
 def seen(prepared: Prepared | PreparedVolume, task: Task) -> Tensor:
     """What a network is adapted to of one scan, float32 [n, C, ...]: its slices, or patches of a volume.
 
-    Of a small volume these are the windows by which it is answered, so that a graph which adapts as it runs
-    says the same; of a larger one patches side by side.
+    A small volume gives the windows by which it is answered, so that a graph which adapts as it runs says
+    the same; a larger one patches side by side.
     """
     if not isinstance(prepared, PreparedVolume):
         return evenly(slices_of(prepared))
