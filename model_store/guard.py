@@ -13,12 +13,13 @@ The guard does not know anatomy: an MR slice of another organ with a similar int
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from model_store.appearance import DESCRIPTORS, describe
+from model_store.appearance import DESCRIPTORS, describe, percentiles
 from model_store.preprocessing import Prepared, PreparedVolume
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.slices import thinned
@@ -87,8 +88,8 @@ def summarise(scan: Scan, prepared: Prepared | PreparedVolume) -> ScanSummary:
         slice_mm, row_mm, column_mm = geometry.spacing
         measures |= {"slices": float(count), "slice_mm": slice_mm, "row_mm": row_mm, "column_mm": column_mm}
         measures["tilt"] = geometry.tilt_degrees
-    low, middle, high = np.percentile(thinned(scan.voxels, _SAMPLES), (1, 50, 99))
-    measures |= {"raw_low": float(low), "raw_middle": float(middle), "raw_high": float(high)}
+    low, middle, high = percentiles(thinned(scan.voxels, _SAMPLES), (1, 50, 99))
+    measures |= {"raw_low": low, "raw_middle": middle, "raw_high": high}
     slices = planes_of(prepared.volume) if isinstance(prepared, PreparedVolume) else prepared.slices
     appearance, constant = describe(slices)
     kind = f"{_colour(scan)} {'volume' if scan.is_volume else 'image'}"
@@ -176,15 +177,21 @@ class ReferenceStatistics(BaseModel):
         With n scans and d descriptors, correlations are shrunk by max(0.1, d / (n + d)). The distance is
         divided by 1 + d / n, because a mean and a covariance estimated from few scans overstate it.
         """
+        mean, deviation, shrunk = self._frame
+        size = len(DESCRIPTORS)
+        z = (np.array(appearance) - mean) / deviation
+        return float(z @ np.linalg.solve(shrunk, z)) / size / (1 + size / self.count)
+
+    @cached_property
+    def _frame(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and deviation of each descriptor, and their shrunk correlation: the same for every scan."""
         size = len(DESCRIPTORS)
         mean, deviation = self.mean_and_deviation()
         covariance = np.array(self.products) / self.count - np.outer(mean, mean)
         correlation = covariance / np.outer(deviation, deviation)
         np.fill_diagonal(correlation, 1)
         weight = max(_SHRINKAGE, size / (self.count + size))
-        shrunk = (1 - weight) * correlation + weight * np.eye(size)
-        z = (np.array(appearance) - mean) / deviation
-        return float(z @ np.linalg.solve(shrunk, z)) / size / (1 + size / self.count)
+        return mean, deviation, (1 - weight) * correlation + weight * np.eye(size)
 
 
 def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Task) -> list[GuardWarning]:

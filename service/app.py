@@ -18,6 +18,7 @@ from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
+from service.audit.grouped import GroupedRows
 from service.context import ServiceContext
 from service.database import Database, check, upgrade
 from service.dicom_node.configuration import load_node
@@ -288,6 +289,7 @@ async def _open(
         queue,
         Authenticator(settings, database),
         followers,
+        GroupedRows(database),
         rates,
     )
 

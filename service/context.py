@@ -9,6 +9,7 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from model_store.store import Store
+    from service.audit.grouped import GroupedRows
     from service.database import Caller, Database
     from service.identity.authentication import Authenticator
     from service.identity.rates import RateLimits
@@ -26,8 +27,8 @@ class ServiceContext:
 
     `admission` bounds how many scans are in memory, `sessions` how many networks; `readiness` is refreshed in
     the background, so that a health request never waits; `queue` is where long work goes; `authenticator`
-    knows who sent a request; `followers` are the clients that follow a job; `rates` limit the
-    requests of each caller, where callers are known.
+    knows who sent a request; `followers` are the clients that follow a job; `rows` writes the audit
+    trail; `rates` limit the requests of each caller, where callers are known.
     """
 
     settings: Settings
@@ -40,6 +41,7 @@ class ServiceContext:
     queue: Queue
     authenticator: Authenticator
     followers: Followers
+    rows: GroupedRows
     rates: RateLimits | None
 
     def for_caller(self, caller: Caller) -> ServiceContext:

@@ -14,8 +14,8 @@ removal prints those of the last row that it removed too, since rows beneath it 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -38,6 +38,8 @@ ASSIGNED = {
 _LOCK = "the audit trail"
 _PAGE = 1000
 _TABLE = cast(Table, AuditRow.__table__)
+_INSERT = insert(_TABLE)
+_NEWEST = select(_TABLE.c.id, _TABLE.c.digest).order_by(_TABLE.c.id.desc()).limit(1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,31 @@ class Verified:
         return self.start.number
 
 
+@dataclass(frozen=True)
+class Row:
+    """What a row says.
+
+    Attributes:
+        action: `thing.happened`.
+        actor: who did it.
+        hospital: that it concerns.
+        version: digest of the artefact version.
+        scan: digest of the scan's bytes, `sha256:` and 64 hex digits.
+        outcome: status of the HTTP answer, 200 outside HTTP.
+        request: id of the request; None outside of one.
+        details: JSON, without names of patients or scans.
+    """
+
+    action: str
+    actor: str
+    hospital: str | None = None
+    version: str | None = None
+    scan: str | None = None
+    outcome: int = 200
+    request: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
 def append(
     session: Session,
     action: str,
@@ -76,48 +103,57 @@ def append(
     actor: str | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> int:
-    """Append a row, and return its number. It is there when the session's transaction commits.
+    """Append a row of this request, and return its number; the arguments are those of `Row`.
 
-    Writers take turns from here to the end of their transactions, so this is the last thing in a transaction
-    that needs a lock.
+    The actor is the session's caller, unless another one is named. Otherwise as `append_all`.
+    """
+    by = actor or caller_of(session).actor
+    row = Row(action, by, hospital, version, scan, outcome, request_of_row(), details or {})
+    return append_all(session, [row])
 
-    Args:
-        session: of a writing transaction; its caller is the actor.
-        action: `thing.happened`.
-        hospital: that it concerns.
-        version: digest of the artefact version.
-        scan: digest of the scan's bytes, `sha256:` and 64 hex digits.
-        outcome: status of the HTTP answer, 200 outside HTTP.
-        actor: another one than the session's caller.
-        details: JSON, without names of patients or scans.
+
+def append_all(session: Session, rows: Sequence[Row]) -> int:
+    """Append rows in this order, and return the last one's number.
+
+    They are there when the transaction commits. Writers take turns from here to the end of their
+    transactions, so this is the last thing in a transaction that needs a lock.
     """
     in_turn(session, _LOCK)
     # What follows are statements on the table, before which a session flushes nothing by itself.
     session.flush()
+    # On the connection: a session's own way to it costs as much as the statements.
+    connection = session.connection()
     last = head(session)
-    number = last.number + 1
+    contents = []
+    for row in rows:
+        content = {
+            "id": last.number + 1,
+            "at": datetime.now(UTC),
+            "actor": row.actor,
+            "action": row.action,
+            "hospital": row.hospital,
+            "version": row.version,
+            "scan": row.scan,
+            "outcome": row.outcome,
+            "request": row.request,
+            "details": json.loads(json.dumps(row.details)),
+            "previous": last.digest,
+        }
+        last = Head(last.number + 1, digest_of(content))
+        contents.append({**content, "digest": last.digest})
+    connection.execute(_INSERT, contents)
+    return last.number
+
+
+def request_of_row() -> str | None:
+    """Return the id of the request that is answered, as a row has it; None outside of one."""
     request = current_request.get()
-    content = {
-        "id": number,
-        "at": datetime.now(UTC),
-        "actor": actor or caller_of(session).actor,
-        "action": action,
-        "hospital": hospital,
-        "version": version,
-        "scan": scan,
-        "outcome": outcome,
-        "request": None if request == "-" else request,
-        "details": json.loads(json.dumps(details or {})),
-        "previous": last.digest,
-    }
-    session.execute(insert(_TABLE), {**content, "digest": digest_of(content)})
-    return number
+    return None if request == "-" else request
 
 
 def head(session: Session) -> Head:
     """The last row, or the last that was removed; number 0 in an empty trail."""
-    newest = select(_TABLE.c.id, _TABLE.c.digest).order_by(_TABLE.c.id.desc()).limit(1)
-    found = session.execute(newest).first()
+    found = session.connection().execute(_NEWEST).first()
     if found is not None:
         return Head(found.id, found.digest)
     checkpoint = _last_checkpoint(session)

@@ -81,15 +81,20 @@ class ResolvedVersion:
 
 def offered_names(store: Store) -> list[str]:
     """Names a request may ask for: those with a version that opens, neither a part nor one hospital's own."""
-    names = []
+    return [newest.name for newest in _offered(store)]
+
+
+def _offered(store: Store) -> list[Artefact]:
+    """The newest version of each of them."""
+    found = []
     for name in store.shared():
         try:
             newest = store.open(name, verify=False)
         except StoreError:
             continue
         if newest.manifest.part_of is None and adapted_for(newest) is None:
-            names.append(name)
-    return names
+            found.append(newest)
+    return found
 
 
 def require_name(store: Store, name: str) -> None:
@@ -116,7 +121,11 @@ def resolve_version(
         HospitalUnknown: it is not registered.
         StoreError: the reference does not open.
     """
-    reference = model if model is not None else _only_model(store, kind)
+    newest: Artefact | None = None
+    if model is None:
+        newest = _only_model(store, kind)
+        model = newest.name
+    reference = model
     name, number, digest = parse_reference(reference)
     home, entry = _of_hospital(database, hospital, name)
     cause: Cause = "newest"
@@ -125,10 +134,12 @@ def resolve_version(
     elif entry is not None and not (entry.by_default and new_versions == "serve"):
         reference = f"{entry.artefact or name}@{entry.digest}"
         cause = "kept" if entry.by_default else "assigned"
-    if cause in ("named", "newest"):
-        require_name(store, name)
-    # The graph is hashed when it is loaded, which is when it matters.
-    found = ResolvedVersion(store.open(reference, verify=False), cause, home, hospital, entry)
+    if newest is None or cause != "newest":
+        if cause in ("named", "newest"):
+            require_name(store, name)
+        # The graph is hashed when it is loaded, which is when it matters.
+        newest = store.open(reference, verify=False)
+    found = ResolvedVersion(newest, cause, home, hospital, entry)
     if found.artefact.manifest.part_of is not None:
         raise PartRequested(
             f"'{found.artefact}' is a part of '{found.artefact.manifest.part_of}'; ask for that model, and "
@@ -242,18 +253,20 @@ def _check_owner(found: ResolvedVersion, owner: str) -> None:
         )
 
 
-def _only_model(store: Store, kind: TaskKind | None) -> str:
-    names = offered_names(store)
-    fitting = [name for name in names if kind in (None, store.open(name, verify=False).manifest.task.kind)]
+def _only_model(store: Store, kind: TaskKind | None) -> Artefact:
+    """The newest version of the one model. Raises ModelNotNamed."""
+    offered = _offered(store)
+    fitting = [newest for newest in offered if kind in (None, newest.manifest.task.kind)]
     # Of another kind: asked for, so that the refusal can say where it belongs.
-    chosen = fitting or names
+    chosen = fitting or offered
     if len(chosen) != 1:
+        names = [newest.name for newest in chosen]
         detail = (
-            f"The store offers {len(chosen)} models, so `model` must name one: {some(chosen)}."
-            if chosen
+            f"The store offers {len(names)} models, so `model` must name one: {some(names)}."
+            if names
             else "The store offers no model; publish one, for example with `python -m training.federate`."
         )
-        raise ModelNotNamed(detail, choices=chosen)
+        raise ModelNotNamed(detail, choices=names)
     return chosen[0]
 
 

@@ -24,9 +24,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from model_store.errors import LocumStoreError
-from service.audit import trail
+from service.audit.trail import Row, request_of_row
 from service.context import ServiceContext
-from service.database import DATABASE_ERRORS, Database, Job, database_failure
+from service.database import DATABASE_ERRORS, Caller, Database, Job, database_failure
 from service.errors import ServiceError
 from service.http.problems import from_store_error
 
@@ -124,26 +124,30 @@ class AuditedRoute(APIRoute):
 
 async def _append(request: Request, action: str, outcome: int) -> None:
     context: ServiceContext = request.app.state.locum
-    database = context.database.for_caller(request.state.caller)
+    caller: Caller = request.state.caller
     ids = {
         name: value
         for name, value in request.path_params.items()
         if name in ("hospital", "cohort", "job", "model", "key")
     }
-    await to_thread.run_sync(_write, database, action, outcome, {**ids, **request.scope.get("audit", {})})
-
-
-def _write(database: Database, action: str, outcome: int, found: dict[str, str | None]) -> None:
+    found = {**ids, **request.scope.get("audit", {})}
     columns = {name: found.pop(name, None) for name in ("hospital", "version", "scan")}
     if columns["hospital"] is not None:
         # A rejected path may have any text there.
         columns["hospital"] = columns["hospital"][:64]
-    with database.write() as session:
-        if columns["hospital"] is None and (number := found.get("job")) is not None:
-            job = session.get(Job, number)
-            columns["hospital"] = None if job is None else job.hospital
-        details = {name: value[:200] for name, value in found.items() if value is not None}
-        trail.append(session, action, outcome=outcome, details=details, **columns)
+    elif (job := found.get("job")) is not None:
+        columns["hospital"] = await to_thread.run_sync(_hospital_of, context.database.for_caller(caller), job)
+    details = {name: value[:200] for name, value in found.items() if value is not None}
+    await context.rows.append(
+        Row(action, caller.actor, outcome=outcome, request=request_of_row(), details=details, **columns)
+    )
+
+
+def _hospital_of(database: Database, number: str) -> str | None:
+    """The hospital of a job; None for one that the caller may not see."""
+    with database.read() as session:
+        job = session.get(Job, number)
+        return None if job is None else job.hospital
 
 
 def _status(error: Exception) -> int:

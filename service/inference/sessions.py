@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import ModelLoadCanceled
 from model_store.errors import ArtefactDamaged
 from model_store.graphs import check_graph
 from service.errors import GpuMemoryFull, GpuUnavailable, RunTooLarge, RunTooLong
+from service.inference.deadlines import DEADLINES
 from service.inference.gpu import card
 from service.inference.joined import JoinedRuns
 from service.inference.limits import GraphLimits
@@ -310,11 +311,9 @@ class GraphSession:
             # Looked at between nodes, also inside of loops.
             options.terminate = True
 
-        watchdog = threading.Timer(count * self._limits.seconds_per_slice, end)
-        watchdog.daemon = True
-        watchdog.start()
         try:
-            return _within_memory(session, outputs, inputs, options, self._arena)
+            with DEADLINES.within(count * self._limits.seconds_per_slice, end):
+                return _within_memory(session, outputs, inputs, options, self._arena)
         except Exception as error:  # onnxruntime raises a dozen unrelated types here
             if late.is_set():
                 raise RunTooLong(
@@ -332,8 +331,6 @@ class GraphSession:
                     "LOCUM_INFERENCE_MEMORY_BYTES higher, or withdraw the model."
                 ) from error
             raise
-        finally:
-            watchdog.cancel()
 
 
 def _share_bounded_memory(limit: int) -> None:
@@ -449,15 +446,10 @@ def _load(
     with tempfile.TemporaryDirectory(prefix="locum-") as empty:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
         # Looked at between the steps of the optimisation.
-        watchdog = threading.Timer(seconds, options.set_load_cancellation_flag, (True,))
-        watchdog.daemon = True
-        watchdog.start()
-        try:
+        with DEADLINES.within(seconds, partial(options.set_load_cancellation_flag, True)):
             session = onnxruntime.InferenceSession(
                 part.graph, options, providers=wanted_providers(device, gpu_memory)
             )
-        finally:
-            watchdog.cancel()
     # onnxruntime would go on on the CPU after an error of the GPU, and the receipt would name the GPU.
     session.disable_fallback()
     return session

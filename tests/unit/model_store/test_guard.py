@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model_store.appearance import DESCRIPTORS
+from model_store.appearance import DESCRIPTORS, percentiles
 from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
 from model_store.preprocessing import prepare
 from model_store.scan import Note, Scan, decode
@@ -230,3 +230,13 @@ def test_check_passes_a_new_institution_and_warns_for_other_anatomy(real_data: P
         for name, summaries in others.items():
             warned = [bool(check(one, reference, task)) for one in summaries]
             assert np.mean(warned) > 0.9, (held_out, name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "int16", "int32"])
+def test_percentiles_equal_those_of_numpy_to_the_bit(dtype: str) -> None:
+    generator = np.random.default_rng(0)
+    percents = (0, 1, 5, 25, 50, 75, 95, 99, 99.5, 100)
+    for count in (1, 2, 3, 10, 1001, 65_537):
+        values = generator.normal(100, 60, count).clip(0, 255).astype(dtype)
+        expected = np.percentile(values, percents)
+        assert percentiles(values, percents) == tuple(map(float, expected))

@@ -159,7 +159,7 @@ def test_answer_without_a_row_is_not_sent(
     def full(*_: object, **__: object) -> None:
         raise OperationalError("INSERT", {}, Exception("database or disk is full"))
 
-    monkeypatch.setattr(trail, "append", full)
+    monkeypatch.setattr(trail, "append_all", full)
     answer = api.segment(make_png(picture))
     assert answer.status_code == 503
     assert answer.headers["content-type"] == "application/problem+json"
