@@ -8,7 +8,6 @@ and network as `training.federate --plan` does. The README has the protocol.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.accuracy.volumes.clock import Clock
 from benchmarks.accuracy.volumes.report import SET, sections
 from benchmarks.accuracy.volumes.scoring import of_members, of_outside
 from benchmarks.harness.cells import Cell, Row
@@ -158,7 +158,7 @@ class Volumes(Experiment[Profile]):
         leave_out = () if outside is None else (outside,)
         settings = RunConfig(seed=cell["seed"], consent="all", leave_out=leave_out)
         federation = load_federation(self._folder_of(arm), self._task(arm))
-        before, resumed = time.process_time(), (work / "run").exists()
+        clock, resumed = Clock(work), (work / "run").exists()
         proposal = None
         if arm.form == "planned":
             budget = budget_of(self.profile.budget)
@@ -168,8 +168,8 @@ class Volumes(Experiment[Profile]):
             federation, arm.method, self._config(arm, federation.task, proposal), settings, scores_tests=False
         )
         # In this process, so that its CPU time is that of the training.
-        done = execute(run, work / "run", workers=0, resume=resumed)
-        seconds = None if resumed else round(time.process_time() - before, 1)
+        done = execute(run, work / "run", workers=0, resume=resumed, observer=clock)
+        seconds = round(clock.seconds, 1)
         if outside is None:
             models = of_members(done)
         else:

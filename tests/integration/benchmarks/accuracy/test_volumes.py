@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.accuracy.volumes.clock import Clock
 from benchmarks.accuracy.volumes.experiment import Volumes
 from benchmarks.accuracy.volumes.report import Patients, elsewhere, level, sections
 from benchmarks.accuracy.volumes.scoring import answered
 from benchmarks.harness.experiment import Options
 from training.data.federation import load_federation
 from training.data.scan_files import read_mask
+from training.engine.history import RoundEntry
 from training.phantom import VOLUMES, write_federation
 from training.playbook import OF_INSTANCE_NORM
 
@@ -115,6 +117,15 @@ def test_sites_left_out_are_joined_before_their_mean_and_held_out_ones_counted_a
     assert (seeds, held, dice, every, dice_all) == ("1", "1", "0.400", "3", "0.500")
     (found,) = elsewhere([one, two])
     assert found == ["planned, outside", "global", 1, "0.500", "2.00"]
+
+
+def test_cpu_seconds_are_of_every_process_that_committed_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([5.0, 12.0, 100.0, 103.0])
+    monkeypatch.setattr("time.process_time", lambda: next(seconds))
+    Clock(tmp_path).round_finished(RoundEntry("train", 0, 2))
+    assert Clock(tmp_path).seconds == 7 + 3
 
 
 def test_levels_are_means_over_patients_of_what_is_defined() -> None:
