@@ -156,6 +156,7 @@ class Cohort:
     created_at: datetime
     expires_at: datetime
     deleted_at: datetime | None
+    name: str | None = None
     raw: Raw = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -229,6 +230,7 @@ class JobSummary:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    passed: bool | None = field(default=None, kw_only=True)
 
     @property
     def ended(self) -> bool:

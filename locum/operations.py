@@ -137,11 +137,21 @@ def register(hospital: str, name: str | None = None, site: str | None = None) ->
     return parsed(Hospital, (yield from send(Request("PUT", f"/hospitals/{quote(hospital)}", json=body))))
 
 
-def create_cohort(hospital: str, note: str | None = None) -> Operation[Cohort]:
-    """Make an empty cohort. A note outlives the scans, so it must not name a patient. Raises Problem 404."""
+def create_cohort(hospital: str, note: str | None = None, name: str | None = None) -> Operation[Cohort]:
+    """Make an empty cohort. Name and note outlive the scans, so they must not name a patient. Raises Problem
+    404.
+    """
     path = f"/hospitals/{quote(hospital)}/cohorts"
     # Not repeatable: a second one would be made, though it is empty and expires.
-    request = Request("POST", path, json={"note": note} if note else {}, repeatable=False)
+    request = Request("POST", path, json=_said(note=note, name=name), repeatable=False)
+    return parsed(Cohort, (yield from send(request)))
+
+
+def describe_cohort(
+    hospital: str, cohort: str, *, name: str | None = None, note: str | None = None
+) -> Operation[Cohort]:
+    """Change a cohort's name or note; None leaves it as it is. Raises Problem 404."""
+    request = Request("PATCH", _cohort(hospital, cohort), json=_said(name=name, note=note))
     return parsed(Cohort, (yield from send(request)))
 
 
@@ -333,6 +343,10 @@ def _form(options: Mapping[str, str], **named: str | None) -> dict[str, str]:
             "`output`: segment answers with a mask and a report; use `render` for another output"
         )
     return form
+
+
+def _said(**given: str | None) -> dict[str, str]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _cohort(hospital: str, cohort: str) -> str:

@@ -70,6 +70,12 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", help="An option of the adaptation, as epochs=5; may be repeated."),
 ]
+CohortName = Annotated[
+    str | None, typer.Option("--name", help="What to call the cohort; it must not name a patient.")
+]
+CohortNote = Annotated[
+    str | None, typer.Option("--note", help="A note on the cohort; it must not name a patient.")
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow the job to its end.")]
 Actor = Annotated[
     str | None, typer.Option(help="Who decides; by default you, where the service knows no caller.")
@@ -235,9 +241,8 @@ def adapt(
     hospital: Named,
     model: Model = None,
     option: Options = None,
-    note: Annotated[
-        str | None, typer.Option(help="A note on the cohort; it must not name a patient.")
-    ] = None,
+    name: CohortName = None,
+    note: CohortNote = None,
     cohort: Annotated[str | None, typer.Option(help="Add to this cohort, as after an interruption.")] = None,
     follow: Follow = False,
     jobs: Parallel = 4,
@@ -249,7 +254,7 @@ def adapt(
     """
     from locum.commands.fitting import fit
 
-    raise typer.Exit(fit(paths, None, hospital, model, option or [], note, cohort, follow, jobs))
+    raise typer.Exit(fit(paths, None, hospital, model, option or [], (name, note), cohort, follow, jobs))
 
 
 @app.command(rich_help_panel=_FIT)
@@ -264,9 +269,8 @@ def join(
     ] = None,
     model: Model = None,
     option: Options = None,
-    note: Annotated[
-        str | None, typer.Option(help="A note on the cohort; it must not name a patient.")
-    ] = None,
+    name: CohortName = None,
+    note: CohortNote = None,
     cohort: Annotated[str | None, typer.Option(help="Add to this cohort, as after an interruption.")] = None,
     follow: Follow = False,
     jobs: Parallel = 4,
@@ -279,7 +283,7 @@ def join(
     from locum.commands.fitting import MasksBeside, fit
 
     raise typer.Exit(
-        fit(paths, MasksBeside(masks), hospital, model, option or [], note, cohort, follow, jobs)
+        fit(paths, MasksBeside(masks), hospital, model, option or [], (name, note), cohort, follow, jobs)
     )
 
 

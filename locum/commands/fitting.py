@@ -70,19 +70,28 @@ def fit(
     hospital: str,
     model: str | None,
     options: Sequence[str],
-    note: str | None,
+    said: tuple[str | None, str | None],
     cohort: str | None,
     follow: bool,
     jobs: int,
 ) -> int:
-    """Send scans, with `masks` also those, start the job; return the exit code. Raises LocumError."""
+    """Send scans, with `masks` also those, start the job; return the exit code. Raises LocumError.
+
+    `said` is the cohort's name and a note on it; a cohort that is there already gets them, too.
+    """
     settings = dict(map(_option, options))
     scans = find(paths)
     drawn: dict[Found, Path] = {}
     if masks is not None:
         scans, drawn = masks.split(scans)
     with Client() as client:
-        place = cohort or client.create_cohort(hospital, note).id
+        name, note = said
+        if cohort is None:
+            place = client.create_cohort(hospital, note, name).id
+        elif name or note:
+            place = client.describe_cohort(hospital, cohort, name=name, note=note).id
+        else:
+            place = cohort
         _console.print(f"cohort {place}: {len(scans)} scans, {len(drawn)} masks")
 
         def send(scan: Found) -> None:
@@ -134,8 +143,12 @@ def show_service(hospital: str | None) -> int:
             _console.print(f"model {model.name}{latest}  {model.kind}, {model.answers}: {model.summary}")
         for job in client.jobs(hospital, limit=_NEWEST):
             reason = f": {job.reason}" if job.reason else ""
+            verdict = (
+                "" if job.passed is None else ", passed its gate" if job.passed else ", rejected by its gate"
+            )
             _console.print(
-                f"job {job.id}  {job.kind}, {job.hospital or '-'}, {job.model or '-'}: {job.state}{reason}"
+                f"job {job.id}  {job.kind}, {job.hospital or '-'}, {job.model or '-'}: "
+                f"{job.state}{verdict}{reason}"
             )
     return DONE if ready.status != "not-ready" else FAILED
 

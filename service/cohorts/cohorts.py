@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -29,13 +29,16 @@ QUOTA = "the bytes of cohorts"
 """Lock name: holders count and add to cohorts in turn, see `in_turn`."""
 
 
-def create(session: Session, settings: Settings, hospital: str, note: str | None = None) -> Cohort:
+def create(
+    session: Session, settings: Settings, hospital: str, note: str | None = None, name: str | None = None
+) -> Cohort:
     """Create an empty cohort. Raises HospitalUnknown."""
     require_hospital(session, hospital)
     now = datetime.now(UTC)
     cohort = Cohort(
         id=uuid.uuid4().hex,
         hospital=hospital,
+        name=name,
         note=note,
         created_at=now,
         expires_at=now + timedelta(days=settings.cohort_lifetime_days),
@@ -43,6 +46,15 @@ def create(session: Session, settings: Settings, hospital: str, note: str | None
     session.add(cohort)
     session.flush()
     return cohort
+
+
+def describe(session: Session, hospital: str, cohort_id: str, said: Mapping[str, str | None]) -> Cohort:
+    """Change `name` or `note` of the cohort, also after its scans were deleted. Raises CohortUnknown."""
+    found = get(session, hospital, cohort_id, lock=True)
+    for field in ("name", "note"):
+        if field in said:
+            setattr(found, field, said[field])
+    return found
 
 
 def get(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) -> Cohort:

@@ -218,6 +218,7 @@ class Cohort(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"), index=True)
+    name: Mapped[str | None] = mapped_column(String(200))
     note: Mapped[str | None] = mapped_column(String(200))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)

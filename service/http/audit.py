@@ -51,6 +51,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("DELETE", f"{_VIEWERS}/datastore/"): "scan.deleted",
     ("DELETE", f"{_VIEWERS}/datastore/image"): "scan.deleted",
     ("POST", "/hospitals/{hospital}/cohorts"): "cohort.created",
+    ("PATCH", _COHORT): "cohort.described",
     ("DELETE", _COHORT): "cohort.deleted",
     ("GET", f"{_COHORT}/scans"): "cohort.listed",
     ("GET", _SCAN): "scan.read",

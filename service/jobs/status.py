@@ -15,7 +15,7 @@ _STATES: Final[Mapping[str, tuple[str, Tone, str]]] = {
     "queued": ("Waiting", "plain", "Waiting for a worker."),
     "running": ("Running", "accent", "Under way."),
     "cancelling": ("Stopping", "warn", "Being cancelled."),
-    # Plain: the gate's verdict on what it made is another matter.
+    # Plain, where no gate judged what it made.
     "succeeded": ("Finished", "plain", "Finished."),
     "fell_back": (
         "Kept the start",
@@ -44,6 +44,20 @@ _STAGES: Final = {
 }
 
 
+# What a job made, by its gate's verdict.
+_MADE: Final[Mapping[bool | None, tuple[str, Tone]]] = {
+    True: ("Candidate passed", "good"),
+    False: ("Candidate rejected", "bad"),
+    None: ("Made a candidate", "plain"),
+}
+
+
+def passed(job: Job) -> bool | None:
+    """Whether the job's candidate passed its gate; None without a verdict."""
+    found = (job.gate or {}).get("passed")
+    return found if isinstance(found, bool) else None
+
+
 class Status(BaseModel):
     """The state of a job in words."""
 
@@ -57,7 +71,7 @@ def status(job: Job, queue_position: int | None) -> Status:
     """The words of a job. A stage that another version of the worker reports is shown by its name."""
     words, tone, sentence = _STATES[job.state]
     if job.state == "succeeded" and job.candidate_name is not None:
-        words = "Made a candidate"
+        words, tone = _MADE[passed(job)]
     doing = None if job.state in TERMINAL else _doing(job.progress, queue_position)
     return Status(words=words, tone=tone, sentence=sentence, doing=doing)
 

@@ -15,7 +15,7 @@ from service.database.job_states import JobKind, JobState
 from service.jobs import records
 from service.jobs.presence import presence
 from service.jobs.sections import Section
-from service.jobs.status import Status, status
+from service.jobs.status import Status, passed, status
 
 
 class CandidateView(BaseModel):
@@ -46,6 +46,9 @@ class JobSummary(BaseModel):
     progress: dict[str, Any] = Field(
         description="`stage`, and the progress within it; `seconds_left`, an estimate of adapting and "
         "judging, where there is one. A job that waits for a PACS has `why` and `retry_at`."
+    )
+    passed: bool | None = Field(
+        description="Whether the gate, or masks, accepted the job's candidate; null without a verdict."
     )
     reason: str | None = Field(description="Why the job ended as it did; null if nothing went wrong.")
     created_at: datetime
@@ -124,6 +127,7 @@ def _common(session: Session, job: Job) -> dict[str, Any]:
         "attempt": job.attempt,
         "queue_position": position,
         "progress": job.progress,
+        "passed": passed(job),
         "reason": job.reason,
         "created_at": job.created_at,
         "started_at": job.started_at,

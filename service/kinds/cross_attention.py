@@ -85,7 +85,7 @@ KIND = ArtefactKind(
         words=Words(
             truth="its scores were taken against masks that this hospital drew, on few patients, who also "
             "chose the epoch: they flatter.",
-            gate="The gate has seen masks of a few patients: look at the pictures too.",
+            gate="The checks have seen masks of a few patients: look at the pictures too.",
             epochs="Epoch 0 is step 0: zero-shot, before anything was learned. The epoch with the highest "
             "Dice on the validation patients is kept.",
             before="Zero-shot, the shared model that it came from, first",

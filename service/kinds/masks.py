@@ -73,7 +73,7 @@ BY_MASKS = HospitalAdaptation[Any](
     words=Words(
         truth="its scores were taken against masks that this hospital drew, on few patients, each held out "
         "of the fit that is scored.",
-        gate="It has seen masks of a few patients: look at the pictures too.",
+        gate="The checks have seen masks of a few patients: look at the pictures too.",
         epochs="Each number is a fit of the cross-validation, without the patients that it is scored on.",
         before="The global model that it came from first",
         parts={

@@ -173,7 +173,7 @@ KIND = ArtefactKind(
         ),
         words=Words(
             truth="no score on it was taken against a ground truth: this hospital sent none.",
-            gate="The gate has seen no ground truth: look at the pictures too.",
+            gate="No check has seen a drawn mask: look at the pictures too.",
             epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
             "equal parts, or the global model alone, by the preset. “ladder” learns nothing.",
             before="The global model it came from first",

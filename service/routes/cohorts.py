@@ -45,10 +45,13 @@ _SCAN_BODY: dict[str, Any] = {
 
 
 class CohortBody(BaseModel):
-    """The body of a new cohort."""
+    """What people call a cohort, and say of it."""
 
     model_config = ConfigDict(extra="forbid")
 
+    name: Text | None = Field(
+        None, description="What people call it. It outlives the scans, so it must not name a patient."
+    )
     note: Text | None = Field(
         None, description="A note for people. It outlives the scans, so it must not name a patient."
     )
@@ -59,6 +62,7 @@ class CohortView(BaseModel):
 
     id: str
     hospital: str
+    name: str | None
     note: str | None
     scans: int = Field(description="How many.")
     bytes: int = Field(description="Bytes of all scans and masks together.")
@@ -99,7 +103,9 @@ def create_cohort(
 ) -> CohortView:
     """Create a cohort. Scans are then added one by one. It expires."""
     with context.database.write() as session:
-        cohort = cohorts.create(session, context.settings, hospital, body.note if body else None)
+        cohort = cohorts.create(
+            session, context.settings, hospital, body.note if body else None, body.name if body else None
+        )
     response.headers["Location"] = f"/hospitals/{hospital}/cohorts/{cohort.id}"
     return _view(cohort, (0, 0))
 
@@ -129,6 +135,16 @@ def get_cohort(context: AsOperator, hospital: HospitalId, cohort: CohortId) -> C
     """Return one cohort, also after its scans were deleted."""
     with context.database.read() as session:
         found = cohorts.get(session, hospital, cohort)
+        return _view(found, cohorts.totals(session, [cohort]).get(cohort, (0, 0)))
+
+
+@router.patch("/hospitals/{hospital}/cohorts/{cohort}", responses=problem_responses(400, 404, 408, 413, 422))
+def describe_cohort(
+    context: AsOperator, hospital: HospitalId, cohort: CohortId, body: CohortBody
+) -> CohortView:
+    """Change a cohort's name or note; a field that is not sent stays, and null removes it."""
+    with context.database.write() as session:
+        found = cohorts.describe(session, hospital, cohort, body.model_dump(exclude_unset=True))
         return _view(found, cohorts.totals(session, [cohort]).get(cohort, (0, 0)))
 
 
@@ -265,6 +281,7 @@ def _view(cohort: Cohort, totals: tuple[int, int]) -> CohortView:
     return CohortView(
         id=cohort.id,
         hospital=cohort.hospital,
+        name=cohort.name,
         note=cohort.note,
         scans=totals[0],
         bytes=totals[1],

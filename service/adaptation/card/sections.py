@@ -21,21 +21,21 @@ _CAPTIONS: Final = {
     "foreground": "Share of the pixels that are not background.",
     "agreement": "Dice with the masks of step 0.",
 }
-_OVERRIDE = "Assigning this candidate needs an explicit override, which is recorded with actor and reason."
+_OVERRIDE = "It can only be made to answer by an override, which is recorded with its author and reason."
 
 
 def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> Section:
     """The verdict in sentences, what speaks against the candidate, and every check; or why there is none."""
     if not verdict or not isinstance(verdict.get("passed"), bool):
-        return Section(title="The gate", sentences=(_unjudged(job),))
+        return Section(title="Checks of the new version", sentences=(_unjudged(job),))
     rows = [check for check in verdict.get("checks", ()) if isinstance(check, dict)]
     summary = verdict.get("summary")
     said = tuple(map(str, summary)) if isinstance(summary, list) else ()
     passed = verdict["passed"]
     return Section(
-        title="The candidate passed its gate" if passed else "The gate rejects the candidate",
+        title="The new version passed its checks" if passed else "The new version did not pass its checks",
         tone="good" if passed else "bad",
-        sentences=(f"It may be assigned. {words.gate}" if passed else _OVERRIDE, *said, *_by_masks(verdict)),
+        sentences=(f"It may answer once a person assigns it. {words.gate}" if passed else _OVERRIDE, *said, *_by_masks(verdict)),
         reasons=tuple(_failure(check) for check in rows if check.get("passed") is False),
         body=Checks(rows=tuple(map(_check, rows))),
     )
@@ -54,7 +54,7 @@ def _unjudged(job: Job) -> str:
     if job.kind == "scan":
         return "Nothing is kept of an adaptation to one scan, so there is no candidate to judge."
     if job.state not in TERMINAL:
-        return "It judges once the adaptation is finished."
+        return "It is checked once the adaptation is finished."
     if job.candidate_name is not None:
         return f"No verdict is recorded. {_OVERRIDE}"
     return "There is no candidate."

@@ -4,7 +4,7 @@ import type { components, paths } from "./schema";
 
 export type Schema<N extends keyof components["schemas"]> = components["schemas"][N];
 
-type Method = "get" | "put" | "post" | "delete";
+type Method = "get" | "put" | "post" | "patch" | "delete";
 type Operation<P extends keyof paths, M extends Method> = Exclude<paths[P][M], undefined>;
 type PathOf<O> = O extends { parameters: { path: infer X } } ? { path: X } : { path?: never };
 type QueryOf<O> = O extends { parameters: { query?: infer X } } ? { query?: X } : { query?: never };

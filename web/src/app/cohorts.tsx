@@ -2,7 +2,9 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, fill, pagesOf, type Schema, send } from "../api/client";
 import { Select } from "../ui/controls";
+import { Dialog } from "../ui/dialog";
 import { bytes, many, moment } from "../ui/format";
+import { Rejection } from "../ui/notice";
 
 export type Cohort = Schema<"CohortView">;
 export type CohortScan = Schema<"ScanView">;
@@ -71,6 +73,73 @@ export function useCohorts(hospital: string, version: unknown, onError: (error: 
   return cohorts;
 }
 
+/** What people call it, or when it was made. */
+export const cohortName = (cohort: Cohort): string => cohort.name ?? moment(cohort.created_at);
+
+/** Name a cohort and say something of it; without one, make it. */
+export function NameCohort(given: { hospital: string; cohort: Cohort | undefined; onNamed: (id: string) => void }) {
+  const { hospital, cohort } = given;
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <>
+      <button type="button" class="button small" onClick={() => setOpen(true)}>
+        {cohort ? "Name and note" : "Make a cohort with a name"}
+      </button>
+      {isOpen && (
+        <Naming
+          hospital={hospital}
+          cohort={cohort}
+          onClose={() => setOpen(false)}
+          onNamed={(id) => {
+            setOpen(false);
+            given.onNamed(id);
+          }}
+        />
+      )}
+    </>
+  );
+}
+
+function Naming(given: { hospital: string; cohort: Cohort | undefined; onClose: () => void; onNamed: (id: string) => void }) {
+  const { hospital, cohort } = given;
+  const [name, setName] = useState(cohort?.name ?? "");
+  const [note, setNote] = useState(cohort?.note ?? "");
+  const [error, setError] = useState<unknown>(null);
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    const json = { name: name.trim() || null, note: note.trim() || null };
+    try {
+      const { data } = cohort
+        ? await call("patch", "/hospitals/{hospital}/cohorts/{cohort}", { path: { hospital, cohort: cohort.id }, json })
+        : await call("post", "/hospitals/{hospital}/cohorts", { path: { hospital }, json });
+      given.onNamed(data.id);
+    } catch (found) {
+      setError(found);
+    }
+  };
+  return (
+    <Dialog title={cohort ? "Name and note" : "A new cohort"} onClose={given.onClose}>
+      <form class="stack" onSubmit={(event) => void submit(event)}>
+        <p class="soft">People read them in lists. They outlive the scans, so they must not name a patient.</p>
+        <label class="field">
+          <span class="label">Name</span>
+          <input type="text" value={name} maxLength={200} onInput={(event) => setName(event.currentTarget.value)} />
+        </label>
+        <label class="field">
+          <span class="label">Note</span>
+          <input type="text" value={note} maxLength={200} onInput={(event) => setNote(event.currentTarget.value)} />
+        </label>
+        <Rejection error={error} />
+        <div class="row">
+          <button type="submit" class="button primary">
+            Save
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
 export function CohortSelect(given: {
   cohorts: readonly Cohort[];
   value: string;
@@ -79,13 +148,14 @@ export function CohortSelect(given: {
   onChange: (id: string) => void;
 }) {
   const cohort = given.cohorts.find((each) => each.id === given.value);
-  const hint = cohort ? `${bytes(cohort.bytes)}; the scans expire on ${moment(cohort.expires_at)}.` : given.none.hint;
+  const sizes = cohort && `${bytes(cohort.bytes)}; the scans expire on ${moment(cohort.expires_at)}.`;
+  const hint = cohort ? [cohort.note, sizes].filter(Boolean).join(" · ") : given.none.hint;
   return (
     <Select
       label="Cohort"
       value={given.value}
       options={[
-        ...given.cohorts.map((each) => ({ value: each.id, label: `${moment(each.created_at)}, ${many(each.scans, "scan")}` })),
+        ...given.cohorts.map((each) => ({ value: each.id, label: `${cohortName(each)}, ${many(each.scans, "scan")}` })),
         { value: "", label: given.none.label },
       ]}
       {...(hint ? { hint } : {})}

@@ -4,6 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Segmented } from "../ui/controls";
 import { Notice, Rejection } from "../ui/notice";
 import { VIEWS } from "../views/registry";
+import { Glossary } from "./glossary";
 import icon from "./icon.svg";
 import { address, place } from "./router";
 import { actor, has, refusal, resume, returns, session, signOut, state } from "./session";
@@ -39,6 +40,7 @@ export function Frame() {
           ))}
         </nav>
         <span class="grow" />
+        {isOpen && <Glossary />}
         <span class="research">Research use only</span>
         <Segmented label="Theme" value={theme.value} options={THEMES} onChange={chooseTheme} />
         {session.value?.authenticated && (

@@ -50,6 +50,7 @@ LEAST: dict[Operation, Role | None] = {
     ("GET", "/hospitals/{hospital}/cohorts"): "operator",
     ("POST", "/hospitals/{hospital}/cohorts"): "operator",
     ("GET", COHORT): "operator",
+    ("PATCH", COHORT): "operator",
     ("DELETE", COHORT): "operator",
     ("GET", f"{COHORT}/scans"): "operator",
     ("GET", SCAN): "operator",
@@ -102,6 +103,7 @@ LADDER: tuple[Role, ...] = ("reader", "operator", "approver", "admin")
 # A valid body where the framework would otherwise reject the request before it asks for the role.
 BODIES: dict[Operation, Any] = {
     ("PUT", "/hospitals/{hospital}"): {"name": "renamed"},
+    ("PATCH", COHORT): {"name": "named"},
     ("PUT", SERVING): {"version": 1, "reason": "because"},
     ("POST", f"{SERVING}/rollback"): {"reason": "because"},
     ("POST", "/pacs/{pacs}/segment"): {"hospital": "north", "study": "1.2", "series": "1.3"},

@@ -47,7 +47,7 @@ def detail(answer: httpx.Response, status: int) -> str:
     [
         ("DELETE", "/hospitals/north", "GET, HEAD, PUT"),
         ("POST", "/hospitals/north/serving/bright", "GET, HEAD, PUT"),
-        ("PUT", f"/hospitals/north/cohorts/{COHORT}", "DELETE, GET, HEAD"),
+        ("PUT", f"/hospitals/north/cohorts/{COHORT}", "DELETE, GET, HEAD, PATCH"),
         ("POST", f"/hospitals/north/cohorts/{COHORT}/scans/a/mask", "DELETE, GET, HEAD, PUT"),
         ("GET", "/segment", "POST"),
     ],

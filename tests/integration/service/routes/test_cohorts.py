@@ -66,6 +66,17 @@ def test_new_cohort_is_empty_and_listed_for_its_hospital(api: Any, cohort: str) 
     assert problem(api.client.post("/hospitals/nowhere/cohorts")) == (404, "hospital-unknown")
 
 
+def test_cohort_gets_a_name_and_keeps_what_is_not_sent(api: Any, cohort: str) -> None:
+    assert api.client.get(cohort).json()["name"] is None
+    named = api.client.patch(cohort, json={"name": "Stroke, new scanner"})
+    assert named.status_code == 200, named.text
+    assert (named.json()["name"], named.json()["note"]) == ("Stroke, new scanner", "from the new scanner")
+    assert api.client.patch(cohort, json={"note": None}).json()["note"] is None
+    assert api.client.get(cohort).json()["name"] == "Stroke, new scanner"
+    assert problem(api.client.patch(cohort, json={"title": "x"}))[0] == 422
+    assert problem(api.client.patch(cohort.replace("north", "south"), json={})) == (404, "cohort-unknown")
+
+
 def test_cohort_is_created_without_a_body(api: Any) -> None:
     made = api.client.post("/hospitals/north/cohorts")
     assert (made.status_code, made.json()["note"]) == (201, None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.database import Job
-from service.jobs.status import status
+from service.jobs.status import passed, status
 
 
 def job(state: str, *, made: str | None = None, **progress: Any) -> Job:
@@ -41,5 +41,15 @@ def test_status_says_what_the_job_does(found: Job, ahead: int | None, doing: str
 def test_only_a_job_that_made_a_candidate_says_so() -> None:
     made, scan = status(job("succeeded", made="brain.at-dune"), None), status(job("succeeded"), None)
     assert (made.words, scan.words) == ("Made a candidate", "Finished")
-    # Its gate may have rejected it.
     assert made.tone == "plain"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words", "tone"),
+    [(True, "Candidate passed", "good"), (False, "Candidate rejected", "bad")],
+)
+def test_list_says_the_verdict_on_a_candidate(verdict: bool, words: str, tone: str) -> None:
+    found = job("succeeded", made="brain.at-dune")
+    found.gate = {"passed": verdict, "checks": []}
+    assert (status(found, None).words, status(found, None).tone) == (words, tone)
+    assert passed(found) is verdict

@@ -18,7 +18,7 @@ import { ServingPanel } from "./serving";
 type JobSummary = Schema<"JobSummary">;
 
 export default function Adapt() {
-  useEffect(() => void loadCatalogue(), []);
+  useEffect(() => void loadCatalogue().then(openWork), []);
   const [latest, setLatest] = useState<Job | null>(null);
   const parameters = place.value.parameters;
   const adaptable = models.value.filter((each) => each.adaptable && each.hospital === null);
@@ -81,6 +81,21 @@ export default function Adapt() {
       </div>
     </div>
   );
+}
+
+/** An address that names nothing opens the newest job: one that runs, else one whose candidate was not rejected. */
+async function openWork(): Promise<void> {
+  const said = place.peek().parameters;
+  if (said.has("hospital") || said.has("model") || said.has("job")) return;
+  try {
+    const { data } = await call("get", "/jobs", { query: { limit: 100 } });
+    const all = data.jobs.filter((each) => each.kind === "adaptation" && hospitals.peek().some(({ id }) => id === each.hospital));
+    const found =
+      all.find((each) => !FINISHED.includes(each.state)) ?? all.find((each) => each.passed === true) ?? all[0];
+    if (found) keepInAddress({ hospital: found.hospital, model: found.model, job: found.id });
+  } catch {
+    // The lists say what is wrong with the service; this is a convenience.
+  }
 }
 
 /** The first hospital that took no part in training: it has the most to gain. */

@@ -1,5 +1,5 @@
 /** One job: its stages and curves while it runs, then the gate's verdict and the evidence. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { call } from "../../api/client";
 import { has } from "../../app/session";
 import { duration, moment } from "../../ui/format";
@@ -22,11 +22,18 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
     setError(null);
     return follow(id, show, setError);
   }, [id]);
+  const panel = useRef<HTMLElement>(null);
+  const isLoaded = job !== null;
+  // On a small screen it is below the scans: a job that was just opened or started is brought into sight.
+  useEffect(() => {
+    const top = panel.current?.getBoundingClientRect().top ?? 0;
+    if (isLoaded && (top < 0 || top > window.innerHeight / 2)) panel.current?.scrollIntoView();
+  }, [isLoaded]);
   if (job === null) return error ? <Rejection error={error} /> : <p class="soft">Loading …</p>;
   const running = !FINISHED.includes(job.state);
   const cancel = () => call("delete", "/jobs/{job}", { path: { job: id } }).then((answer) => show(answer.data), setError);
   return (
-    <section class="card stack" aria-label="Job">
+    <section class="card stack" aria-label="Job" ref={panel}>
       <div class="row">
         <h2>Adaptation of {job.model}</h2>
         <span class={`chip ${job.status.tone}`} data-state={job.state} title={job.status.sentence}>

@@ -1,7 +1,7 @@
 /** The scans of a cohort that a job learns from: choose or make the cohort, add scans, start the job. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { type Cohort, CohortSelect } from "../../app/cohorts";
+import { type Cohort, CohortSelect, NameCohort } from "../../app/cohorts";
 import { address } from "../../app/router";
 import { DropZone } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
@@ -44,6 +44,17 @@ export function CohortScans(given: {
         none={{ label: "A new cohort", hint: "It is made with the first scan." }}
         onChange={given.onCohort}
       />
+      <div class="row">
+        <NameCohort
+          key={cohort}
+          hospital={hospital}
+          cohort={cohorts.find((each) => each.id === cohort)}
+          onNamed={(id) => {
+            given.onCohort(id);
+            given.onChange();
+          }}
+        />
+      </div>
       <DropZone label="Drop scans here, or choose files" multiple onFiles={(files) => void take(files)}>
         <span class="hint">DICOM files that are dropped together are one series. Sent again, a file changes nothing.</span>
       </DropZone>

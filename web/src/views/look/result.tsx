@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { session } from "../../app/session";
 import { CopyButton } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
-import { count, percent } from "../../ui/format";
+import { count, many, percent } from "../../ui/format";
 import { css, labelColour } from "../../viewer/palette";
 import { type Answer, type Answered, asCurl, asCurlOfClasses, type Classified, type Report } from "./asking";
 
@@ -141,28 +141,21 @@ export function Classes({ answer }: { answer: Classified }) {
   );
 }
 
-/** Warnings come before what they warn of. */
+/** The stage has the warnings, on the picture: here stands, first, that there are some. */
 function Heading({ answer, warnings }: { answer: Answered; warnings: readonly string[] }) {
   return (
     <>
       <div class="stack tight">
         <h2>Answer</h2>
+        {warnings.length > 0 && (
+          <p>
+            <span class="chip warn">{many(warnings.length, "warning")}, above the picture</span>
+          </p>
+        )}
         <p class="soft">
           By {servedBy(answer.personalization)}, <span class="mono">{answer.model}</span>
         </p>
       </div>
-      {warnings.length > 0 && (
-        <details class="notice warn">
-          <summary>
-            <strong>{warnings.length === 1 ? "One warning" : `${warnings.length} warnings`}</strong>
-          </summary>
-          <ul class="warnings">
-            {warnings.map((warning) => (
-              <li key={warning}>{warning}</li>
-            ))}
-          </ul>
-        </details>
-      )}
     </>
   );
 }

@@ -20,9 +20,10 @@ export interface Served {
 
 /** Of each name, how many of the newest versions are drawn; those that serve are always drawn. */
 const RECENT = 4;
-const NODE = { width: 244, height: 76 };
+const NODE = { width: 260, line: 20, margin: 8 };
 const GAP = { across: 60, down: 20 };
-const LONGEST = { reference: 26, line: 36, serves: 31 };
+/** Characters that a line of a node has room for. */
+const LONGEST = { reference: 28, line: 36, serves: 34 };
 
 export function Lineage({ served }: { served: Served }) {
   const [versions, setVersions] = useState<readonly Version[] | null>(null);
@@ -147,22 +148,42 @@ function servesOf(node: Node, served: Served): string {
   return `serves ${hospitals.slice(0, 2).join(", ")}${hospitals.length > 2 ? ` and ${hospitals.length - 2} more` : ""}`;
 }
 
-const cut = (text: string, most: number) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+/** A text in lines of at most `most` characters, broken where it may be. */
+export function wrapped(text: string, most: number): string[] {
+  const lines = [""];
+  for (const part of text.split(/(?<=[ .@_-])/).flatMap((each) => each.match(new RegExp(`.{1,${most}}`, "gu")) ?? [])) {
+    if ((lines.at(-1)! + part).trimEnd().length > most) lines.push("");
+    lines[lines.length - 1] += part;
+  }
+  return lines.map((each) => each.trim()).filter((each) => each !== "");
+}
+
+/** What a node says, line by line. */
+function linesOf(node: Node, served: Served): { text: string; kind: string | undefined }[] {
+  const status = STATES[stateOf(node, served)];
+  return [
+    ...wrapped(node.reference, LONGEST.reference).map((text) => ({ text, kind: "name" })),
+    ...wrapped(status || wordsOf(node), LONGEST.line).map((text) => ({ text, kind: status ? "status" : undefined })),
+    ...wrapped(servesOf(node, served), LONGEST.serves).map((text) => ({ text, kind: "serves" })),
+  ];
+}
 
 function Drawing(given: { graph: Graph; served: Served; chosen: string; onChoose: (reference: string) => void }) {
   const { graph, served, chosen, onChoose } = given;
   const width = graph.columns * (NODE.width + GAP.across) - GAP.across;
-  const height = graph.rows * (NODE.height + GAP.down) - GAP.down;
+  const most = Math.max(0, ...graph.nodes.map((node) => linesOf(node, served).length));
+  const box = most * NODE.line + 2 * NODE.margin;
+  const height = graph.rows * (box + GAP.down) - GAP.down;
   const left = (node: Node) => node.column * (NODE.width + GAP.across);
-  const top = (node: Node) => node.row * (NODE.height + GAP.down);
+  const top = (node: Node) => node.row * (box + GAP.down);
   const byReference = new Map(graph.nodes.map((node) => [node.reference, node]));
   return (
     <svg class="lineage" width={width + 4} height={height + 4} viewBox={`-2 -2 ${width + 4} ${height + 4}`} role="group" aria-label="Lineage">
       {graph.nodes.flatMap((node) =>
         node.parents.map((parent) => {
           const from = byReference.get(parent)!;
-          const [x, y] = [left(from) + NODE.width, top(from) + NODE.height / 2];
-          const [u, v] = [left(node), top(node) + NODE.height / 2];
+          const [x, y] = [left(from) + NODE.width, top(from) + box / 2];
+          const [u, v] = [left(node), top(node) + box / 2];
           const bend = GAP.across / 2;
           return (
             <path
@@ -194,16 +215,12 @@ function Drawing(given: { graph: Graph; served: Served; chosen: string; onChoose
             }}
           >
             <title>{node.reference}</title>
-            <rect width={NODE.width} height={NODE.height} rx="8" />
-            <text x="12" y="23" class="name">
-              {cut(node.reference, LONGEST.reference)}
-            </text>
-            <text x="12" y="43" class={status ? "status" : undefined}>
-              {status || cut(words, LONGEST.line)}
-            </text>
-            <text x="12" y="63" class="serves">
-              {cut(serves, LONGEST.serves)}
-            </text>
+            <rect width={NODE.width} height={box} rx="8" />
+            {linesOf(node, served).map(({ text, kind }, i) => (
+              <text key={i} x="12" y={NODE.margin + (i + 0.75) * NODE.line} class={kind}>
+                {text}
+              </text>
+            ))}
           </g>
         );
       })}

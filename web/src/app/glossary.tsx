@@ -1,0 +1,57 @@
+/** The words of the page, for a person who meets them first here. `docs/reference/glossary.md` has the same. */
+import { useState } from "preact/hooks";
+import { Dialog } from "../ui/dialog";
+
+const WORDS: readonly { word: string; meaning: string }[] = [
+  { word: "Adapting", meaning: "Fitting a model to the scans of one hospital, without anyone drawing on them. It makes a candidate." },
+  { word: "Assigning", meaning: "The decision that a version answers for a hospital from now on. The log keeps who decided, and why." },
+  { word: "Candidate", meaning: "A new version that a job made. It answers for no hospital until a person assigns it." },
+  { word: "Cohort", meaning: "Scans that a hospital sent together, to adapt a model to them. They are deleted after some weeks." },
+  { word: "Dice", meaning: "How much two outlines overlap: 1 or 100 % if they are the same, 0 if they do not meet." },
+  { word: "Dose", meaning: "How far an adaptation moves a model. The more unlike a hospital's scans are, the larger it is." },
+  { word: "Epoch", meaning: "One pass of a job over all scans that it learns from." },
+  { word: "Federation", meaning: "Hospitals that train a model together while their scans stay at home." },
+  { word: "Federation's model", meaning: "The one model that all members trained together. It answers where nothing fits better. Also called the global model." },
+  { word: "Gate", meaning: "Checks of a candidate before it may answer for a hospital. A person can decide against them, and the log keeps that." },
+  { word: "Hospital from outside", meaning: "A hospital that took no part in the training." },
+  { word: "Joining", meaning: "Fitting a model to one hospital by scans on which someone drew. It makes a candidate." },
+  { word: "Label", meaning: "What is outlined, such as an organ or a tumour." },
+  { word: "Mask", meaning: "The outline of each label in a scan, point by point: drawn by a person, or by a model." },
+  { word: "Member", meaning: "A hospital of the federation. Its part in the training is called its site." },
+  { word: "Model", meaning: "A program that has learned from scans to draw masks, or to tell classes of scans apart." },
+  { word: "Override", meaning: "Assigning a candidate that its checks rejected. The log keeps it with its reason." },
+  { word: "Practice", meaning: "Members took turns as a hospital from outside, so that it is known how much adapting helps, and when it harms." },
+  { word: "Receipt", meaning: "What was asked and exactly what answered. With it an answer can be made again, bit for bit." },
+  { word: "Rolling back", meaning: "Taking the latest decision back: what answered before answers again." },
+  { word: "Serving", meaning: "Answering for a hospital's scans." },
+  { word: "Shift", meaning: "How far a hospital's scans look from those of the members, mostly because of another scanner." },
+  { word: "Uncertainty", meaning: "How undecided the model is, from 0 to 1. It is not the chance of an error." },
+  { word: "Version", meaning: "A model as it was at one time, with a number. It never changes, so that an old answer can be explained." },
+  { word: "Warning", meaning: "A reason to look twice at an answer, such as a scan that looks unlike all scans the model learned from." },
+  { word: "Withdrawn", meaning: "A version that was found wrong. It answers no more." },
+  { word: "Zero-shot", meaning: "An answer for a hospital that the model does not know yet, and that no hospital should rely on." },
+];
+
+/** A button that opens the list. */
+export function Glossary() {
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <>
+      <button type="button" class="button quiet small" onClick={() => setOpen(true)}>
+        Glossary
+      </button>
+      {isOpen && (
+        <Dialog title="Glossary" onClose={() => setOpen(false)}>
+          <dl class="glossary">
+            {WORDS.map(({ word, meaning }) => (
+              <div key={word}>
+                <dt>{word}</dt>
+                <dd>{meaning}</dd>
+              </div>
+            ))}
+          </dl>
+        </Dialog>
+      )}
+    </>
+  );
+}
