@@ -13,15 +13,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from demo import api
 from demo.phantom_scans import NEW_PATIENT, PhantomScan, cohort_of
 from demo.service_process import check_port, running_service
-from demo.visit import Visit
+from demo.visit import ANY_ORGAN, MODEL, Visit, answered_by
+from locum import Client
 
 # Its scanner is brighter and noisier than the members', which batch norm's statistics can undo.
 OUTSIDE = "heath"
@@ -59,30 +58,27 @@ def train(folder: Path, rounds: int | None) -> Path:
     store = folder / "store"
     any_organ_rounds = min(rounds or ANY_ORGAN_ROUNDS, ANY_ORGAN_ROUNDS)
     for command in (
-        federate(store, "iop-fl", api.MODEL, rounds, "--playbook"),
-        federate(store, "fedoap", api.ANY_ORGAN, any_organ_rounds),
+        federate(store, "iop-fl", MODEL, rounds, "--playbook"),
+        federate(store, "fedoap", ANY_ORGAN, any_organ_rounds),
     ):
         if subprocess.run(command, check=False).returncode:
             raise typer.Exit(1)
     return store
 
 
-def segment_new_patients(client: httpx.Client, folder: Path) -> None:
+def segment_new_patients(client: Client, folder: Path) -> None:
     """Segment a new patient of a member, by its own model, and one from outside, by the global model."""
     for hospital in (MEMBERS[0], OUTSIDE):
         scan = PhantomScan.at(hospital)
-        form = {"hospital": hospital, "model": api.MODEL}
-        answer = api.mask_of(client, scan.image, form)
+        answer = client.segment(scan.volume, hospital=hospital, model=MODEL)
+        overlay = client.render(scan.volume, "overlay", hospital=hospital, model=MODEL)
         files = {
             "scan": (folder / f"{hospital}-scan.nii.gz", scan.image),
-            "mask": (folder / f"{hospital}-mask.nii.gz", answer.mask),
-            "overlay": (
-                folder / f"{hospital}-overlay.png",
-                api.segment(client, scan.image, form | {"output": "overlay"}).content,
-            ),
+            "mask": (folder / f"{hospital}-mask.nii.gz", answer.content),
+            "overlay": (folder / f"{hospital}-overlay.png", overlay.content),
         }
         where = "in" if hospital in MEMBERS else "outside"
-        served, score = answer.personalization, scan.dice_of(answer.mask)
+        served, score = answered_by(answer.receipt), scan.dice_of(answer.content)
         console.print(f"{hospital}, {where} the federation, is served [bold]{served}[/]: Dice {score:.3f}")
         for what, (path, content) in files.items():
             path.write_bytes(content)
@@ -92,13 +88,13 @@ def segment_new_patients(client: httpx.Client, folder: Path) -> None:
 def join(visit: Visit) -> Scores:
     """Join with masks: the gate measures the candidate against them, and it is assigned."""
     scans = cohort_of(OUTSIDE, MASKED_SCANS, first=100)
-    candidate = visit.fit("joined", scans, JOINING_EPOCHS, model=api.ANY_ORGAN, with_masks=True)
-    before, after = visit.compare("joined", candidate, api.ANY_ORGAN)
-    visit.assign(candidate, "its gate passed, and the pictures look right", api.ANY_ORGAN)
-    visit.measure(f"{OUTSIDE} is served", model=api.ANY_ORGAN)
+    candidate = visit.fit("joined", scans, JOINING_EPOCHS, model=ANY_ORGAN, with_masks=True)
+    before, after = visit.compare("joined", candidate, ANY_ORGAN)
+    visit.assign(candidate, "its gate passed, and the pictures look right", ANY_ORGAN)
+    visit.measure(f"{OUTSIDE} is served", model=ANY_ORGAN)
     return {
-        f"{api.ANY_ORGAN}, zero-shot": before,
-        f"{api.ANY_ORGAN}, joined with {MASKED_SCANS} masks": after,
+        f"{ANY_ORGAN}, zero-shot": before,
+        f"{ANY_ORGAN}, joined with {MASKED_SCANS} masks": after,
     }
 
 
@@ -107,10 +103,10 @@ def adapt(visit: Visit, scans: int) -> Scores:
     candidate = visit.fit("adapted", cohort_of(OUTSIDE, scans))
     before, after = visit.compare("adapted", candidate)
     visit.assign(candidate, "the members gained by it in practice, and the pictures look right")
-    visit.measure(f"{OUTSIDE} is now served", model=api.MODEL)
+    visit.measure(f"{OUTSIDE} is now served", model=MODEL)
     return {
-        f"{api.MODEL}, the global model": before,
-        f"{api.MODEL}, adapted to {scans} scans without masks": after,
+        f"{MODEL}, the global model": before,
+        f"{MODEL}, adapted to {scans} scans without masks": after,
     }
 
 
@@ -120,14 +116,14 @@ def adapt_to_negatives(visit: Visit) -> Scores:
     candidate = visit.fit("refused", cohort_of(OUTSIDE, BAD_SCANS, negative=True))
     _, after = visit.compare("refused", candidate)
     visit.assign(candidate, "it is the newest")
-    visit.measure(f"{OUTSIDE} is still served", model=api.MODEL)
-    return {f"{api.MODEL}, adapted to {BAD_SCANS} negatives, not assigned": after}
+    visit.measure(f"{OUTSIDE} is still served", model=MODEL)
+    return {f"{MODEL}, adapted to {BAD_SCANS} negatives, not assigned": after}
 
 
 def adapt_to_one_scan(visit: Visit) -> Scores:
     """Adapt to each new patient's scan alone, for that one answer."""
-    score = visit.measure("for this answer only:", "wait=60", model=api.MODEL, personalization="scan")
-    return {f"{api.MODEL}, adapted to this one scan": score}
+    score = visit.measure("for this answer only:", model=MODEL, personalization="scan")
+    return {f"{MODEL}, adapted to this one scan": score}
 
 
 def show_scores(scores: Scores) -> None:
@@ -152,10 +148,10 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     console.rule("1  three phantom hospitals train together")
     store = train(folder, rounds)
-    with running_service(store, folder / "state", port) as client:
+    with running_service(store, folder / "state", port) as http, Client(str(http.base_url)) as client:
         console.rule("2  the service segments new patients")
         for hospital in (*MEMBERS, OUTSIDE):
-            api.register(client, hospital, hospital if hospital in MEMBERS else None)
+            client.register(hospital, hospital.capitalize(), hospital if hospital in MEMBERS else None)
         segment_new_patients(client, folder)
         patients = [PhantomScan.at(OUTSIDE, NEW_PATIENT + number) for number in range(NEW_PATIENTS)]
         visit = Visit(console, client, folder, patients)
@@ -171,7 +167,7 @@ def main(
         show_scores(scores)
         console.print(
             f"\nThe page shows a new patient of {OUTSIDE} with its true mask; press Segment there:\n"
-            f"[bold]{visit.page_of_new_patients(api.MODEL)}[/]",
+            f"[bold]{visit.page_of_new_patients(MODEL)}[/]",
             soft_wrap=True,
         )
         if once:

@@ -21,10 +21,11 @@ import typer
 import yaml
 from rich.console import Console
 
-from demo import api
 from demo.__main__ import MEMBERS, OUTSIDE, federate
 from demo.phantom_scans import PhantomScan
 from demo.service_process import check_port, free_port, running_service
+from demo.visit import MODEL, answered_by
+from locum import Client
 from model_store.manifest import WEIGHTS
 from model_store.store import Store
 from training.phantom import phantom_of
@@ -72,7 +73,7 @@ def train_over_a_network(folder: Path, data: Path, port: int, config: Path) -> P
                 command(
                     "training.federate",
                     *("--engine", "network", "--kit", kits / "server", "--task", data / "task.yaml"),
-                    *("--method", "iop-fl", "--name", api.MODEL, "--config", config, "--out", store),
+                    *("--method", "iop-fl", "--name", MODEL, "--config", config, "--out", store),
                 )
             )
             for hospital in hospitals:
@@ -94,15 +95,14 @@ def weights_of(store: Path) -> dict[str, str]:
 def segment(store: Path, folder: Path, port: int) -> dict[str, bytes]:
     """Serve a store; return the masks of a member's and an outside hospital's new patient."""
     masks: dict[str, bytes] = {}
-    with running_service(store, folder, port) as client:
+    with running_service(store, folder, port) as http, Client(str(http.base_url)) as client:
         for hospital in (*MEMBERS, OUTSIDE):
-            api.register(client, hospital, hospital if hospital in MEMBERS else None)
+            client.register(hospital, hospital.capitalize(), hospital if hospital in MEMBERS else None)
             scan = PhantomScan.at(hospital)
-            answer = api.mask_of(client, scan.image, {"hospital": hospital, "model": api.MODEL})
-            masks[hospital] = answer.mask
-            console.print(
-                f"{hospital} is served {answer.personalization}: Dice {scan.dice_of(answer.mask):.3f}"
-            )
+            answer = client.segment(scan.volume, hospital=hospital, model=MODEL)
+            masks[hospital] = answer.content
+            served, score = answered_by(answer.receipt), scan.dice_of(answer.content)
+            console.print(f"{hospital} is served {served}: Dice {score:.3f}")
     return masks
 
 
@@ -128,7 +128,7 @@ def main(
     over_network = train_over_a_network(folder, data, free_port(), config)
     console.rule("2  the same federation on one machine, by the command of `make demo`")
     local = folder / "local" / "store"
-    checked(shown(federate(local, "iop-fl", api.MODEL, rounds)))
+    checked(shown(federate(local, "iop-fl", MODEL, rounds)))
     weights = weights_of(over_network)
     if weights != weights_of(local):
         console.print("[bold red]the weights differ[/]")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 
+import nibabel as nib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -36,6 +38,16 @@ class PhantomScan:
         image = _negative(voxels) if negative else voxels
         return cls(hospital, nifti_bytes(image, affine), nifti_bytes(mask, affine))
 
+    @property
+    def volume(self) -> nib.Nifti1Image:
+        """The scan, as `locum.Client` takes it."""
+        return _opened(self.image)
+
+    @property
+    def true_mask(self) -> nib.Nifti1Image:
+        """The true mask, as `locum.Client` takes it."""
+        return _opened(self.truth)
+
     def dice_of(self, mask: bytes) -> float:
         """Return the foreground Dice of a mask as the service returned it."""
         predicted, true = (torch.from_numpy(class_map(decode(m), TASK)) for m in (mask, self.truth))
@@ -48,6 +60,10 @@ def cohort_of(hospital: str, count: int, *, first: int = 0, negative: bool = Fal
         f"{number + 1:02d}.nii.gz": PhantomScan.at(hospital, number, negative=negative)
         for number in range(first, first + count)
     }
+
+
+def _opened(content: bytes) -> nib.Nifti1Image:
+    return nib.Nifti1Image.from_bytes(gzip.decompress(content))
 
 
 def _negative(voxels: NDArray[np.int16]) -> NDArray[np.int16]:

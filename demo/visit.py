@@ -9,13 +9,33 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import urlencode
 
-import httpx
 import typer
 from rich.console import Console
 
-from demo import api
 from demo.phantom_scans import PhantomScan
+from locum import Client, Problem
+from locum.answers import Check, Receipt
 from locum.commands.following import follow
+
+# The routing space (IOP-FL) is adapted without masks; the FedOAP model is joined with masks.
+MODEL, ANY_ORGAN = "phantom", "any-organ"
+
+
+def answered_by(receipt: Receipt) -> str:
+    """Which model answered, in words: `member aster`."""
+    return " ".join(filter(None, (receipt.personalization, receipt.site)))
+
+
+def send_cohort(
+    client: Client, hospital: str, scans: Mapping[str, PhantomScan], name: str, masks_for: str | None = None
+) -> str:
+    """Upload scans, and their true masks for a model that learns from them; return the cohort."""
+    cohort = client.create_cohort(hospital, name=name).id
+    for file, scan in scans.items():
+        client.add_scan(hospital, cohort, file, scan.volume)
+        if masks_for is not None:
+            client.add_mask(hospital, cohort, file, scan.true_mask, model=masks_for)
+    return cohort
 
 
 @dataclass(frozen=True)
@@ -26,7 +46,7 @@ class Visit:
     """
 
     console: Console
-    client: httpx.Client
+    client: Client
     folder: Path
     patients: Sequence[PhantomScan]
 
@@ -41,34 +61,34 @@ class Visit:
         scans: Mapping[str, PhantomScan],
         epochs: int | None = None,
         *,
-        model: str = api.MODEL,
+        model: str = MODEL,
         with_masks: bool = False,
     ) -> str:
         """Upload a cohort, run a job, show its gate and card; return the candidate's reference.
 
         Files that this writes begin with `name`. Exits with code 1 when the job makes no candidate.
         """
-        images = {file: scan.image for file, scan in scans.items()}
-        masks = {file: scan.truth for file, scan in scans.items()} if with_masks else {}
-        cohort = api.send_cohort(self.client, self.hospital, images, masks, model)
+        masks_for = model if with_masks else None
+        cohort = send_cohort(self.client, self.hospital, scans, f"Demo: {name}", masks_for)
         self._say(f"{len(scans)} scans sent {'with' if with_masks else 'without'} masks; cohort {cohort}")
-        job_id = api.start_adaptation(self.client, self.hospital, cohort, epochs, model)
-        follow(self.console, api.events(self.client, job_id))
-        job = api.job(self.client, job_id)
-        if job["candidate"] is None:
-            self._say(f"the job ended as {job['state']}: {job['reason']}")
+        options = {} if epochs is None else {"epochs": epochs}
+        started = self.client.adapt(self.hospital, model, cohort, options)
+        follow(self.console, ((event.type, event.data) for event in self.client.events(started.id)))
+        job = self.client.job(started.id)
+        if job.candidate is None or job.gate is None:
+            self._say(f"the job ended as {job.state}: {job.reason}")
             raise typer.Exit(1)
-        candidate = str(job["candidate"]["reference"])
-        verdict = "[bold green]passes[/]" if job["gate"]["passed"] else "[bold red]does not pass[/]"
-        self._say(f"candidate [bold]{candidate}[/] ({job['state']}) {verdict} the gate")
-        self._show_checks(job["gate"]["checks"])
+        candidate = job.candidate.reference
+        verdict = "[bold green]passes[/]" if job.gate.passed else "[bold red]does not pass[/]"
+        self._say(f"candidate [bold]{candidate}[/] ({job.state}) {verdict} the gate")
+        self._show_checks(job.gate.checks)
         card = self.folder / f"{name}-card.html"
-        card.write_bytes(self.client.get(f"/jobs/{job_id}/card").raise_for_status().content)
+        card.write_bytes(self.client.card(job.id))
         self._show("card", card)
-        self._show("page", self._page("adapt", model=model, job=job_id))
+        self._show("page", self._page("adapt", model=model, job=job.id))
         return candidate
 
-    def compare(self, name: str, candidate: str, model: str = api.MODEL) -> tuple[float, float]:
+    def compare(self, name: str, candidate: str, model: str = MODEL) -> tuple[float, float]:
         """Return the new patients' Dice by the federation's model and by the candidate."""
         before = self.measure("before:", model=model, personalization="global")
         self._show("overlay", self._overlay(f"{name}-before", model=model, personalization="global"))
@@ -76,50 +96,50 @@ class Visit:
         self._show("overlay", self._overlay(f"{name}-after", model=candidate))
         return before, after
 
-    def assign(self, candidate: str, reason: str, model: str = api.MODEL) -> None:
+    def assign(self, candidate: str, reason: str, model: str = MODEL) -> None:
         """Try to assign the candidate, and show the answer: the service rejects it when its gate did."""
-        answer = api.assign(self.client, self.hospital, model, candidate, reason)
-        if answer.is_success:
-            entry = answer.json()
-            self._say(f"assigned: [bold]{entry['artefact']}[/], by {entry['actor']}: {entry['reason']}")
+        try:
+            entry = self.client.assign(self.hospital, model, candidate, reason, actor="ada")
+        except Problem as problem:
+            self._say(f"[bold red]{problem.status}[/] {problem}")
         else:
-            self._say(f"[bold red]{answer.status_code}[/] {answer.json()['detail']}")
+            self._say(f"assigned: [bold]{entry.artefact}[/], by {entry.actor}: {entry.reason}")
 
-    def measure(self, label: str, prefer: str | None = None, **fields: str) -> float:
+    def measure(self, label: str, **fields: Any) -> float:
         """Segment the new patients, show the model and its mean Dice, and return the Dice."""
-        form = {"hospital": self.hospital} | fields
-        answers = [api.mask_of(self.client, patient.image, form, prefer) for patient in self.patients]
+        form: dict[str, Any] = {"hospital": self.hospital} | fields
+        answers = [self.client.segment(patient.volume, **form) for patient in self.patients]
         pairs = zip(self.patients, answers, strict=True)
-        score = fmean(patient.dice_of(answer.mask) for patient, answer in pairs)
-        answer = answers[0]
-        self._say(f"{label} [bold]{answer.personalization}[/], by {answer.model}: Dice [bold]{score:.3f}[/]")
+        score = fmean(patient.dice_of(answer.content) for patient, answer in pairs)
+        receipt = answers[0].receipt
+        self._say(
+            f"{label} [bold]{answered_by(receipt)}[/], by {receipt.model.name}: Dice [bold]{score:.3f}[/]"
+        )
         return score
 
     def page_of_new_patients(self, model: str) -> str:
         """Keep the new patients with their true masks in a cohort; return the page's address of the first."""
         scans = {f"new-patient-{number}": patient for number, patient in enumerate(self.patients, 1)}
-        images = {name: scan.image for name, scan in scans.items()}
-        masks = {name: scan.truth for name, scan in scans.items()}
-        cohort = api.send_cohort(self.client, self.hospital, images, masks, model)
+        cohort = send_cohort(self.client, self.hospital, scans, "new patients, with true masks", model)
         return self._page("look", model=model, cohort=cohort, scan=next(iter(scans)))
 
     def _page(self, view: str, **shown: str) -> str:
-        return f"{self.client.base_url}/#/{view}?{urlencode({'hospital': self.hospital} | shown)}"
+        return f"{self.client.connection.url}/#/{view}?{urlencode({'hospital': self.hospital} | shown)}"
 
-    def _overlay(self, name: str, **fields: str) -> Path:
+    def _overlay(self, name: str, **fields: Any) -> Path:
         path = self.folder / f"{name}.png"
-        form = {"hospital": self.hospital, "output": "overlay"} | fields
-        path.write_bytes(api.segment(self.client, self.patients[0].image, form).content)
+        form: dict[str, Any] = {"hospital": self.hospital} | fields
+        path.write_bytes(self.client.render(self.patients[0].volume, "overlay", **form).content)
         return path
 
-    def _show_checks(self, checks: list[dict[str, Any]]) -> None:
+    def _show_checks(self, checks: Sequence[Check]) -> None:
         for check in checks:
-            mark = "[green]✓[/]" if check["passed"] else "[red]✗[/]"
-            if check["value"] is None:
-                self._say(f"  · {check['name']:<22}  not measured")
+            mark = "[green]✓[/]" if check.passed else "[red]✗[/]"
+            if check.value is None:
+                self._say(f"  · {check.name:<22}  not measured")
             else:
-                limit = f"{check['bound']} {check['limit']:g}"
-                self._say(f"  {mark} {check['name']:<22} {check['value']:>8.3f}  ({limit})")
+                limit = f"{check.bound} {check.limit:g}"
+                self._say(f"  {mark} {check.name:<22} {check.value:>8.3f}  ({limit})")
 
     def _show(self, what: str, place: Path | str) -> None:
         self._say(f"  {what:<8} {place}")

@@ -48,7 +48,7 @@ class JobSummary(BaseModel):
         "judging, where there is one. A job that waits for a PACS has `why` and `retry_at`."
     )
     passed: bool | None = Field(
-        description="Whether the gate, or masks, accepted the job's candidate; null without a verdict."
+        None, description="Whether the gate, or masks, accepted the job's candidate; null without a verdict."
     )
     reason: str | None = Field(description="Why the job ended as it did; null if nothing went wrong.")
     created_at: datetime

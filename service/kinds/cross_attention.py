@@ -18,10 +18,10 @@ from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
 from service.kinds.masks import check_masks
 
 _ZERO_SHOT = (
-    "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
-    "joining starts from and no substitute for it (the method's authors report a Dice of 0.07 for such use, "
-    "Locum's own benchmark 0.05 and 0.01). Do not rely on this mask; a hospital joins with masks of some of "
-    "its scans: POST /hospitals/HOSPITAL/adaptations"
+    "zero-shot: Do not rely on this mask. No part of the model has learned from this hospital; the shared "
+    "part that answers is where joining starts from (a Dice of 0.07 by the method's authors, 0.05 and 0.01 "
+    "in Locum's own benchmark). A hospital joins with masks of some of its scans (Draw on the page, or POST "
+    "/hospitals/HOSPITAL/adaptations)."
 )
 _SENTENCES = (
     "Share of the attention on the scan itself (own) and on the tokens of each of the federation's sites: "

@@ -142,7 +142,7 @@ def _tiles(record: RunRecord) -> list[tuple[str, str]]:
             note = (
                 f"; {few} of {len(record.sites)} sites on fewer than {FEW_PATIENTS} patients" if few else ""
             )
-            tiles.append((number(best), f"best {heading(metric)}, mean{note}"))
+            tiles.append((number(best), f"best validation {heading(metric)}, mean{note}"))
     tiles.append((size(sum(traffic["sent"].values()) + sum(traffic["received"].values())), "exchanged"))
     tiles.append((duration(record.seconds), "in rounds"))
     return tiles

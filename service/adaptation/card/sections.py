@@ -35,7 +35,11 @@ def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> S
     return Section(
         title="The new version passed its checks" if passed else "The new version did not pass its checks",
         tone="good" if passed else "bad",
-        sentences=(f"It may answer once a person assigns it. {words.gate}" if passed else _OVERRIDE, *said, *_by_masks(verdict)),
+        sentences=(
+            f"It may answer once a person assigns it. {words.gate}" if passed else _OVERRIDE,
+            *said,
+            *_by_masks(verdict),
+        ),
         reasons=tuple(_failure(check) for check in rows if check.get("passed") is False),
         body=Checks(rows=tuple(map(_check, rows))),
     )

@@ -30,7 +30,7 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     names = {name for model in ("phantom", "any-organ") for name in (model, *(f"{model}.{p}" for p in parts))}
     assert set(store.names()) == names
     assert "playbook.json" in store.open("phantom").manifest.files
-    assert re.search(r"aster, in the federation, is served (member; site=aster|global)", said)
+    assert re.search(r"aster, in the federation, is served (member aster|global)", said)
     assert "heath, outside the federation, is served global" in said
     files = dict.fromkeys(re.findall(r"(?:scan|mask|overlay) +(/\S+)", said))
     assert len(files) == 2 * 3 + 3 * 2
@@ -54,7 +54,7 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     assert "phantom.at-heath@1" in adapted
     assert "When member hospitals tried this on each other" in adapted
     assert re.search(r"✓ shift_beyond_practice +[01]\.\d{3}  \(at most 2\)", said)
-    served = r"heath is now served hospital; hospital=heath, by phantom\.at-heath@1: Dice ([01]\.\d{3})"
+    served = r"heath is now served hospital, by phantom\.at-heath@1: Dice ([01]\.\d{3})"
     (after,) = re.findall(served, said)
     (before,) = re.findall(r"phantom, the global model +([01]\.\d{3})", said)
     assert float(after) > float(before) + 0.01
@@ -63,7 +63,7 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     assert "phantom.at-heath@2 (succeeded) does not pass the gate" in said
     assert re.search(r"409 'phantom\.at-heath@2' has not passed its gate \(it failed: .*negative", said)
     assert "phantom.at-heath@2" in refused
-    assert f"is still served hospital; hospital=heath, by phantom.at-heath@1: Dice {after}" in said
+    assert f"is still served hospital, by phantom.at-heath@1: Dice {after}" in said
 
     assert re.search(r"for this answer only: scan, by phantom@1: Dice [01]\.\d{3}", said)
 

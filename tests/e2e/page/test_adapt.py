@@ -171,7 +171,7 @@ def test_page_and_card_show_what_the_service_says_of_a_job(page: Any, service: S
     )
     page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&job={job}")
     shown = page.get_by_role("region", name="Job", exact=True)
-    shown.get_by_text("The gate rejects the candidate").wait_for()
+    shown.get_by_text("The new version did not pass its checks").wait_for()
     assert shown.locator(".notice .reasons li").all_inner_texts() == [
         "It lost a slice of five.",
         "Not passed: older (Dice with the parent's).",

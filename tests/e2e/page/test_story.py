@@ -102,7 +102,11 @@ def follow(page: Any, service: Service) -> dict[str, Any]:
     assert page.locator("[data-state]").get_attribute("data-state") == job["state"]
     assert job["state"] in ("succeeded", "fell_back"), job["reason"]
     checks = job["gate"]["checks"]
-    verdict = "The candidate passed its gate" if job["gate"]["passed"] else "The gate rejects the candidate"
+    verdict = (
+        "The new version passed its checks"
+        if job["gate"]["passed"]
+        else "The new version did not pass its checks"
+    )
     assert page.get_by_text(verdict).is_visible()
     page.get_by_text(f"All {len(checks)} checks").click()
     failed = sum(not check["passed"] for check in checks)

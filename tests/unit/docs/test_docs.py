@@ -102,3 +102,12 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
     named = set(re.findall(r"test_\w+\.py", text))
     assert len(named) > 5
     assert named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+def test_glossary_of_the_page_is_in_the_docs_word_by_word() -> None:
+    source = (ROOT / "web/src/app/glossary.tsx").read_text(encoding="utf-8")
+    words = re.findall(r'\{ word: "(.+?)", meaning: "(.+?)" \}', source)
+    assert len(words) == source.count("word: ") - source.count("word: string") > 20
+    assert words == sorted(words, key=lambda pair: pair[0].lower())
+    lines = (ROOT / "docs/reference/glossary.md").read_text(encoding="utf-8").splitlines()
+    assert [word for word, meaning in words if f"- **{word}**: {meaning}" not in lines] == []

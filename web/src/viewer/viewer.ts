@@ -178,6 +178,8 @@ export class Viewer {
     // A picture is shown as it is.
     if (!flat) this.setWindow();
     if (this.leader?.hasScan) this.crosshairTo(this.leader.niivue.scene.crosshairPos);
+    // Where it is stands below the picture from the start.
+    this.niivue.createOnLocationChange();
   }
 
   layout(layout: Layout): void {

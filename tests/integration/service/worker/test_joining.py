@@ -225,7 +225,7 @@ def test_zero_shot_answer_carries_a_warning_in_every_output(api: Any, asked: dic
     told = api.segment(scan, output="json", model="tumour", **asked).json()["warnings"]
     (sentence,) = (warning for warning in told if warning.startswith("zero-shot: "))
     for said in (
-        "not a hospital's own query stage and adapter answer here but shared ones",
+        "No part of the model has learned from this hospital",
         "a Dice of 0.07",
         "Do not rely on this mask",
         "POST /hospitals/HOSPITAL/adaptations",

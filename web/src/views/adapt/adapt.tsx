@@ -10,7 +10,7 @@ import { Select } from "../../ui/controls";
 import { moment, sentence } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import "./adapt.css";
-import { FINISHED, type Job } from "./following";
+import { FINISHED, type Job, sought } from "./following";
 import { JobPanel } from "./job";
 import { CohortScans, StartJob } from "./scans";
 import { ServingPanel } from "./serving";
@@ -168,7 +168,10 @@ function Jobs({ hospital, current, version }: { hospital: string; current: strin
               type="button"
               class="button quiet"
               aria-pressed={each.id === current}
-              onClick={() => keepInAddress({ hospital, job: each.id, model: each.model })}
+              onClick={() => {
+                sought.job = each.id;
+                keepInAddress({ hospital, job: each.id, model: each.model });
+              }}
             >
               <span>
                 {each.model}

@@ -6,6 +6,8 @@ import { call, Problem, type Schema } from "../../api/client";
 
 export type Job = Schema<"JobView">;
 
+/** The job that a person just started or chose: it is brought into sight. */
+export const sought = { job: "" };
 export const FINISHED: readonly string[] = ["succeeded", "fell_back", "failed", "cancelled"];
 const EVENTS = ["state", "progress", "epoch", "gate", "warning"];
 const GATHER_MS = 250;

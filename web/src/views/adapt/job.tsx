@@ -5,7 +5,7 @@ import { has } from "../../app/session";
 import { duration, moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import { MaskCheck } from "./checks";
-import { FINISHED, follow, type Job } from "./following";
+import { FINISHED, follow, type Job, sought } from "./following";
 import { Sections } from "./sections";
 
 /** `onChange` is called with the job as it is, and after every change. */
@@ -24,11 +24,13 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
   }, [id]);
   const panel = useRef<HTMLElement>(null);
   const isLoaded = job !== null;
-  // On a small screen it is below the scans: a job that was just opened or started is brought into sight.
+  // On a small screen it is below the scans: a job that was just started or chosen is brought into sight.
   useEffect(() => {
+    if (!isLoaded || sought.job !== id) return;
+    sought.job = "";
     const top = panel.current?.getBoundingClientRect().top ?? 0;
-    if (isLoaded && (top < 0 || top > window.innerHeight / 2)) panel.current?.scrollIntoView();
-  }, [isLoaded]);
+    if (top < 0 || top > window.innerHeight / 2) panel.current?.scrollIntoView();
+  }, [isLoaded, id]);
   if (job === null) return error ? <Rejection error={error} /> : <p class="soft">Loading …</p>;
   const running = !FINISHED.includes(job.state);
   const cancel = () => call("delete", "/jobs/{job}", { path: { job: id } }).then((answer) => show(answer.data), setError);

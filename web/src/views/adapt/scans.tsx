@@ -5,6 +5,7 @@ import { type Cohort, CohortSelect, NameCohort } from "../../app/cohorts";
 import { address } from "../../app/router";
 import { DropZone } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
+import { sought } from "./following";
 import { add, retry, uploads } from "./uploads";
 
 /** `onChange` is called after each scan that was sent to the cohort. */
@@ -109,7 +110,8 @@ export function StartJob(given: {
       const headers = { "Idempotency-Key": crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}` };
       const json = given.kind === "masks" ? { cohort, model, options: { preset: "masks" as const } } : { cohort, model };
       const { data } = await call("post", "/hospitals/{hospital}/adaptations", { path: { hospital }, json, headers });
-      location.hash = address("adapt", { hospital, model, cohort, job: (data as Schema<"JobSummary">).id });
+      sought.job = (data as Schema<"JobSummary">).id;
+      location.hash = address("adapt", { hospital, model, cohort, job: sought.job });
     } catch (found) {
       setError(found);
     } finally {

@@ -261,7 +261,7 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
         </p>
       )}
       {agreements.length > 0 && (
-        <table>
+        <div class="scroll"><table>
           <thead>
             <tr>
               <th scope="col">Label</th>
@@ -290,7 +290,7 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
               </tr>
             ))}
           </tbody>
-        </table>
+        </table></div>
       )}
       <div class="row">
         {found !== answer.value && (

@@ -171,7 +171,7 @@ def test_card_shows_every_known_fact() -> None:
     for said in (
         "brain.at-dune@1",
         "For hospital dune",
-        "refused gate",
+        "not passed checks of the new version",
         "12 scans",
         "240 images",
         "1 h 2 min run time, 2 attempts",
@@ -252,9 +252,9 @@ def test_card_page_escapes_hostile_text() -> None:
 
 
 STATES = {
-    "queued": (True, "Waiting for a worker", "It judges once the adaptation is finished"),
-    "running": (True, "Under way", "It judges once the adaptation is finished"),
-    "cancelling": (True, "Being cancelled", "It judges once the adaptation is finished"),
+    "queued": (True, "Waiting for a worker", "It is checked once the adaptation is finished"),
+    "running": (True, "Under way", "It is checked once the adaptation is finished"),
+    "cancelling": (True, "Being cancelled", "It is checked once the adaptation is finished"),
     "succeeded": (False, "Finished", "There is no candidate"),
     "fell_back": (False, "step 0 was kept", "There is no candidate"),
     "failed": (False, "Failed", "There is no candidate"),
@@ -294,14 +294,14 @@ def test_card_says_what_gain_to_expect_and_what_failed() -> None:
 
 def test_card_with_a_passed_gate_offers_assignment_without_override() -> None:
     shown = Page(full(gate={"passed": True, "checks": []}, decisions=())).text
-    assert "may be assigned" in shown
+    assert "It may answer once a person assigns it" in shown
     assert "override" not in shown
 
 
 def test_card_of_a_candidate_without_verdict_requires_an_override() -> None:
     shown = Page(full(gate=None, decisions=())).text
     assert "No verdict is recorded" in shown
-    assert "explicit override" in shown
+    assert "by an override" in shown
 
 
 def test_card_without_pictures_says_that_they_expired() -> None:

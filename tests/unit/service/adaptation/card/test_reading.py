@@ -176,7 +176,7 @@ def test_card_ignores_malformed_stored_fields(here: Place) -> None:
     assert card.job.candidate is not None
     assert card.job.candidate.reference == "brain.at-north@7"
     assert (card.best_epoch, card.scans, card.passed) == (None, None, None)
-    assert [each.title for each in card.job.sections] == ["The gate"]
+    assert [each.title for each in card.job.sections] == ["Checks of the new version"]
     assert "No verdict is recorded" in render(card)
 
 
@@ -212,7 +212,7 @@ def test_card_without_its_parent_names_no_kind(here: Place) -> None:
     note(here, job, "epoch", {"epoch": 0, "loss": 0.5, "dice": 0.4})
     card = here.card(job)
     assert (card.model, titles_of_curves(card)) == ("brain", ["Loss"])
-    assert [each.title for each in card.job.sections] == ["The gate", "Epoch by epoch"]
+    assert [each.title for each in card.job.sections] == ["Checks of the new version", "Epoch by epoch"]
     assert "no longer in the store" in render(card)
     assert all(found.words.truth not in render(card) for found in ADAPTABLE.values())
 
@@ -224,7 +224,7 @@ def test_job_is_shown_without_its_store(here: Place, monkeypatch: pytest.MonkeyP
     job = submit(here, parent=publish_space(here.store, 0).digest)
     monkeypatch.setattr(Store, "find", lost)
     found = read_view(here.store, here.database, job)
-    assert (found.state, [each.title for each in found.sections]) == ("queued", ["The gate"])
+    assert (found.state, [each.title for each in found.sections]) == ("queued", ["Checks of the new version"])
 
 
 def test_card_of_an_unknown_job_is_rejected(here: Place) -> None:
