@@ -12,6 +12,7 @@ The guard does not know anatomy: an MR slice of another organ with a similar int
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -210,6 +211,20 @@ def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Tas
     warnings += [GuardWarning(text) for text in _raw_intensities(summary, reference, task)]
     warnings += [GuardWarning(text) for text in _appearance(summary, reference)]
     return warnings
+
+
+def is_mistaken(
+    summary: ScanSummary, reference: ReferenceStatistics | None, warnings: Sequence[GuardWarning]
+) -> bool:
+    """Whether no training scan resembles this one in kind: a warning of `check` is gross, or colour differs.
+
+    A grey scan among colour pictures is read all the same, since it may be one without colour filter. Where
+    most scans of a hospital are such, nothing should be fitted to them.
+    """
+    colours = {kind.partition(" ")[0] for kind in reference.kinds} if reference is not None else set()
+    return any(each.gross for each in warnings) or bool(
+        colours and summary.kind.partition(" ")[0] not in colours
+    )
 
 
 def _another_modality(summary: ScanSummary, task: Task) -> list[GuardWarning]:

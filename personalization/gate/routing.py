@@ -38,6 +38,8 @@ BEYOND = 2.0
 # Shift over the largest that was practised, and share of the practised episodes that may lose a point.
 MOST_SHIFT = 2.0
 MOST_LOST = 0.1
+# Shift with the candidate's statistics over that with the parent's.
+MOST_LEFT = 1.0
 # How many times nearer scans may be in negative.
 NEGATIVE = 2.0
 # Share of all pixels, added to sizes before they are divided, so that 0 / 0 counts as no change.
@@ -101,14 +103,16 @@ class Shifted:
         beyond: its shift over the largest that the members, or else phantoms, practised.
         lost: share of the members' episodes in which that dose, served by this gate, lost more than a point;
             None: they did not practise it, or the dose is 0 here.
-        size_gain: how much nearer than the parent's the target is to the federation's size (`Features`);
-            None: that is unknown.
+        left: its shift under the candidate's statistics over that under the parent's.
+        size_gain: how much nearer than the parent's the target is to the sizes that members have, give or
+            take one standard deviation over them; None: those are unknown.
         negative: how many times farther the scans are than in negative; None: not measured.
         mistaken: share of the scans that no training scan resembles in kind (the guard's gross warnings).
     """
 
     beyond: float
     lost: float | None
+    left: float
     size_gain: float | None
     negative: float | None = None
     mistaken: float = 0.0
@@ -377,7 +381,9 @@ def gain_bound(observed: Observed) -> float | None:
 def size_gain(observed: Observed) -> float | None:
     """In practice on phantoms most candidates that lost moved the target away from the members' size. It also
     refuses a hospital with other targets than the members', which is safe. The size of a shift does not tell
-    its sign, so that a dose by shift has this veto too.
+    its sign, so that a dose by shift has this veto too. Where the members' own targets differ in size, what
+    differs no more is no sign: vessels of three cameras vary by a third, and a twentieth more of them is no
+    harm.
     """
     if observed.shifted is not None:
         return observed.shifted.size_gain
@@ -428,6 +434,20 @@ def shift_beyond_practice(observed: Observed) -> float | None:
 
 
 @check(
+    "shift_left",
+    "at most",
+    MOST_LEFT,
+    "the shift that is left of these scans with the candidate's statistics, over that with the parent's",
+    "With its statistics the scans are not nearer to what the network expects.",
+)
+def shift_left(observed: Observed) -> float | None:
+    """A dose of the scans' own statistics moves the network towards them, so less shift is left. Statistics
+    of anything else move it away.
+    """
+    return None if observed.shifted is None else observed.shifted.left
+
+
+@check(
     "negative",
     "at most",
     NEGATIVE,
@@ -470,6 +490,7 @@ def practice_lost(observed: Observed) -> float | None:
 # A dose that the service computed in closed form: veto, cap and licence, and what detects a collapse.
 BY_SHIFT: tuple[Check[Observed], ...] = (
     size_gain,
+    shift_left,
     shift_beyond_practice,
     negative,
     mistaken,
@@ -482,6 +503,7 @@ BY_SHIFT: tuple[Check[Observed], ...] = (
 
 # For a classification: what needs no masks.
 BY_SHIFT_WITHOUT_MASKS: tuple[Check[Observed], ...] = (
+    shift_left,
     shift_beyond_practice,
     negative,
     mistaken,

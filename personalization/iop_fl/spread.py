@@ -53,6 +53,7 @@ class Spread(BaseModel):
         share: of a member's pixels that are a target, the geometric mean; 0 where it is not known.
         largest: share of the pixels where a member's target is large.
         pieces: of a target, per slice and class.
+        size: standard deviation over the members of the logarithm of that share; 0 where it is not known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,16 +67,27 @@ class Spread(BaseModel):
     share: FiniteFloat = Field(0.0, ge=0, le=1)
     largest: FiniteFloat = Field(0.0, ge=0, le=1)
     pieces: FiniteFloat = Field(0.0, ge=0)
+    size: FiniteFloat = Field(0.0, ge=0)
 
     @classmethod
     def of(cls, layers: tuple[str, ...], mean: Mapping[str, Tensor], members: int) -> Spread:
         """From the mean over so many members of what they sent (`sent_by`)."""
-        share, largest, pieces = mean["targets"].tolist() if "targets" in mean else (-math.inf, 0.0, 0.0)
+        share, largest, pieces, size = -math.inf, 0.0, 0.0, 0.0
+        if "targets" in mean:
+            share, largest, pieces, square = mean["targets"].tolist()
+            # Rounding may leave less than nothing of equal sizes.
+            size = math.sqrt(max(square - share**2, 0.0) * members / (members - 1))
         columns = {
             name: tuple(map(tuple, mean[name].tolist())) for name in ("natural", "logarithm", "patient")
         }
         return cls(
-            members=members, layers=layers, share=math.exp(share), largest=largest, pieces=pieces, **columns
+            members=members,
+            layers=layers,
+            share=math.exp(share),
+            largest=largest,
+            pieces=pieces,
+            size=size,
+            **columns,
         )
 
     def tau(self, mean: Literal["arithmetic", "geometric"] = MEAN) -> Tensor:
@@ -99,7 +111,8 @@ class Spread(BaseModel):
 def sent_by(found: Profile, targets: tuple[float, float, float] | None) -> dict[str, Tensor]:
     """What a member sends, float64: nothing where it has one patient, or no target at all.
 
-    `targets` are the share, the largest and the pieces of its targets; None of a task without any.
+    `targets` are the share, the largest and the pieces of its targets; None of a task without any. The
+    square of the share's logarithm goes with it, for the deviation over the members.
     """
     if found.sampling is None or (targets is not None and not targets[0]):
         return {}
@@ -107,7 +120,8 @@ def sent_by(found: Profile, targets: tuple[float, float, float] | None) -> dict[
     sent = {"natural": natural, "logarithm": natural.log(), "patient": found.sampling * found.patients}
     if targets is not None:
         share, largest, pieces = targets
-        sent["targets"] = torch.tensor([math.log(share), largest, pieces], dtype=torch.float64)
+        logarithm = math.log(share)
+        sent["targets"] = torch.tensor([logarithm, largest, pieces, logarithm**2], dtype=torch.float64)
     return sent
 
 
@@ -119,8 +133,8 @@ def check_sent(state: Mapping[str, Tensor]) -> None:
     ):
         raise ValueError("expected shifts above 0 with their logarithms, and variances of at least 0")
     if "targets" in state:
-        share, largest, pieces = state["targets"].tolist()
-        if share > 0 or not 0 <= largest <= 1 or pieces < 0:
+        share, largest, pieces, square = state["targets"].tolist()
+        if share > 0 or not 0 <= largest <= 1 or pieces < 0 or not math.isclose(square, share**2):
             raise ValueError(
                 f"expected shares of pixels within 0..1, found {math.exp(share):g} and {largest:g}"
             )

@@ -44,9 +44,10 @@ class ByShift:
 
     Attributes:
         dose: that the shift asks for; 0 is an answer, that the scans look like the members'.
+        spread: how far the members are apart.
         config: the recipe `ladder` with these doses, which repeats it.
         adapted: its candidate, the global model where the dose is 0.
-        parent, candidate: views of the global model and of the candidate.
+        parent, candidate: views of the global model and of the candidate, with profiles.
         patients: of every image.
         classes: how many there are, background included.
         targets: of the members, as far as they are known.
@@ -57,6 +58,7 @@ class ByShift:
     """
 
     dose: Dose
+    spread: Spread
     config: AdaptationConfig
     adapted: Adapted
     parent: View
@@ -72,10 +74,13 @@ class ByShift:
     def verdict(self) -> GateVerdict:
         """By the gate for a bounded recipe in closed form. Costs no forward pass."""
         record, moves = self.record, self.dose.share > 0
+        assert self.candidate.profile is not None
+        left = dose_by_shift(self.candidate.profile, self.spread).shift
         shifted = Shifted(
             self.dose.shift / (UNPRACTISED if record is None else record.largest),
             record.lost if record is not None and moves else None,
-            size_gain(self.parent, self.candidate, self.targets.share),
+            left / self.dose.shift,
+            size_gain(self.parent, self.candidate, self.targets.share, self.spread.size),
             self.negative,
             self.mistaken,
         )
@@ -139,9 +144,10 @@ def by_shift(
         negative = mirrored(network, images, parent.profile, spread, check_cancelled)
     adapted = recipe_of(config.preset).adapt(space, images, config, device, check_cancelled)
     if dose.share:
-        candidate = view(adapted.merged, images, check_cancelled)
+        candidate = view(adapted.merged, images, check_cancelled, patients=patients)
     return ByShift(
         dose=dose,
+        spread=spread,
         config=config,
         adapted=adapted,
         parent=parent,

@@ -171,10 +171,12 @@ def features_of(parent: View, candidate: View, share: float) -> Features:
     )
 
 
-def size_gain(parent: View, candidate: View, share: float) -> float | None:
+def size_gain(parent: View, candidate: View, share: float, natural: float = 0.0) -> float | None:
     """How much nearer the candidate's target is to the federation's size (`Features`); None if that is
-    unknown."""
-    away, still_away = (abs(_log_ratio(view.foreground, share)) for view in (parent, candidate))
+    unknown. Sizes count as equal within `natural` of the logarithm."""
+    away, still_away = (
+        max(abs(_log_ratio(view.foreground, share)) - natural, 0.0) for view in (parent, candidate)
+    )
     return math.tanh(2 * (away - still_away)) if share else None
 
 

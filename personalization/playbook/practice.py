@@ -138,7 +138,7 @@ def practise(
             for name, network, found, where in chain(
                 candidates,
                 [(BY_SHIFT, dose.adapted.merged, dose.candidate, dose)] if dose is not None else [],
-                _planted(space, cohort, dose, generator, check_cancelled)
+                _planted(space, cohort, own, dose, generator, check_cancelled)
                 if practice.damage and number % practice.damage == 0 and turn == 0
                 else [],
             ):
@@ -177,13 +177,15 @@ def _candidates(
 def _planted(
     space: RoutingSpace,
     cohort: Tensor,
+    patients: Sequence[str],
     dose: ByShift | None,
     generator: torch.Generator,
     check_cancelled: CancelCheck,
 ) -> Iterator[_Candidate]:
     """The damage, in the place of the dose."""
     for kind, bad in damaged(space, cohort, generator, check_cancelled):
-        yield PLANTED + kind, bad, view(bad, cohort, check_cancelled), dose
+        seen = view(bad, cohort, check_cancelled, patients=None if dose is None else patients)
+        yield PLANTED + kind, bad, seen, dose
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ def mirrored(
     """
     third = math.ceil(len(found.layers) / 3)
     few = images_NCHW[::_EVERY]
-    axes = spatial_axes(few)
-    negative = 2 * few.mean(dim=axes, keepdim=True) - few
+    # About the mean of all channels together: one mean for each would turn a colour into its complement's.
+    negative = 2 * few.mean(dim=(1, *spatial_axes(few)), keepdim=True) - few
     sampling = spread.sampling(1) if found.sampling is None else found.sampling
     usual = (spread.tau() + sampling)[:third]
     other = profile(network, negative, [0] * len(few), BATCH, check_cancelled, first=third)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.errors import LocumStoreError, ScanError
-from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
+from model_store.guard import ReferenceStatistics, ScanSummary, check, is_mistaken, summarise
 from model_store.preprocessing import (
     Prepared,
     PreparedVolume,
@@ -268,13 +268,14 @@ def load_images(
         summaries.append(summarise(seen.scan, seen.prepared))
     images = torch.cat(parts)
     warnings = [check(summary, reference, task) for summary in summaries]
+    mistaken = [is_mistaken(each, reference, found) for each, found in zip(summaries, warnings, strict=True)]
     patients = numbered([file.name for file in files], task)
     return CohortImages(
         images=images,
         scan_of_image=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
         patient_of_image=np.repeat(patients, [len(part) for part in parts]),
         warned=float(np.mean([bool(found) for found in warnings])),
-        mistaken=float(np.mean([any(each.gross for each in found) for found in warnings])),
+        mistaken=float(np.mean(mistaken)),
         statistics=merged(summaries),
         left_out=total - len(images),
     )

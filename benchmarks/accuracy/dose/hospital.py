@@ -34,7 +34,7 @@ from benchmarks.accuracy.unseen.hospital import (
 from benchmarks.accuracy.unseen.masks import by_masks
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import Scans, mean_dice
-from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
+from model_store.guard import ReferenceStatistics, ScanSummary, check, is_mistaken, summarise
 from model_store.preprocessing import prepare
 from model_store.scan import Scan
 from model_store.task import Task
@@ -93,9 +93,11 @@ class Trained:
         self, images_NCHW: Tensor, patients_N: Sequence[int], summaries: Sequence[ScanSummary] = ()
     ) -> ByShift:
         """What `preset: auto` makes of a cohort, and what the gate says of it; `summaries` of its scans."""
-        warnings = [check(summary, self.reference, self.task) for summary in summaries]
-        gross = [any(warning.gross for warning in found) for found in warnings]
-        mistaken = sum(gross) / max(len(gross), 1)
+        found = [
+            is_mistaken(summary, self.reference, check(summary, self.reference, self.task))
+            for summary in summaries
+        ]
+        mistaken = sum(found) / max(len(found), 1)
         return by_shift(
             self.space, self.spread, None, images_NCHW, patients_N, self.device, mistaken=mistaken
         )
@@ -173,7 +175,8 @@ class Hospitals:
             change = change_of(parent, dice_of(met.adapted.merged, turn.reported))
             yield {"kind": f"a cohort of {kind}", **facts_of(met, change)}
             candidate = trained.dosed(cohort, FULL)
-            judged = replace(made, candidate=view(candidate, images.to(trained.device)))
+            seen = view(candidate, images.to(trained.device), patients=patients)
+            judged = replace(made, candidate=seen)
             change = change_of(parent, dice_of(candidate, turn.reported))
             yield {"kind": f"statistics of {kind}", **facts_of(judged, change)}
         for kind, candidate in self._damaged(trained, images, seed):

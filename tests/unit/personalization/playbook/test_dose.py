@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from personalization.errors import NetworkError
-from personalization.iop_fl.batch_norm import profile
+from personalization.iop_fl.batch_norm import bake_statistics, profile
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.networks import build
@@ -107,7 +107,7 @@ def test_scans_that_are_far_nearer_in_negative_are_refused() -> None:
     # Against whole passes of the same images as they are and in negative, layer by layer.
     found = profile(network, images, PATIENTS)
     few = images[::4]
-    negative = profile(network, 2 * few.mean(dim=(2, 3), keepdim=True) - few, range(len(few)))
+    negative = profile(network, 2 * few.mean(dim=(1, 2, 3), keepdim=True) - few, range(len(few)))
     assert found.sampling is not None
     usual = spread.tau() + found.sampling
     ratios = [
@@ -121,6 +121,57 @@ def test_scans_that_are_far_nearer_in_negative_are_refused() -> None:
     assert "mistaken" not in replace(served, mistaken=0.4).failed
 
 
+def test_colours_are_inverted_about_one_mean() -> None:
+    arguments = {"in_channels": 3, "classes": 2, "width": 4}
+    network = build("unet", **arguments).eval()
+    grey = shown(2.0, 5)
+
+    def coloured(images: torch.Tensor) -> torch.Tensor:
+        # Normalised over the image, a picture keeps its colour: every channel has a mean of its own.
+        together = torch.cat([images + 0.5, 0.3 * images, images.square() - 1], dim=1)
+        axes = (1, 2, 3)
+        return (together - together.mean(axes, keepdim=True)) / together.std(axes, keepdim=True)
+
+    images = coloured(grey)
+    bake_statistics(network, images)
+    here = RoutingSpace.of("unet", arguments, {}, network.state_dict())
+    found = [profile(network, coloured(grey + shift), PATIENTS) for shift in (0.05, 0.1)]
+    sent = [sent_by(each, (0.05, 0.2, 1.0)) for each in found]
+    spread = Spread.of(
+        found[0].layers, {name: (sent[0][name] + sent[1][name]) / 2 for name in sent[0]}, len(sent)
+    )
+    inverted = by_shift(here, spread, None, -images, PATIENTS)
+    assert inverted.negative is not None
+    assert inverted.negative > 10
+    assert "negative" in inverted.failed
+
+
+def test_statistics_of_something_else_leave_more_of_the_shift() -> None:
+    here, images = space(), shown(2.0, 9) * 3
+    spread = spread_of(here)
+    served = by_shift(here, spread, None, images, PATIENTS)
+    assert "shift_left" not in served.failed
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
+    wrong = blended(here.plain(), noise, (1.0, 1.0, 1.0))
+    planted = replace(served, candidate=view(wrong, images, patients=PATIENTS))
+    assert "shift_left" in planted.failed
+
+
+def test_a_size_within_the_members_own_is_no_veto() -> None:
+    here, images = space(), shown(2.0, 9) * 1.2
+    served = by_shift(here, spread_of(here), None, images, PATIENTS)
+    assert served.targets.share
+    parent = replace(served.parent, foreground=served.targets.share)
+    larger = replace(served.candidate, foreground=1.2 * served.targets.share)
+    moved = replace(served, parent=parent, candidate=larger)
+    assert "size_gain" in replace(moved, spread=served.spread.model_copy(update={"size": 0.04})).failed
+    assert "size_gain" not in replace(moved, spread=served.spread.model_copy(update={"size": 0.2})).failed
+    # The same distance, beyond what members differ by.
+    far = replace(larger, foreground=1.6 * served.targets.share)
+    own = served.spread.model_copy(update={"size": 0.2})
+    assert "size_gain" in replace(moved, candidate=far, spread=own).failed
+
+
 def test_a_classification_is_judged_without_masks() -> None:
     arguments = {"in_channels": 1, "classes": 3, "width": 4}
     network = build("resnet18", **arguments).eval()
@@ -132,6 +183,7 @@ def test_a_classification_is_judged_without_masks() -> None:
     served = by_shift(here, Spread.of(found[0].layers, mean, 2), None, 3 * images + 5, PATIENTS)
     assert served.candidate.maps.shape == (len(images),)
     assert [result.name for result in served.verdict.checks] == [
+        "shift_left",
         "shift_beyond_practice",
         "negative",
         "mistaken",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+
 import pytest
 import torch
 
@@ -58,6 +61,7 @@ def test_the_spread_is_that_of_a_loop_over_members_and_a_site_of_one_patient_sen
     torch.testing.assert_close(spread.tau("arithmetic"), expected, rtol=1e-4, atol=1e-9)
     shares = [float((SITES[site].train.targets > 0).mean()) for site in "AB"]
     assert spread.share == pytest.approx((shares[0] * shares[1]) ** 0.5)
+    assert spread.size == pytest.approx(statistics.stdev(map(math.log, shares)))
     assert weight_of(SITES["A"], "sample") == 6  # it counts once all the same
     assert len(spread.to_bytes()) < 8192
 
