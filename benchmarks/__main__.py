@@ -6,7 +6,7 @@
     python -m benchmarks summary
 
 `run` computes the cells that have no row yet and writes the page after each. `report` writes the pages again
-from the recorded rows; `summary` writes the page that draws the tables of accuracy together.
+from the recorded rows; `summary` writes the pages that draw the tables of accuracy together.
 """
 
 from __future__ import annotations
@@ -107,12 +107,13 @@ def report_command(
 
 @app.command("summary")
 def summary_command() -> None:
-    """Write docs/results/summary.md, what to choose, from the rows of every benchmark of accuracy."""
+    """Write docs/results/summary.md, what to choose, and systems.md there, from the rows of accuracy."""
     # Imports every benchmark of accuracy, which no other command needs.
-    from benchmarks.accuracy.summary.page import PATH, write
+    from benchmarks.accuracy.summary import page, systems
 
-    write()
-    print(PATH)
+    for each in (page, systems):
+        each.write()
+        print(each.PATH)
 
 
 @contextmanager

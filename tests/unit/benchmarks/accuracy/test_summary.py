@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -13,16 +14,20 @@ import pytest
 from benchmarks.accuracy.papers import fedbicross, fedins, fedoap, iop_fl
 from benchmarks.accuracy.papers.classification import Clients
 from benchmarks.accuracy.papers.organs import assemble, read, regrouped
-from benchmarks.accuracy.summary import page
+from benchmarks.accuracy.summary import page, systems
 from benchmarks.accuracy.summary.arms import ALIASES, ARMS
 from benchmarks.accuracy.summary.settings import SETS, of_papers, of_unseen
 from benchmarks.harness.scores import difference_of_sites
 from benchmarks.registry import EXPERIMENTS, find
+from personalization.options.presets import PRESETS
 from training.data.federation import load_federation
+from training.methods.registry import methods
 from training.phantom import SCANNERS
 from training.tasks import template
 
-RESULTS = Path(__file__).parents[4] / "docs/results"
+ROOT = Path(__file__).parents[4]
+RESULTS = ROOT / "docs/results"
+TABLE = {paper: find(paper).tables[0] for paper in systems.PAPERS}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,34 @@ def test_every_arm_of_the_papers_tables_has_its_place() -> None:
 
 def test_the_page_follows_from_the_rows(text: str) -> None:
     assert (RESULTS / "summary.md").read_text() == text
+
+
+def test_the_page_of_systems_follows_from_arms_and_rows() -> None:
+    assert (RESULTS / "systems.md").read_text() == "\n\n".join(systems.sections()) + "\n"
+
+
+def test_every_line_of_the_papers_has_a_command_a_test_and_cells() -> None:
+    printed = {
+        (paper, part, arm)
+        for paper in systems.PAPERS
+        for part, arms in find(paper).published.items()
+        for arm, figures in arms.items()
+        if figures
+    }
+    assert {(each.paper, each.part, each.arm) for each in systems.systems()} == printed
+    names = {"TTT", "FedDG", "MOON", "FedDC", "FedDP", "DAFL", "FedISCA", "Co-Boosting"}
+    assert names <= {arm for _, _, arm in printed}
+    for each in systems.systems():
+        path, _, test = systems.TESTS[each.runs].partition("::")
+        assert f"def {test}" in (ROOT / path).read_text(), each
+        assert any(cell["arm"] == each.arm for cell in find(each.paper).of_table(TABLE[each.paper]).cells())
+        named = re.search(r"--method ([a-z0-9-]+)|preset `([a-z-]+)`", each.command)
+        if named is None:
+            assert each.command.startswith(f"`benchmarks run {each.paper} --only ")
+        elif named[1]:
+            assert named[1] in methods(), each
+        for preset in re.findall(r"preset `([a-z-]+)`", each.command):
+            assert preset in PRESETS, each
 
 
 def test_every_arm_that_was_run_is_on_the_page(text: str) -> None:
