@@ -63,7 +63,7 @@ def refusal(name: str, data: Path, folder: Path, *options: str) -> str:
 
 
 def test_iop_fl_trains_on_own_sites_and_leaves_each_out(federation: Path, tmp_path: Path) -> None:
-    rows, page = run("paper-iop-fl", federation, tmp_path, "arm=FedAvg")
+    rows, page = run("paper-iop-fl", federation, tmp_path, "arm=FedAvg", "part=*side")
     assert [row["cell"].get("site") for row in rows] == [None, *SITES]
     assert set(rows[0]["result"]["sites"]) == set(SITES)
     assert {row["cell"]["set"] for row in rows} == {"kidneys"}
@@ -91,7 +91,7 @@ def test_fedoap_trains_on_own_sites(federation: Path, tmp_path: Path) -> None:
     ("name", "arm"), [("paper-fedins", "FedAvg"), ("paper-fedbicross", "FedAvg-1")], ids=CLASSIFICATIONS
 )
 def test_own_images_are_divided_among_clients(name: str, arm: str, images: Path, tmp_path: Path) -> None:
-    rows, page = run(name, images, tmp_path, f"arm={arm}")
+    rows, page = run(name, images, tmp_path, f"arm={arm}", "part=comparison")
     assert [row["cell"]["set"] for row in rows] == ["cells"]
     assert len(rows[0]["result"]["sites"]) == rows[0]["cell"]["clients"]
     assert "## Comparison: cells" in page
@@ -99,13 +99,13 @@ def test_own_images_are_divided_among_clients(name: str, arm: str, images: Path,
 
 
 def test_changed_images_are_other_rows_and_runs(images: Path, tmp_path: Path) -> None:
-    run("paper-fedbicross", images, tmp_path, "arm=FedAvg-1")
+    run("paper-fedbicross", images, tmp_path, "arm=FedAvg-1", "part=comparison")
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "task.yaml").write_bytes((images / "task.yaml").read_bytes())
     with np.load(images / "cells.npz") as arrays:
         np.savez(changed / "cells.npz", **{**arrays, "train_images": 255 - arrays["train_images"]})
-    rows, _ = run("paper-fedbicross", changed, tmp_path, "arm=FedAvg-1")
+    rows, _ = run("paper-fedbicross", changed, tmp_path, "arm=FedAvg-1", "part=comparison")
     assert len({row["cell"]["data"] for row in rows}) == 2
     assert len([*(tmp_path / "state/papers").iterdir()]) == 2
 
