@@ -14,6 +14,7 @@ With --plan, sites tell first what their volumes are like, and task and network 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -473,6 +474,7 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     pages = write_site_pages(result, folder)
     if pages:
         lines["overlays"] = f"{folder / 'sites' / 'SITE'}   of {', '.join(pages)}, for each of them alone"
+    lines["next"] = f"locum serve --store {shlex.quote(str(store.root))}   then open http://127.0.0.1:8000"
     console = Console()
     for label, value in lines.items():
         console.print(f"{label:>8}  {_escaped(value)}", highlight=False, soft_wrap=True)

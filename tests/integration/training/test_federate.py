@@ -109,7 +109,8 @@ def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, paper, t
     assert store.report(store.open("phantom")) == (folder / "report.html").read_bytes()
     record = json.loads((folder / "record.json").read_text())
     assert record["rounds"][-1]["absent"] == {"birch": "no consent to 'export'"}
-    for said in ("phantom@1", str(folder / "record.json"), str(folder / "report.html")):
+    serve = f"locum serve --store {tmp_path / 'store'}"
+    for said in ("phantom@1", str(folder / "record.json"), str(folder / "report.html"), serve):
         assert said in done.stdout
 
 
