@@ -349,8 +349,7 @@ class FedAvg(Algorithm):
         # A copy is aligned as torch aligns (`predict`).
         images = torch.from_numpy(slices.images).clone()
         found = profile(network, images, slices.patients, self.config.batch_size)
-        # Pieces and shares of targets are those of whole slices; windows have others.
-        if not slices.has_masks or self.task.is_volume:
+        if not slices.has_masks:
             return sent_by(found, None)
         targets = targets_of(torch.from_numpy(slices.targets), slices.patients, self.classes)
         return sent_by(found, (targets.share, targets.largest, targets.pieces))

@@ -12,8 +12,9 @@ from personalization.cancellation import never_cancelled
 from service.cohorts.files import ScanFile
 from service.files.folder import FilesFolder
 from service.worker import cohort_images
-from service.worker.cohort_images import LabelledImages, load_labelled
+from service.worker.cohort_images import LabelledImages, load_images, load_labelled
 from tests.helpers.service.joining_federation import TUMOUR, drawn_scans
+from tests.helpers.service.volume_federation import BALLS, PATCH, scans
 
 DRAWN = ("patient-500.nii.gz", "patient-503.nii.gz")
 
@@ -56,3 +57,28 @@ def test_load_above_the_image_limit_drops_slices_without_masks_first(
     assert not tumour[~some.drawn_on].any()
     monkeypatch.setattr(cohort_images, "MOST_IMAGES", 1)
     assert len(load(files).images) == 4
+
+
+def test_patches_of_volumes_are_bounded_and_those_with_masks_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    for name, contents in scans(3).items():
+        for kind, content in zip(("scan", "mask"), contents, strict=True):
+            (tmp_path / f"{kind}-{name}").write_bytes(content)
+            kept.append(
+                ScanFile(name, FilesFolder(tmp_path), f"{kind}-{name}", hashlib.sha256(content).hexdigest())
+            )
+    volumes, drawn = kept[::2], {kept[1].name: kept[1]}
+    whole = load_images(volumes, BALLS, None, Limits(), never_cancelled)
+    assert whole.images.shape[1:] == (1, *PATCH)
+    assert whole.left_out == 0
+    each = [int((whole.scan_of_image == index).sum()) for index in range(3)]
+    labelled = load_labelled(volumes, drawn, BALLS, Limits(), never_cancelled)
+    assert [labelled.names.count(file.name) for file in volumes] == each
+    assert labelled.drawn == {kept[1].name: True}
+    monkeypatch.setattr(cohort_images, "MOST_VALUES", (each[0] + 2) * 16 * 16 * 8)
+    few = load_labelled(volumes, drawn, BALLS, Limits(), never_cancelled)
+    assert [few.names.count(file.name) for file in volumes] == [each[0], 1, 1]
+    assert few.left_out == sum(each) - each[0] - 2
+    assert load_images(volumes, BALLS, None, Limits(), never_cancelled).left_out > 0

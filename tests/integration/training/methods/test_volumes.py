@@ -13,10 +13,11 @@ import onnxruntime
 import pytest
 import torch
 
-from model_store.manifest import Lineage
+from model_store.manifest import GRAPH, Lineage
 from model_store.preprocessing.windows import slide
 from model_store.store import Store
 from model_store.task import Task
+from personalization.iop_fl.spread import Spread
 from tests.helpers.training.volumes import BALLS, GEOMETRY, volume_data, volumes
 from training.algorithm import Publication
 from training.config import MethodConfig
@@ -119,6 +120,14 @@ def test_batch_norm_of_volumes_is_estimated_and_its_spread_measured(name: str, t
     lineage = Lineage(method=name, run="0" * 16, sites=SITES, rounds=2, seed=3)
     artefacts = publish(Store(tmp_path / "store"), Origin("balls", BALLS, lineage), publication)
     assert "spread.json" in artefacts[-1].manifest.files
+    # The gate of a hospital's model compares its targets with the members', both in patches.
+    assert 0 < Spread.model_validate_json(artefacts[-1].read("spread.json")).share < 1
+    averaged = BALLS.model_copy(update={"geometry": GEOMETRY.model_copy(update={"average": "logits"})})
+    made = publish(Store(tmp_path / "logits"), Origin("balls", averaged, lineage), publication)
+    for published, outputs in ((made, {"probabilities", "logits"}), (artefacts, {"probabilities"})):
+        graph = next(each for each in published if GRAPH in each.manifest.files).read(GRAPH)
+        session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        assert {each.name for each in session.get_outputs()} == outputs
 
 
 def test_more_workers_and_a_second_run_give_the_same_bits(tmp_path: Path) -> None:
