@@ -288,10 +288,10 @@ class PaperTables(Experiment[P]):
         for (part, arm), cells in self.lacking(rows).items():
             only = ["--only", f"part={part}", *(["--only", f"arm={arm}"] if arm else [])]
             command = f"{self.command} {shlex.join(only)}"
-            seeds = ", ".join(map(str, sorted({cell["seed"] for cell in cells})))
-            lines.append(
-                f"- {arm or 'all arms'} of `{part}`, {len(cells)} cells, seeds {seeds}:\n  `{command}`"
-            )
+            seeds = sorted({cell["seed"] for cell in cells})
+            said = f"{len(cells)} cell{'s' * (len(cells) > 1)}, seed{'s' * (len(seeds) > 1)}"
+            which = f"{arm or 'all arms'} of `{part}`, {said} {', '.join(map(str, seeds))}"
+            lines.append(f"- {which}:\n  `{command}`")
         return ["## Not computed yet", "\n".join(lines)] if lines else []
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
