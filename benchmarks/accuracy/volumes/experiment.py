@@ -8,7 +8,7 @@ and network as `training.federate --plan` does. The README has the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,9 @@ import numpy as np
 
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.accuracy.volumes.clock import Clock
+from benchmarks.accuracy.volumes.outside import of_outside
 from benchmarks.accuracy.volumes.report import SET, sections
-from benchmarks.accuracy.volumes.scoring import of_members, of_outside
+from benchmarks.accuracy.volumes.scoring import of_members
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
 from model_store.store import Store
@@ -88,7 +89,7 @@ PROFILES = {
             "2-D": Arm("slices", "fedavg", _NARROW),
             "3-D": Arm("volumes", "iop-fl", {**_NARROW, "personal_epochs": 1}),
             "planned": Arm("planned", "iop-fl", {**_TINY, "personal_epochs": 1}),
-            "planned, outside": Arm("planned", "fedavg", _TINY, outside=True),
+            "planned, outside": Arm("planned", "iop-fl", _TINY, outside=True),
         },
         (0,),
         (3.0, 3.0, 4.0),
@@ -102,8 +103,8 @@ PROFILES = {
             "2-D, dice_ce": Arm("slices", "fedavg", {"rounds": 25, "loss": "dice_ce"}),
             "vessels": Arm("slices", "fedavg", _RETINA, "retina_vessels"),
             "vessels, dice_ce": Arm("slices", "fedavg", {**_RETINA, "loss": "dice_ce"}, "retina_vessels"),
-            "planned, outside": Arm("planned", "fedavg", {}, outside=True),
-            "planned, outside, no drawn scanners": Arm("planned", "fedavg", {"intensity": 0.0}, outside=True),
+            "planned, outside": Arm("planned", "iop-fl", {}, outside=True),
+            "planned, outside, no drawn scanners": Arm("planned", "iop-fl", {"intensity": 0.0}, outside=True),
             "planned, FedBN": Arm("planned", "fedbn", {}),
             "3-D": Arm("volumes", "iop-fl", {"rounds": 30}),
             "3-D, width 8": Arm("volumes", "iop-fl", {"rounds": 30, "width": 8}),
@@ -171,10 +172,10 @@ class Volumes(Experiment[Profile]):
         done = execute(run, work / "run", workers=0, resume=resumed, observer=clock)
         seconds = round(clock.seconds, 1)
         if outside is None:
-            models = of_members(done)
+            models, failed = of_members(done), None
         else:
             scanner = ShiftedScanner.of(outside, cell["seed"]).at(SEVERITIES[-1])
-            models = of_outside(done, federation.site(outside), scanner)
+            models, failed = of_outside(done, federation.site(outside), scanner)
         drafts = done.publication.models
         return {
             "models": models,
@@ -184,7 +185,8 @@ class Volumes(Experiment[Profile]):
             "cpu_seconds": seconds,
             "validation": drafts[0].metrics.get("val_dice"),
             **({} if proposal is None else {"plan": _planned(proposal)}),
-            **({} if outside is None else {"held_out": [*self._held_out(federation, outside)]}),
+            **({} if outside is None else {"held_out": self._held_out(federation, outside)}),
+            **({} if failed is None else {"failed": failed}),
         }
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
@@ -220,9 +222,9 @@ class Volumes(Experiment[Profile]):
         # No method of an arm looks into the store.
         return chosen.config(**fields).prepared(Store(self.options.state_dir / "none"), task, self.name)
 
-    def _held_out(self, federation: Federation, site: str) -> Iterable[str]:
-        """The test patients of a site, whom other arms are scored with."""
-        return (f"{site}/{case.patient}" for case in federation.site(site).of_split("test"))
+    def _held_out(self, federation: Federation, site: str) -> list[str]:
+        """The test patients of a site, which the other arms are scored with."""
+        return [f"{site}/{case.patient}" for case in federation.site(site).of_split("test")]
 
     def _folder_of(self, arm: Arm) -> Path:
         return self._folder if arm.set == SET else self.data / arm.set

@@ -163,7 +163,8 @@ def _outside(rows: Sequence[Row]) -> list[str]:
         "Each site is left out in turn, and the others' model answers its scans without any training there. "
         "*held out* are the patients of the tables above, *all* every patient of the sites that were left "
         f"out so far ({', '.join(sorted({row['cell']['outside'] for row in rows}))}), both counted over "
-        "seeds. *scanner*: the scans come through a drawn scanner of severity 3. *change*: from the "
+        "seeds. *scanner*: the scans come through a drawn scanner of severity 3. *auto* is what "
+        "a job serves: `blend`, or the global model where the gate refuses it. *change*: from the "
         "global model's Dice on the same scans, all patients (95 %, paired bootstrap)."
     )
     return ["## A hospital outside", about, table([*head, "change", "CPU s"], body)]

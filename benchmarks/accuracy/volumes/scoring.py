@@ -26,16 +26,13 @@ from model_store.preprocessing import (
 from model_store.preprocessing.windows import slab_axis
 from model_store.scan import Scan
 from model_store.task import Task
-from personalization.iop_fl.space import RoutingSpace
 from personalization.metrics import dice
 from personalization.surfaces import surface_distances
-from personalization.test_time.recipe import recipe_of
 from training.algorithm import ModelDraft
-from training.data.cases import Case, Site
+from training.data.cases import Case
 from training.data.scan_files import read_case, read_mask
 from training.methods.common.local_training import network_of
 from training.methods.common.sliding_window import windowed
-from training.playbook import OF_INSTANCE_NORM
 from training.run import Result
 
 CPU = torch.device("cpu")
@@ -56,9 +53,9 @@ def of_members(done: Result) -> dict[str, Scores]:
         cases = {f"{site.name}/{case.patient}": case for case in site.of_split("test")}
         task = done.run.federation.task
         if None in drafts:
-            models.setdefault("global", {}).update(_scores(_network(drafts[None]), cases, task))
+            models.setdefault("global", {}).update(scores_of(network_of_draft(drafts[None]), cases, task))
         if site.name in drafts:
-            own = _scores(_network(drafts[site.name]), cases, task)
+            own = scores_of(network_of_draft(drafts[site.name]), cases, task)
         else:
             own = {name: models["global"][name] for name in cases}
         if personal:
@@ -66,25 +63,8 @@ def of_members(done: Result) -> dict[str, Scores]:
     return models
 
 
-def of_outside(done: Result, site: Site[Case], scanner: Change | None) -> dict[str, Scores]:
-    """Scores of a site that took no part: of the global model, and of what `auto` chooses from."""
-    (draft,) = done.publication.models
-    task = done.run.federation.task
-    space = RoutingSpace.of(draft.network.name, draft.network.arguments, {}, draft.weights)
-    networks = {"global": _network(draft)}
-    for trial in OF_INSTANCE_NORM.trials:
-        # It looks at no image.
-        adapted = recipe_of(trial.config.preset).adapt(space, torch.empty(0), trial.config, CPU)
-        networks[trial.name] = adapted.merged
-    named = {f"{site.name}/{case.patient}": case for case in site.cases}
-    models = {}
-    for name, network in networks.items():
-        models[name] = _scores(network, named, task)
-        models[f"{name}, scanner"] = _scores(network, named, task, scanner)
-    return models
-
-
-def _network(draft: ModelDraft) -> nn.Module:
+def network_of_draft(draft: ModelDraft) -> nn.Module:
+    """A published network, ready to answer."""
     return network_of(draft.network, draft.weights, CPU).eval()
 
 
@@ -96,11 +76,8 @@ def answered(
 
     `change` is what a scanner does to the scan.
     """
-    scan = read_case(case, task)
-    mask = read_mask(case.mask)
+    scan, mask = seen(case, task, change), read_mask(case.mask)
     truth = class_map(align(mask, scan.grid, scan.affine, scan.other_affine), task)
-    if change is not None:
-        scan = in_planes(change, scan)
     if task.geometry is None:
         prepared = prepare(scan, task)
         found = restore(predict(network, torch.tensor(prepared.slices)).numpy(), prepared.geometry)
@@ -118,6 +95,12 @@ def answered(
     return predicted, true, tuple(map(float, spacing))
 
 
+def seen(case: Case, task: Task, change: Change | None = None) -> Scan:
+    """The scan of a case, as it is or through a scanner."""
+    scan = read_case(case, task)
+    return scan if change is None else in_planes(change, scan)
+
+
 def in_planes(change: Change, scan: Scan) -> Scan:
     """A volume [I, J, K, C] through a scanner of images [H, W, C]: alike in every plane [I, J]."""
     voxels = np.asarray(scan.voxels)
@@ -126,7 +109,7 @@ def in_planes(change: Change, scan: Scan) -> Scan:
     return replace(scan, voxels=seen.reshape(voxels.shape))
 
 
-def _scores(
+def scores_of(
     network: nn.Module,
     cases: Mapping[str, Case],
     task: Task,

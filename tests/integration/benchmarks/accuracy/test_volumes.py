@@ -55,12 +55,15 @@ def test_a_plan_is_that_of_the_members_alone(rows: list[dict[str, Any]]) -> None
     assert planned["spacing"] != outside["spacing"]  # of both sites, and of one
 
 
-def test_a_hospital_outside_is_answered_by_what_auto_chooses_from(rows: list[dict[str, Any]]) -> None:
+def test_a_hospital_outside_is_served_by_auto_where_the_gate_accepts_it(rows: list[dict[str, Any]]) -> None:
     models = rows[-1]["result"]["models"]
     names = ["global", *(trial.name for trial in OF_INSTANCE_NORM.trials)]
-    assert [*models] == [f"{name}{through}" for name in names for through in ("", ", scanner")]
-    scores = [json.dumps(own) for own in models.values()]
+    assert [*models] == [f"{name}{through}" for through in ("", ", scanner") for name in (*names, "auto")]
+    scores = [json.dumps(own) for name, own in models.items() if not name.startswith("auto")]
     assert len(set(scores)) == len(scores)  # the scanner changes every scan, and a dose every answer
+    for name, failed in rows[-1]["result"]["failed"].items():
+        plain = models[name.replace("auto", "global")]
+        assert (models[name] == plain) == bool(failed)
 
 
 def test_the_page_follows_from_the_rows(rows: list[dict[str, Any]]) -> None:
