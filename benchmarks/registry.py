@@ -18,6 +18,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "paper-fedoap": "benchmarks.accuracy.papers.fedoap:PaperFedOap",
     "paper-fedbicross": "benchmarks.accuracy.papers.fedbicross:PaperFedBiCross",
     "paper-fedins": "benchmarks.accuracy.papers.fedins:PaperFedIns",
+    "device_calls": "benchmarks.cost.device_calls:DeviceCalls",
     "round_cost": "benchmarks.cost.round:RoundCost",
     "adaptation_cost": "benchmarks.cost.adaptation:AdaptationCost",
     "recipe_cost": "benchmarks.cost.recipes:RecipeCost",

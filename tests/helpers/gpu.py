@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.pretended_cuda import PretendedCuda
+from benchmarks.harness.pretended_cuda import PretendedCuda
 
 _DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
 

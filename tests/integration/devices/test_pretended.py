@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.harness.pretended_cuda import MixedDevices, PretendedCuda
 from tests.helpers import gpu
-from tests.helpers.pretended_cuda import MixedDevices, PretendedCuda
 
 
 class MadeInBackward(torch.autograd.Function):

@@ -13,8 +13,9 @@ from benchmarks.__main__ import app
 from benchmarks.harness.experiment import Options
 from benchmarks.registry import EXPERIMENTS, find
 
-# Nothing in them runs on a GPU: bytes over a network; authentication, listings and rows.
-WITHOUT = {"network_cost", "page_cost", "scale", "security_cost"}
+# Nothing in them runs on a GPU: calls to a pretended one; bytes over a network; authentication, listings and
+# rows.
+WITHOUT = {"device_calls", "network_cost", "page_cost", "scale", "security_cost"}
 COST = [
     name
     for name, place in EXPERIMENTS.items()

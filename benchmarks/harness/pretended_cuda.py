@@ -77,7 +77,7 @@ class MixedDevices(RuntimeError):
 class _OnCuda(torch.Tensor):
     """A tensor that answers cuda:0; `inner` is on the CPU."""
 
-    inner: torch.Tensor
+    inner: torch.Tensor  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> _OnCuda:
@@ -97,13 +97,13 @@ class _OnCuda(torch.Tensor):
     def __init__(self, inner: torch.Tensor, requires_grad: bool = False) -> None:
         pass
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"_OnCuda({self.inner!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if PretendedCuda.current is None:
             raise RuntimeError(f"{func}: a tensor of the pretended device outside of it")
         return PretendedCuda.current.dispatch.__torch_dispatch__(func, types, args, kwargs or {})
@@ -174,9 +174,9 @@ def _place() -> str:
     return " < ".join(reversed(own[-3:])) or "?"
 
 
-class _Dispatch(TorchDispatchMode):
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, owner: PretendedCuda) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._owner = owner
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -215,7 +215,7 @@ class _Dispatch(TorchDispatchMode):
         if name in ("_to_copy", "lift_fresh") or not ours or not ends_here:
             return result
         try:
-            return return_and_correct_aliasing(func, args, kwargs, result)
+            return return_and_correct_aliasing(func, args, kwargs, result)  # type: ignore[no-untyped-call]
         except Exception:
             # Aliases are not known of every operation; the result is right all the same.
             return result
@@ -358,7 +358,7 @@ _SPECIAL: dict[Any, Any] = {
     torch.Tensor.__array__: _numpy,
     torch.Tensor.tolist: _list,
     torch.Tensor.__deepcopy__: _deepcopied,
-    torch.Tensor.cuda: lambda func, args, kwargs: args[0].to(_LAZY),
-    torch.Tensor.pin_memory: lambda func, args, kwargs: args[0],
-    torch.Tensor.get_device: lambda func, args, kwargs: 0 if isinstance(args[0], _OnCuda) else func(*args),
+    torch.Tensor.cuda: lambda _func, args, _kwargs: args[0].to(_LAZY),
+    torch.Tensor.pin_memory: lambda _func, args, _kwargs: args[0],
+    torch.Tensor.get_device: lambda func, args, _: 0 if isinstance(args[0], _OnCuda) else func(*args),
 }
