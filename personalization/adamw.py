@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.state import State
+from personalization.transfer import sent
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -56,15 +57,15 @@ def train_adamw(
             "step": torch.tensor(float(optimiser.taken)),
         }
     network.train()
-    losses: list[float] = []
+    losses: list[Tensor] = []
     for rate, (images, targets) in zip(rates, batches, strict=False):
         for group in adamw.param_groups:
             group["lr"] = rate
         adamw.zero_grad(set_to_none=True)
-        value = loss(images.to(device), targets.to(device))
+        value = loss(sent(images, device), sent(targets, device))
         torch.autograd.backward(value)
         adamw.step()
-        losses.append(value.item())
+        losses.append(value.detach())
     if len(losses) < len(rates) or not losses:
         raise ValueError(f"expected {len(rates)} batches to train on, found {len(losses)}")
     moments = {
@@ -73,4 +74,5 @@ def train_adamw(
         for name, parameter in parameters.items()
     }
     taken = optimiser.taken + len(losses)
-    return sum(losses) / len(losses), Optimiser(optimiser.weight_decay, moments, taken)
+    # Read together when all are done: until then the host does not wait for a GPU.
+    return sum(torch.stack(losses).tolist()) / len(losses), Optimiser(optimiser.weight_decay, moments, taken)

@@ -1,5 +1,7 @@
 """Random rotation and flips (IOP-FL Sec. IV: "random rotation and flip"), resampled per batch in one call.
 
+They are drawn on the CPU and applied where the images are.
+
 Volumes [B, C, D, H, W] are rotated and flipped in the plane of their last two axes.
 
 Shape suffixes: B images of a batch, C channels, H rows, W columns.
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from personalization.errors import NetworkError
+from personalization.transfer import sent
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def _grid(images_BCHW: Tensor, angles_B: Tensor, signs_B2: Tensor) -> Tensor:
     theta = torch.eye(dimensions, dimensions + 1).repeat(len(images_BCHW), 1, 1)
     theta[:, 0, 0], theta[:, 0, 1] = flip_x * cos, -flip_x * sin * (height / width)
     theta[:, 1, 0], theta[:, 1, 1] = flip_y * sin * (width / height), flip_y * cos
-    return affine_grid(theta, list(images_BCHW.shape), align_corners=False)
+    return affine_grid(sent(theta, images_BCHW.device), list(images_BCHW.shape), align_corners=False)
 
 
 def _sampled(images_BCHW: Tensor, grid: Tensor) -> Tensor:

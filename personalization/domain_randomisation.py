@@ -24,6 +24,7 @@ from torch.nn.functional import conv1d, conv2d, conv3d, interpolate, leaky_relu
 
 from personalization.networks.capabilities import spatial_axes
 from personalization.scanner import Scanners, with_moments_of
+from personalization.transfer import sent
 
 # GIN's sizes are its paper's.
 _LAYERS = 4
@@ -63,10 +64,13 @@ def randomise(images_BC: Tensor, generator: torch.Generator, chosen: Randomisati
     )
     if convolved.any():
         seen = seen.clone()
-        seen[convolved] = random_convolutions(images_BC[convolved], generator)
+        # By numbers: on a GPU the host would wait for how many a mask chooses.
+        places = sent(convolved.nonzero()[:, 0], seen.device)
+        seen[places] = random_convolutions(images_BC[places], generator)
     if inverted.any():
         means = seen.mean(dim=spatial_axes(seen), keepdim=True)
-        seen = torch.where(inverted.view(-1, *(1,) * (seen.ndim - 1)), 2 * means - seen, seen)
+        chosen_BC = sent(inverted, seen.device).view(-1, *(1,) * (seen.ndim - 1))
+        seen = torch.where(chosen_BC, 2 * means - seen, seen)
     if coarse.any():
         shares = torch.rand(count, generator=generator).tolist()
         fewer = [
@@ -95,10 +99,12 @@ def random_convolutions(images_BC: Tensor, generator: torch.Generator) -> Tensor
         kernel = _KERNELS[int(torch.randint(len(_KERNELS), (), generator=generator))]
         weights = torch.randn(count * outer, inner, *(kernel,) * len(sides), generator=generator)
         shifts = torch.randn(count * outer, generator=generator)
+        weights, shifts = sent(weights, made.device), sent(shifts, made.device)
         made = convolution(made, weights, shifts, padding=kernel // 2, groups=count)
         if layer < _LAYERS - 1:
             made = leaky_relu(made)
-    share = torch.rand(count, generator=generator).view(-1, *(1,) * (images_BC.ndim - 1))
+    share = sent(torch.rand(count, generator=generator), images_BC.device)
+    share = share.view(-1, *(1,) * (images_BC.ndim - 1))
     made = with_moments_of(made.reshape(images_BC.shape), images_BC)
     return with_moments_of(share * made + (1 - share) * images_BC, images_BC)
 

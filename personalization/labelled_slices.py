@@ -14,6 +14,7 @@ from torch import Tensor
 
 from personalization.augmentation import Augmentation, transform
 from personalization.errors import AdaptationError
+from personalization.transfer import CPU, sent
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,13 @@ class LabelledSlices:
         own = tuple(self.patients[index] for index in kept)
         return replace(self, images=self.images[kept], targets=self.targets[kept], patients=own)
 
-    def batches(self, size: int, seed: int, augment: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one epoch, shuffled and, with `augment`, rotated and flipped. `seed` determines all of it.
+    def batches(
+        self, size: int, seed: int, augment: bool, device: torch.device = CPU
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one epoch on a device, shuffled and, with `augment`, rotated and flipped.
 
-        Patches of volumes are not flipped, since a label may be of one side of the body; those with a target
-        are repeated until they are a third, as a target may fill few of them.
+        `seed` determines all of it. Patches of volumes are not flipped, since a label may be of one side of
+        the body; those with a target are repeated until they are a third, as a target may fill few of them.
         """
         draw = torch.Generator().manual_seed(seed)
         volumes = self.images.ndim == 5
@@ -80,5 +83,5 @@ class LabelledSlices:
             if len(ill):
                 indices = torch.cat([indices, ill.repeat(math.ceil(more / len(ill)))[:more]])
         for chosen in torch.split(indices[torch.randperm(len(indices), generator=draw)], size):
-            batch = self.images[chosen], self.targets[chosen]
+            batch = sent(self.images[chosen], device), sent(self.targets[chosen], device)
             yield transform(*batch, *recipe.draw(len(chosen), draw)) if recipe else batch

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from personalization.networks.capabilities import spatial_axes
+from personalization.transfer import sent
 
 # Of severity 1; each grows in proportion.
 _CURVE = 0.30  # standard deviation of the logarithm of gamma
@@ -70,21 +71,30 @@ class Scanners:
 
         A normalised image stays normalised, so that only what normalisation cannot undo is left.
         """
-        axes = spatial_axes(images_BC)
+        own, axes = self._on(images_BC.device), spatial_axes(images_BC)
         low = images_BC.amin(dim=(1, *axes), keepdim=True)
         span = (images_BC.amax(dim=(1, *axes), keepdim=True) - low).clamp(min=1e-6)
-        seen = (images_BC - low) / span * self._field(images_BC.shape[2:])
-        seen = seen.clamp(min=1e-6) ** _per_image(self.gamma, seen)
-        seen = self._blurred(seen)
-        noise = torch.randn(seen.shape, generator=generator)
-        seen = seen + _per_image(self.noise, seen) * noise
+        seen = (images_BC - low) / span * own._field(images_BC.shape[2:])
+        seen = seen.clamp(min=1e-6) ** _per_image(own.gamma, seen)
+        seen = own._blurred(seen)
+        noise = sent(torch.randn(seen.shape, generator=generator), seen.device)
+        seen = seen + _per_image(own.noise, seen) * noise
         return with_moments_of(seen, images_BC)
+
+    def _on(self, device: torch.device) -> Scanners:
+        """These scanners on a device, in one copy."""
+        if device == self.gamma.device:
+            return self
+        rows = sent(torch.cat([torch.stack([self.gamma, self.blur, self.noise], 1), self.shading], 1), device)
+        return Scanners(rows[:, 0], rows[:, 3:], rows[:, 1], rows[:, 2])
 
     def _field(self, sides: Sequence[int]) -> Tensor:
         """The shading [B, 1, ...]: the exponential of a sum of cosines, without a constant term."""
-        terms = torch.ones(1, 1)
+        device = self.shading.device
+        terms = torch.ones(1, 1, device=device)
         for side in sides:
-            waves = torch.cos(math.pi * torch.arange(_ORDER + 1)[:, None] * (torch.arange(side) + 0.5) / side)
+            orders, places = (torch.arange(count, device=device) for count in (_ORDER + 1, side))
+            waves = torch.cos(math.pi * orders[:, None] * (places + 0.5) / side)
             terms = (terms[:, None, :, None] * waves[None, :, None, :]).flatten(2).flatten(0, 1)
         logarithm: Tensor = (self.shading @ terms[1:]).reshape(-1, 1, *sides)
         return torch.exp(logarithm)
@@ -93,9 +103,10 @@ class Scanners:
         """Blurred by a Gaussian, in the frequency domain since every image has its own width."""
         sides, axes = images_BC.shape[2:], spatial_axes(images_BC)
         *others, last = sides
-        squares = torch.fft.rfftfreq(last) ** 2
+        device = images_BC.device
+        squares = torch.fft.rfftfreq(last, device=device) ** 2
         for number, side in enumerate(reversed(others), 1):
-            squares = torch.fft.fftfreq(side).reshape(-1, *(1,) * number) ** 2 + squares
+            squares = torch.fft.fftfreq(side, device=device).reshape(-1, *(1,) * number) ** 2 + squares
         sigma = _per_image(self.blur * max(sides), images_BC)
         transfer = torch.exp(-2 * (math.pi * sigma) ** 2 * squares)
         blurred: Tensor = torch.fft.irfftn(torch.fft.rfftn(images_BC, dim=axes) * transfer, s=sides, dim=axes)

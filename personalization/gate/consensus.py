@@ -19,6 +19,7 @@ from personalization.iop_fl.network import mixed_batches
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build
 from personalization.state import State
+from personalization.transfer import sent
 
 
 @torch.no_grad()
@@ -45,10 +46,11 @@ def consensus(
 
     def probabilities(network: nn.Module, batch: Tensor) -> Tensor:
         check_cancelled()
-        return torch.softmax(network(batch.to(device)), dim=1)
+        return torch.softmax(network(batch), dim=1)
 
     def maps() -> Tensor:
-        sums = (reduce(torch.add, (probabilities(one, batch) for one in networks)) for batch in mixed)
+        here = (sent(batch, device) for batch in mixed)
+        sums = (reduce(torch.add, (probabilities(one, batch) for one in networks)) for batch in here)
         found = torch.cat([total.argmax(dim=1).to(torch.uint8).cpu() for total in sums])
         # Back in the order of the images.
         return torch.empty_like(found).index_copy_(0, order, found)

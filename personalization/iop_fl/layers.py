@@ -70,6 +70,8 @@ class RoutedConvolution(nn.Module):
             coefficients = coefficients.reshape(-1)
         if coefficients.ndim == 1:
             return self._convolve(features_BC, *self.mixed(coefficients), **self._arguments)
+        if features_BC.is_cuda:
+            return self._grouped(features_BC, coefficients)
         # Image by image: on a CPU this is a fifth faster than mixing for the whole batch at once, and not
         # slower than a grouped convolution, which needs the channels outermost. split and unbind, because
         # their gradient is one concatenation; that of an index fills a tensor of the batch for every image.
@@ -79,6 +81,16 @@ class RoutedConvolution(nn.Module):
                 for image, own in zip(torch.split(features_BC, 1), coefficients.unbind(), strict=True)
             ]
         )
+
+    def _grouped(self, features_BC: Tensor, coefficients_BE: Tensor) -> Tensor:
+        """All images in one convolution, each a group: a GPU takes about as long to start one as to do it."""
+        count, inner = len(features_BC), self.experts.movedim(2, -1)
+        weights_B = (coefficients_BE @ inner.flatten(1)).reshape(count, *inner.shape[1:]).movedim(-1, 2)
+        bias = None if self.biases is None else (coefficients_BE @ self.biases).flatten()
+        arguments = {**self._arguments, "groups": count * self._arguments["groups"]}
+        images = features_BC.reshape(1, -1, *features_BC.shape[2:])
+        found = self._convolve(images, weights_B.flatten(0, 1), bias, **arguments)
+        return found.reshape(count, -1, *found.shape[2:])
 
     def mixed(self, coefficients_E: Tensor) -> tuple[Tensor, Tensor | None]:
         """Mix the experts' weights and biases by these coefficients."""

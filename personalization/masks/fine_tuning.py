@@ -269,21 +269,25 @@ def tune(
         return soft_dice_loss(logits, targets) + cross_entropy(logits, targets)
 
     rates = cosine(config.learning_rate, 0.0, steps, range(steps))
-    mean, _ = train_adamw(network, _endless(examples, config, seed), loss, rates, Optimiser())
+    device = next(network.parameters()).device
+    drawn = _endless(examples, config, seed, device)
+    mean, _ = train_adamw(network, drawn, loss, rates, Optimiser())
     for layer in convolutions(network).values():
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight")
     return clone(network.state_dict()), mean if math.isfinite(mean) else 0.0
 
 
-def _endless(examples: LabelledSlices, config: MasksConfig, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _endless(
+    examples: LabelledSlices, config: MasksConfig, seed: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Full batches without end, so that batch norm never has a single slice where there are several."""
     size = at_once(min(config.batch_size, len(examples)), examples.images.shape[2:], MOST_VOXELS_LEARNED)
     images: list[Tensor] = []
     targets: list[Tensor] = []
     epoch = 0
     while True:
-        for some, drawn in examples.batches(size, seed_of(seed, "epoch", epoch), config.augment):
+        for some, drawn in examples.batches(size, seed_of(seed, "epoch", epoch), config.augment, device):
             images += some.unbind()
             targets += drawn.unbind()
             if len(images) >= size:

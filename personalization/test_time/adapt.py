@@ -13,7 +13,7 @@ No label is used. The loss that chooses an epoch is measured after it, not durin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -132,7 +132,6 @@ class _Run(KeepBest[EpochRecord, AdaptationCheckpoint]):
         network, objective = learning.network, learning.objective
         self._images, self._config = images, config
         self._objective, self._limits, self._check_cancelled = objective, limits, check_cancelled
-        self._batches = [Batch.of(images, chosen) for chosen in objective.batches(len(images), config)]
         network.requires_grad_(False)
         for parameters, _ in learning.groups:
             for parameter in parameters:
@@ -148,7 +147,7 @@ class _Run(KeepBest[EpochRecord, AdaptationCheckpoint]):
 
     @override
     def start(self) -> EpochRecord:
-        self._before = class_maps(self.network, self._batches, self._check_cancelled)
+        self._before = class_maps(self.network, self._batches(), self._check_cancelled)
         start = self._score()
         self._start = start.reading
         return self._record(0, start)
@@ -213,11 +212,16 @@ class _Run(KeepBest[EpochRecord, AdaptationCheckpoint]):
                 return EpochRecord(epoch, None, None, None, None, None, None, safe=False, reason=reason)
         return None
 
+    def _batches(self) -> Iterator[Batch]:
+        """The batches in which images are measured; one at a time, since all would be a second cohort."""
+        for chosen in self._objective.batches(len(self._images), self._config):
+            yield Batch.of(self._images, chosen)
+
     def _score(self) -> EpochScore:
         return score(
             self._objective,
             self.network,
-            self._batches,
+            self._batches(),
             self._config,
             self._before,
             self._check_cancelled,

@@ -178,11 +178,12 @@ def thinned(images_NCHW: Tensor, *, learned: bool = False) -> Tensor:
 def probabilities(
     network: nn.Module, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled
 ) -> Tensor:
-    """[N, K, H, W] of the images, by a network in the mode it is in."""
+    """[N, K, H, W] of the images, by a network in the mode it is in; on the CPU, since a cohort's may be too
+    many for a GPU."""
     found = []
     for batch in batches(images_NCHW, BATCH):
         check_cancelled()
-        found.append(torch.softmax(network(batch), dim=1))
+        found.append(torch.softmax(network(batch), dim=1).cpu())
     return torch.cat(found)
 
 
@@ -193,6 +194,8 @@ def ensemble(
     check_cancelled: CancelCheck = never_cancelled,
 ) -> Tensor:
     """Mean probabilities [N, K, H, W] of all models of the space, each with its own statistics and blended.
+
+    They are on the CPU.
 
     Where no dose is above 0, or no batch norm can be moved, both are the same. Costs three forward passes of
     every model.

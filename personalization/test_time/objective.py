@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -23,6 +23,7 @@ from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.perturb import add_noise
 from personalization.test_time.safety import MaskOverlap, MaskStats
+from personalization.transfer import sent
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Batch:
         """The same where, and of the type in which, the network computes."""
         reference = next(network.parameters())
         return Batch(self.images.to(reference.device, reference.dtype), self.indices)
+
+
+def answers_to(batch: Batch, answers_NKHW: Tensor) -> Tensor:
+    """The answers [B, K, H, W] to a batch, where it is, of a cohort's [N, K, H, W], which are on the CPU."""
+    return sent(answers_NKHW[batch.indices].to(batch.images.dtype), batch.images.device)
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,7 @@ class WeightedSum(Objective):
 
 
 @torch.no_grad()
-def class_maps(network: nn.Module, batches: Sequence[Batch], check_cancelled: CancelCheck) -> list[Tensor]:
+def class_maps(network: nn.Module, batches: Iterable[Batch], check_cancelled: CancelCheck) -> list[Tensor]:
     """The most probable class of every pixel, uint8 [B, H, W] on the CPU, for each batch."""
     network.eval()
     maps = []
@@ -204,7 +210,7 @@ def class_maps(network: nn.Module, batches: Sequence[Batch], check_cancelled: Ca
 def score(
     objective: Objective,
     network: nn.Module,
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     config: AdaptationConfig,
     before: Sequence[Tensor],
     check_cancelled: CancelCheck,
@@ -224,7 +230,9 @@ def score(
         overlap = overlap or MaskOverlap(terms.probabilities.shape[1])
         overlap.add(terms.probabilities.argmax(dim=1), masks)
         measured = (terms.loss, terms.consistency, terms.shape, terms.entropy)
-        rows.append([math.nan if term is None else term.item() for term in measured])
+        there = [term for term in measured if term is not None]
+        values = iter(torch.stack(there).tolist())
+        rows.append([math.nan if term is None else next(values) for term in measured])
         counts.append(len(batch.indices))
     assert overlap is not None  # there is at least one batch
     loss, consistency, shape, entropy = (

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from personalization.networks.capabilities import spatial_axes
+from personalization.transfer import sent
 
 
 def add_noise(images_BCHW: Tensor, generator: torch.Generator, std: float = 0.5) -> Tensor:
     """x + epsilon, epsilon ~ N(0, std^2) in units of each image's own standard deviation (1.4, item 8)."""
     spread = images_BCHW.std(dim=(1, *spatial_axes(images_BCHW)), correction=0, keepdim=True)
     noise = torch.randn(images_BCHW.shape, generator=generator, dtype=images_BCHW.dtype)
-    return images_BCHW + std * spread * noise.to(images_BCHW.device)
+    return images_BCHW + std * spread * sent(noise, images_BCHW.device)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class MaskOverlap:
 
     def add(self, now: Tensor, before: Tensor) -> None:
         """Class indices of equal shape."""
-        pairs = before.flatten().long().cpu() * self.classes + now.flatten().long().cpu()
+        pairs = before.flatten().long().cpu() * self.classes + now.flatten().to("cpu", torch.uint8).long()
         self._counts += torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
 
     def sizes(self) -> tuple[float, ...]:

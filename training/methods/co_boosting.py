@@ -148,12 +148,12 @@ class CoBoosting(OneStudent):
             loss = generator_loss(ensemble, answers, labels, config.adversarial_weight)
             torch.autograd.backward(loss)
             adam.step()
-            losses.append(loss.item())
+            losses.append(loss.detach())
         student.requires_grad_(True)
         with torch.no_grad():
             images = generator(noise)
             found = {"images": images, "labels": labels, "logits": members_logits(members, images)}
-        return {name: tensor.cpu() for name, tensor in found.items()}, fmean(losses)
+        return {name: tensor.cpu() for name, tensor in found.items()}, fmean(torch.stack(losses).tolist())
 
     def _boost(self, context: StepContext, w: Tensor, pool: State) -> Tensor:
         """One pass of w over the images of the pool, if there are any."""
@@ -200,5 +200,5 @@ class CoBoosting(OneStudent):
             sgd.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             sgd.step()
-            losses.append(loss.item())
-        return moments_of(sgd), fmean(losses)
+            losses.append(loss.detach())
+        return moments_of(sgd), fmean(torch.stack(losses).tolist())

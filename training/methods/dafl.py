@@ -129,9 +129,9 @@ class Dafl(OneStudent):
             torch.autograd.backward(learned)
             sgd.step()
             terms = (loss.one_hot, loss.activation, loss.entropy, learned)
-            notes.append([term.item() for term in terms])
+            notes.append(torch.stack([term.detach() for term in terms]))
         names = ("one_hot", "activation", "entropy", "distillation")
-        means = [fmean(values) for values in zip(*notes, strict=True)]
+        means = [fmean(values) for values in zip(*torch.stack(notes).tolist(), strict=True)]
         left = {
             _GENERATOR: state_of(generator),
             _GENERATORS_MOMENTS: moments_of(adam),

@@ -135,9 +135,10 @@ class Dense(OneStudent):
                 )
             torch.autograd.backward(loss.total)
             optimiser.step()
-            notes.append([loss.cross_entropy.item(), loss.batch_norm.item(), loss.disagreement.item()])
+            terms = (loss.cross_entropy, loss.batch_norm, loss.disagreement)
+            notes.append(torch.stack([term.detach() for term in terms]))
         student.requires_grad_(True)
-        means = [fmean(values) for values in zip(*notes, strict=True)]
+        means = [fmean(values) for values in zip(*torch.stack(notes).tolist(), strict=True)]
         names = ("cross_entropy", "batch_norm", "disagreement")
         with torch.no_grad():
             return generator(noise), dict(zip(names, means, strict=True))
@@ -157,5 +158,5 @@ class Dense(OneStudent):
             loss = divergence(to_float32(logits), answers, config.temperature)
             torch.autograd.backward(loss)
             optimiser.step()
-            losses.append(loss.item())
-        return fmean(losses)
+            losses.append(loss.detach())
+        return fmean(torch.stack(losses).tolist())

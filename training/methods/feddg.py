@@ -60,6 +60,7 @@ from training.methods.common.local_training import (
     Batch,
     held_statistics,
     least_batch,
+    mean_loss,
     new_optimiser,
     scheduled_batches,
     state_of,
@@ -187,15 +188,15 @@ class FedDg(FedAvg):
         optimiser, least = new_optimiser(network, schedule), least_batch(network, slices, schedule.batch_size)
         draw = context.generator("interpolation")
         network.train()
-        losses = []
+        losses: list[Tensor] = []
         for batch in scheduled_batches(slices, schedule, context.generator("train"), least):
             seen = self.seen_elsewhere(batch.images, bank, draw)
             optimiser.zero_grad(set_to_none=True)
             total = self.episode(network, batch, seen)
             torch.autograd.backward(total)
             optimiser.step()
-            losses.append(total.item())
-        return sum(losses) / max(len(losses), 1)
+            losses.append(total.detach())
+        return mean_loss(losses)
 
     def seen_elsewhere(self, images: Tensor, bank: Mapping[str, Tensor], draw: torch.Generator) -> Tensor:
         """The images, each with amplitudes of an image of another site; every site is as likely."""

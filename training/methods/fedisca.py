@@ -137,8 +137,9 @@ class FedIsca(OneStudent):
             sgd.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             sgd.step()
-            losses.append(loss.item())
-        return join({_MOMENTS: moments_of(sgd)}), {**notes, "distillation": fmean(losses)}
+            losses.append(loss.detach())
+        notes["distillation"] = fmean(torch.stack(losses).tolist())
+        return join({_MOMENTS: moments_of(sgd)}), notes
 
     def _trajectory(
         self, context: StepContext, members: Sequence[nn.Module]
@@ -160,7 +161,7 @@ class FedIsca(OneStudent):
             adam.step()
             kept.append(images.detach().cpu().clone())
             terms = (loss.cross_entropy, loss.total_variation, loss.batch_norm)
-            notes.append([term.item() for term in terms])
+            notes.append(torch.stack([term.detach() for term in terms]))
         names = ("cross_entropy", "total_variation", "batch_norm")
-        means = [fmean(values) for values in zip(*notes, strict=True)]
+        means = [fmean(values) for values in zip(*torch.stack(notes).tolist(), strict=True)]
         return kept, dict(zip(names, means, strict=True))

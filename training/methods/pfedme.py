@@ -34,7 +34,7 @@ from dataclasses import replace
 
 import torch
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
@@ -44,6 +44,7 @@ from training.methods.common.local_training import (
     Schedule,
     estimate_statistics,
     least_batch,
+    mean_loss,
     network_of,
     new_optimiser,
     parameter_names,
@@ -107,8 +108,9 @@ class PFedMe(FullPersonalFedAvg):
         least = least_batch(theta, data.train, schedule.batch_size)
         theta.train()
         optimiser = new_optimiser(theta, schedule)
-        losses: list[float] = []
-        for batch in scheduled_batches(data.train, schedule, context.generator("train"), least):
+        losses: list[Tensor] = []
+        draw = context.generator("train")
+        for batch in scheduled_batches(data.train, schedule, draw, least, context.device):
             nearness = proximal_term(theta, config.attraction, anchor=network)
             for _ in range(config.personal_steps):
                 losses.append(take_step(theta, optimiser, batch, schedule, nearness))
@@ -122,7 +124,7 @@ class PFedMe(FullPersonalFedAvg):
         else:
             after = state_of(network)
             shared = {**personal, **{name: after[name] for name in self._trained}}
-        return LocalResult(shared, personal, sum(losses) / len(losses))
+        return LocalResult(shared, personal, mean_loss(losses))
 
     @override
     def schedule(self, round_: int) -> Schedule:

@@ -148,7 +148,10 @@ class _Run(KeepBest[JoiningEpoch, JoiningCheckpoint]):
             range(steps * (epoch - 1), steps * epoch),
         )
         batches = self._train.batches(
-            config.batch_size, seed_of(config.seed, "examples", epoch), config.augment
+            config.batch_size,
+            seed_of(config.seed, "examples", epoch),
+            config.augment,
+            next(self.network.parameters()).device,
         )
         loss, self._optimiser = train_adamw(self.network, batches, self._loss(epoch), rates, self._optimiser)
         record = self._measured(epoch, loss if math.isfinite(loss) else None)

@@ -35,11 +35,11 @@ from personalization.test_time import losses
 from personalization.test_time.adapt import Learning
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import blended, ensemble
-from personalization.test_time.objective import Batch, Objective, Terms
+from personalization.test_time.objective import Batch, Objective, Terms, answers_to
 from personalization.test_time.perturb import add_noise
 from personalization.test_time.recipe import Recipe
 from personalization.test_time.safety import SafetyLimits
-from personalization.test_time.trust import trust
+from personalization.test_time.trust import loss_and_trust
 
 # Share of the experts together at the start; the global model has the rest.
 EXPERTS = 0.3
@@ -87,13 +87,12 @@ class Anchored(Objective):
         agreement, held, probabilities = self._parts(network, batch, config, seed)
         entropy = losses.balanced_entropy(probabilities)
         loss = agreement + held + ENTROPY * entropy
-        value = loss.item()
-        if not math.isfinite(value):
-            return value
         learned = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         first = torch.autograd.grad(agreement, learned, retain_graph=True)
         second = torch.autograd.grad(entropy, learned, retain_graph=True)
-        factor = trust(first, second)
+        value, factor = loss_and_trust(loss, first, second)
+        if not math.isfinite(value):
+            return value
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         rates = [group["lr"] for group in optimiser.param_groups]
@@ -110,9 +109,10 @@ class Anchored(Objective):
         """C, KL with the pull, and the probabilities."""
         probabilities = torch.softmax(network(batch.images), dim=1)
         noisy = add_noise(batch.images, torch.Generator().manual_seed(seed), config.noise)
-        wanted = self._teacher[batch.indices].to(batch.images)
+        wanted = answers_to(batch, self._teacher)
         agreement = losses.soft_dice_distance(torch.softmax(network(noisy), dim=1), wanted)
-        divergence = losses.ratio_divergence(probabilities, self._ratio.to(probabilities))
+        self._ratio = self._ratio.to(probabilities)
+        divergence = losses.ratio_divergence(probabilities, self._ratio)
         pull = sum(
             (logits - start.to(logits)).square().sum()
             for logits, start in zip(_logits(network), self._start, strict=True)

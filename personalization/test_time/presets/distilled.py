@@ -27,7 +27,7 @@ from personalization.test_time.adapt import Learning
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import blended, ensemble
 from personalization.test_time.losses import soft_cross_entropy, soft_dice_distance
-from personalization.test_time.objective import Batch, Objective, Terms
+from personalization.test_time.objective import Batch, Objective, Terms, answers_to
 from personalization.test_time.recipe import Recipe
 
 RATE = 1e-4
@@ -43,7 +43,7 @@ class Distillation(Objective):
 
     @override
     def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
-        images, wanted = batch.images, self._teacher[batch.indices].to(batch.images)
+        images, wanted = batch.images, answers_to(batch, self._teacher)
         if torch.is_grad_enabled():
             images, wanted = _view(images, wanted, torch.Generator().manual_seed(seed))
         logits = network(images)
@@ -59,7 +59,7 @@ class Distillation(Objective):
 def _view(images_BCHW: Tensor, answers_BKHW: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images and answers, turned and flipped alike; the images also as other scanners show them."""
     drawn = Augmentation().draw(len(images_BCHW), generator)
-    turned = transform_images(torch.cat([images_BCHW, answers_BKHW], dim=1).cpu(), *drawn)
+    turned = transform_images(torch.cat([images_BCHW, answers_BKHW], dim=1), *drawn)
     images, answers = torch.split(turned, [images_BCHW.shape[1], answers_BKHW.shape[1]], dim=1)
     seen = augment_intensities(images, SEVERITY, generator)
     return seen.to(images_BCHW), (answers / answers.sum(dim=1, keepdim=True)).to(answers_BKHW)

@@ -21,7 +21,7 @@ from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, Objective, Terms
 from personalization.test_time.recipe import Routing
-from personalization.test_time.trust import trust
+from personalization.test_time.trust import loss_and_trust
 
 SEVERITY = 2.0
 
@@ -54,18 +54,17 @@ class GraTa(Objective):
         auxiliary = torch.autograd.grad(entropy, learned)
         before = [parameter.detach().clone() for parameter in learned]
         with torch.no_grad():
-            for parameter, change in zip(learned, auxiliary, strict=True):
-                parameter.sub_(change)
+            torch._foreach_sub_(learned, auxiliary)
         consistency = self._consistency(network, batch.images, seed)
         gradient = torch.autograd.grad(consistency, learned)
         with torch.no_grad():
-            for parameter, old, own in zip(learned, before, gradient, strict=True):
-                parameter.copy_(old)
+            torch._foreach_copy_(learned, before)
+            for parameter, own in zip(learned, gradient, strict=True):
                 parameter.grad = own
-        value = consistency.item()
+        value, factor = loss_and_trust(consistency, auxiliary, gradient)
         if not math.isfinite(value):
             return value
-        rates, factor = [group["lr"] for group in groups], trust(auxiliary, gradient)
+        rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] *= factor
         optimiser.step()
@@ -86,7 +85,7 @@ class GraTa(Objective):
                     answers.append(turned.rot90(-turns, plane))
             wanted = torch.stack(answers).mean(dim=0)
         generator = torch.Generator().manual_seed(seed)
-        strong = augment_intensities(images_BCHW.cpu(), SEVERITY, generator).to(images_BCHW)
+        strong = augment_intensities(images_BCHW, SEVERITY, generator).to(images_BCHW)
         found = torch.softmax(network(strong), dim=1).clamp(1e-6, 1 - 1e-6)
         return torch.nn.functional.binary_cross_entropy(found, wanted.clamp(0, 1))
 

@@ -53,22 +53,24 @@ class Sar(Objective):
         reliable = entropy.detach() < MARGIN
         loss = _mean_where(entropy, reliable)
         gradient = torch.autograd.grad(loss, learned)
-        norm = torch.stack([part.norm() for part in gradient]).norm()
+        norm = torch.stack(torch._foreach_norm(gradient)).norm()
         before = [parameter.detach().clone() for parameter in learned]
         with torch.no_grad():
-            for parameter, part in zip(learned, gradient, strict=True):
-                parameter.add_(RADIUS * part / (norm + 1e-12))
+            climb = torch._foreach_div(torch._foreach_mul(gradient, RADIUS), norm + 1e-12)
+            torch._foreach_add_(learned, climb)
         climbed = _entropies(network(batch.images))
         worst = _mean_where(climbed, reliable & (climbed.detach() < MARGIN))
         found = torch.autograd.grad(worst, learned)
         with torch.no_grad():
-            for parameter, old, part in zip(learned, before, found, strict=True):
-                parameter.copy_(old)
+            torch._foreach_copy_(learned, before)
+            for parameter, part in zip(learned, found, strict=True):
                 parameter.grad = part
-        value = loss.item()
-        if math.isfinite(value) and all(bool(torch.isfinite(part).all()) for part in found):
+        finite = torch.isfinite(torch.cat([part.flatten() for part in found])).all()
+        # Read together: each reading waits for a GPU.
+        value, steps = torch.stack([loss.detach(), finite.to(loss.dtype)]).tolist()
+        if math.isfinite(value) and steps:
             optimiser.step()
-        return value
+        return float(value)
 
 
 def _entropies(logits_BKHW: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ import torch
 from model_store.store import Store
 from tests.helpers.gpu import Cuda
 from tests.helpers.training.backbones import publish, unet, vit
+from tests.helpers.training.volumes import BALLS, volume_data
 from training.config import Defence, RunConfig, RunPrivacy
 from training.data.federation import Federation, load_federation
+from training.engine.client import RunEnvironment
+from training.engine.egress import ALL_KINDS, SiteSpec
+from training.engine.engine import FederationEngine
+from training.engine.folder import RunFolder
 from training.methods.registry import method, methods
 from training.phantom import write_federation
 from training.phantom.shapes import write_shapes
@@ -57,6 +63,9 @@ def test_method_trains(
     ("name", "options", "settings"),
     [
         ("fedavg", {"precision": "bfloat16", "optimiser": "sgd"}, {}),
+        # Augmentation of every kind, on the device.
+        ("fedavg", {"domain_randomisation": "throughout", "loss": "dice_ce"}, {}),
+        ("fedavg", {"intensity": 1.0, "rotation_head": True}, {}),
         (
             "fedavg",
             {},
@@ -125,3 +134,27 @@ def compare(
         # DENSE's generator is chosen by the layout of a tensor, which differs.
         generates = name in ("dense", "dafl", "co-boosting")
         torch.testing.assert_close(on_cuda, on_cpu, rtol=0, atol=1e-6 if generates else 0)
+
+
+def test_volumes_are_trained_by_a_network_of_monai(cuda: Cuda, tmp_path: Path) -> None:
+    chosen = method("fedavg")
+    small = {"width": 4, "rounds": 1, "least_steps": 2, "batch_size": 2, "selection": "last"}
+    config = chosen.config.model_validate(small).prepared(Store(tmp_path / "store"), BALLS, "balls")
+    algorithm = chosen.build(config, BALLS)
+
+    def trained(device: str) -> torch.Tensor:
+        sites = [
+            SiteSpec(name, partial(volume_data, name, 2, 1, number), ALL_KINDS, True, 3)
+            for number, name in enumerate("AB")
+        ]
+        folder = RunFolder(tmp_path / device, 1)
+        outcome = FederationEngine(algorithm, sites, RunEnvironment(3, device, 1), folder, workers=0).run()
+        weights = algorithm.publication(outcome.server).models[0].weights
+        return torch.cat([tensor.double().flatten() for _, tensor in sorted(weights.items())])
+
+    on_cpu = trained("cpu")
+    with cuda.present():
+        on_cuda = trained("cuda")
+    assert on_cuda.isfinite().all()
+    if not cuda.real:
+        assert torch.equal(on_cuda, on_cpu)

@@ -23,6 +23,7 @@ from model_store.preprocessing import prepare
 from model_store.scan import Scan
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform_images
+from personalization.transfer import CPU, sent
 from training.data.cases import LabelledCase, Site
 from training.data.classification.npz import read_arrays
 from training.data.examples import Examples
@@ -75,9 +76,15 @@ class LabelledData:
 
 
 def labelled_batches(
-    images: Examples, batch_size: int, generator: torch.Generator, augment: bool, least: int = 1
+    images: Examples,
+    batch_size: int,
+    generator: torch.Generator,
+    augment: bool,
+    least: int = 1,
+    device: torch.device = CPU,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield one epoch, shuffled: images [B, C, H, W] float32, labels [B] int64, indices [B] int64.
+    """Yield one epoch, shuffled: images [B, C, H, W] float32 and labels [B] int64 on a device, and indices
+    [B] int64.
 
     The order and every augmentation depend on `generator` alone. The last batch may be smaller. A last batch
     of a single image is left out after larger batches, because batch norm cannot normalise one image. With
@@ -92,10 +99,10 @@ def labelled_batches(
         chosen = order[start : start + batch_size]
         if len(chosen) == 1 < len(order) and batch_size > 1:
             continue
-        batch = pixels[chosen]
+        batch = sent(pixels[chosen], device)
         if augment:
             batch = transform_images(batch, *Augmentation().draw(len(chosen), generator))
-        yield batch, labels[chosen], chosen
+        yield batch, sent(labels[chosen], device), chosen
 
 
 class _Source:

@@ -26,6 +26,7 @@ from model_store.preprocessing import (
 )
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
+from personalization.transfer import CPU, sent
 from training.data.cases import Case, Site
 from training.data.examples import Data, Examples, Volumes
 from training.data.scan_files import read_case, read_mask, read_scan
@@ -90,8 +91,9 @@ def batches(
     augment: bool,
     augmentation: Augmentation | None = None,
     least: int = 1,
+    device: torch.device = CPU,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one epoch, shuffled: images [B, C, H, W] float32, targets [B, H, W] uint8.
+    """Yield one epoch, shuffled: images [B, C, H, W] float32, targets [B, H, W] uint8, on a device.
 
     The order and every augmentation depend on `generator` alone. The last batch may be smaller; one of fewer
     than `least` slices joins the batch before it. With fewer slices in all, they are taken several times.
@@ -100,7 +102,7 @@ def batches(
     images, targets = torch.from_numpy(slices.images), torch.from_numpy(slices.targets)
     recipe = (augmentation or Augmentation()) if augment else None
     for chosen in grouped(order, batch_size, least):
-        batch = images[chosen], targets[chosen]
+        batch = sent(images[chosen], device), sent(targets[chosen], device)
         yield transform(*batch, *recipe.draw(len(chosen), generator)) if recipe else batch
 
 

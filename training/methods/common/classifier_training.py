@@ -12,10 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from personalization.domain_randomisation import randomise_half
 from personalization.precision import Precision, mixed_precision, to_float32
+from personalization.transfer import sent
 from training.algorithm import SiteSize
 from training.data.classification import labelled_batches
 from training.data.examples import Examples
-from training.methods.common.local_training import held_statistics, least_batch, predict
+from training.methods.common.local_training import held_statistics, least_batch, mean_loss, predict
 from training.methods.common.randomisation_choice import DomainRandomisation, randomises
 
 # (logits [B, K], images [B, C, H, W], labels [B], indices of the images [B]) -> scalar
@@ -69,21 +70,20 @@ def train_classifier(
         passed = sum(epoch >= round(share * schedule.epochs) for share in schedule.milestones)
         for group in optimiser.param_groups:
             group["lr"] = schedule.learning_rate * 0.1**passed
-        total, count = 0.0, 0
+        losses: list[Tensor] = []
         randomise = randomises(schedule.domain_randomisation, epoch, schedule.epochs)
         for batch, labels, indices in labelled_batches(
-            images, schedule.batch_size, generator, schedule.augment, least
+            images, schedule.batch_size, generator, schedule.augment, least, device
         ):
             batch, randomised = randomise_half(batch, generator) if randomise else (batch, False)
             optimiser.zero_grad(set_to_none=True)
-            batch, labels = batch.to(device), labels.to(device)
             with mixed_precision(schedule.precision, device), held_statistics(network, randomised):
                 logits = network(batch)
-            value = loss(to_float32(logits), batch, labels, indices.to(device))
+            value = loss(to_float32(logits), batch, labels, sent(indices, device))
             torch.autograd.backward(value)
             optimiser.step()
-            total, count = total + value.item(), count + 1
-        mean = total / count
+            losses.append(value.detach())
+        mean = mean_loss(losses)
     return mean
 
 

@@ -25,6 +25,7 @@ from personalization.networks import build, initialise, outline
 from personalization.networks.capabilities import batch_norms, moving_norms, running
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.scanner import augment_intensities
+from personalization.transfer import CPU, sent
 from training.algorithm import SiteSize, State
 from training.data.classification import LabelledData, labelled_batches
 from training.data.examples import Data, Examples, Volumes
@@ -160,14 +161,13 @@ def train_locally(
     planned = schedule.planned(len(data))
     least = least_batch(network, data, schedule.batch_size)
     network.train()
-    total, done = 0.0, 0
-    for batch in scheduled_batches(data, schedule, generator, least):
+    device, losses = next(network.parameters()).device, list[Tensor]()
+    for batch in scheduled_batches(data, schedule, generator, least, device):
         if schedule.falls:
             for group in optimiser.param_groups:
-                group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * done / planned)) / 2
-        total += take_step(network, optimiser, batch, schedule, penalty)
-        done += 1
-    return total / max(done, 1)
+                group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * len(losses) / planned)) / 2
+        losses.append(take_step(network, optimiser, batch, schedule, penalty))
+    return mean_loss(losses)
 
 
 def take_step(
@@ -176,21 +176,27 @@ def take_step(
     batch: Batch,
     schedule: Schedule,
     penalty: Penalty | None = None,
-) -> float:
-    """One step of the optimiser on a batch; returns the loss before it, with the penalty."""
+) -> Tensor:
+    """One step of the optimiser on a batch; returns the loss before it, with the penalty, on the device: who
+    reads it waits until the step is done."""
     images, targets, randomised = batch
     device = next(network.parameters()).device
     optimiser.zero_grad(set_to_none=True)
     with mixed_precision(schedule.precision, device), held_statistics(network, randomised):
-        logits = network(images.to(device))
-    loss = schedule.loss(to_float32(logits), targets.to(device))
+        logits = network(sent(images, device))
+    loss = schedule.loss(to_float32(logits), sent(targets, device))
     if penalty is not None:
         loss = loss + penalty()
     torch.autograd.backward(loss)
     if schedule.clip is not None:
         nn.utils.clip_grad_norm_(network.parameters(), schedule.clip)
     optimiser.step()
-    return loss.item()
+    return loss.detach()
+
+
+def mean_loss(losses: Sequence[Tensor]) -> float:
+    """The mean of the losses of steps, which are read together when all are done; 0 of none."""
+    return sum(torch.stack(list(losses)).tolist()) / len(losses) if losses else 0.0
 
 
 @contextmanager
@@ -249,9 +255,15 @@ def least_batch(network: nn.Module, data: Data, batch_size: int) -> int:
 
 
 def scheduled_batches(
-    data: Data, schedule: Schedule, generator: torch.Generator, least: int = 1
+    data: Data,
+    schedule: Schedule,
+    generator: torch.Generator,
+    least: int = 1,
+    device: torch.device = CPU,
 ) -> Iterator[Batch]:
-    """The batches of the schedule, in their order. None has fewer than `least` images.
+    """The batches of the schedule, in their order, on a device. None has fewer than `least` images.
+
+    Patches are cut out of their volumes on the CPU; all else is augmented on the device.
 
     Raises ValueError when there is nothing to train on.
     """
@@ -261,14 +273,15 @@ def scheduled_batches(
         motion = schedule.motion if schedule.augment else None
         steps, size = schedule.planned(len(data)), max(schedule.batch_size, least)
         drawn = patch_batches(data, steps, size, schedule.foreground, motion, generator)
-        yield from (_changed(*patches, schedule, generator) for patches in drawn)
+        for images, targets in drawn:
+            yield _changed(sent(images, device), sent(targets, device), schedule, generator)
         return
     done = 0
     for epoch in count():
         # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.
         if schedule.steps is None and epoch >= schedule.epochs and done >= schedule.least_steps:
             return
-        for batch in _epoch(data, schedule, generator, least):
+        for batch in _epoch(data, schedule, generator, least, device):
             enough = (
                 schedule.steps
                 if schedule.steps is not None
@@ -280,13 +293,15 @@ def scheduled_batches(
             done += 1
 
 
-def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator, least: int) -> Iterator[Batch]:
+def _epoch(
+    data: Examples, schedule: Schedule, generator: torch.Generator, least: int, device: torch.device
+) -> Iterator[Batch]:
     """One pass over the data; targets are class indices [B, H, W], or [B]."""
     size, turned = schedule.batch_size, schedule.augment
     drawn: Iterator[tuple[Tensor, Tensor]] = (
-        batches(data, size, generator, turned, least=least)
+        batches(data, size, generator, turned, least=least, device=device)
         if data.has_masks
-        else (batch[:2] for batch in labelled_batches(data, size, generator, turned, least))
+        else (batch[:2] for batch in labelled_batches(data, size, generator, turned, least, device))
     )
     for images, targets in drawn:
         yield _changed(images, targets, schedule, generator)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from personalization.precision import Precision, mixed_precision
 from personalization.rotation import required_turns, rotation_loss
+from personalization.transfer import sent
 from training.data.examples import Examples
 from training.methods.common.local_training import Penalty, held_statistics
 
@@ -30,7 +31,7 @@ def rotation_term(
 
     def term() -> Tensor:
         chosen = torch.randint(len(data), (batch_size,), generator=generator).numpy()
-        images = torch.from_numpy(data.images[chosen]).to(device)
+        images = sent(torch.from_numpy(data.images[chosen]), device)
         with mixed_precision(precision, device), held_statistics(network, randomised=True):
             return rotation_loss(head, images, generator)
 

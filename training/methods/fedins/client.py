@@ -17,10 +17,11 @@ from personalization.domain_randomisation import randomise_half
 from personalization.fedins import InstanceAdaptive, PoolOutput, fedins_loss, random_entries, usage_of
 from personalization.losses import Loss
 from personalization.precision import Precision, mixed_precision, to_float32
+from personalization.transfer import sent
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
 from training.data.examples import Examples
-from training.methods.common.local_training import task_loss
+from training.methods.common.local_training import mean_loss, task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -107,13 +108,12 @@ def train_pool(
     optimisers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     optimiser = optimisers[training.optimiser](network.pool.parameters(), lr=training.learning_rate)
     network.train()
-    total, count = 0.0, 0
+    losses: list[Tensor] = []
     for _ in range(training.epochs):
-        for images, targets, chosen in _epoch(data, training.batch_size, generator, training.augment):
+        for images, targets, chosen in _epoch(data, training, generator, device):
             images, randomised = randomise_half(images, generator) if training.randomise else (images, False)
-            images, targets = images.to(device), targets.to(device)
             changed = training.augment or randomised
-            queries = network.query(images) if changed else queries_NQ[chosen].to(device)
+            queries = network.query(images) if changed else sent(queries_NQ[chosen], device)
             optimiser.zero_grad(set_to_none=True)
             with mixed_precision(training.precision, device):
                 found = routed(network, images, queries, training.routing, generator, training.penalty_M)
@@ -124,8 +124,8 @@ def train_pool(
             )
             torch.autograd.backward(loss)
             optimiser.step()
-            total, count = total + loss.item(), count + 1
-    return total / count
+            losses.append(loss.detach())
+    return mean_loss(losses)
 
 
 @torch.no_grad()
@@ -164,14 +164,15 @@ def usage_by(network: InstanceAdaptive, queries_NQ: Tensor) -> Tensor:
 
 
 def _epoch(
-    data: Examples, batch_size: int, generator: torch.Generator, augment: bool
+    data: Examples, training: PoolTraining, generator: torch.Generator, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Every image once, shuffled: images, targets and indices. No batch norm asks for more than one image."""
+    """Every image once, shuffled: images and targets on a device, and indices. No batch norm asks for more
+    than one image."""
     images = torch.from_numpy(data.images)
     targets = torch.from_numpy(data.targets)
-    for chosen in torch.split(torch.randperm(len(images), generator=generator), batch_size):
-        batch, truth = images[chosen], targets[chosen]
-        if augment:
+    for chosen in torch.split(torch.randperm(len(images), generator=generator), training.batch_size):
+        batch, truth = sent(images[chosen], device), sent(targets[chosen], device)
+        if training.augment:
             drawn = Augmentation().draw(len(chosen), generator)
             if truth.ndim == 1:
                 batch = transform_images(batch, *drawn)

@@ -49,7 +49,9 @@ def _batches(
         raise SiteFailed("expected at least one training slice, found none")
     draw = context.generator("train")
     for _ in count():
-        for images, targets in batches(slices_of(data.train), config.batch_size, draw, config.augment):
+        for images, targets in batches(
+            slices_of(data.train), config.batch_size, draw, config.augment, device=context.device
+        ):
             yield randomise_half(images, draw)[0] if randomise else images, targets
 
 

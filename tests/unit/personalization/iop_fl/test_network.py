@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.errors import RoutingError
+from personalization.iop_fl.layers import RoutedConvolution
 from personalization.iop_fl.network import (
     batches,
     coefficients,
@@ -15,8 +16,9 @@ from personalization.iop_fl.network import (
     routed_layers,
     share_copy,
 )
+from personalization.networks.capabilities import Convolution
 from personalization.state import clone
-from tests.helpers.personalization.routing_cases import SITES, fixed, images, moved, slow, space_of
+from tests.helpers.personalization.routing_cases import SITES, Fixed, fixed, images, moved, slow, space_of
 
 
 def _gradients(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
@@ -167,6 +169,30 @@ def test_coefficients_are_per_image_and_ignore_dropout() -> None:
     assert float(rows[0].sub(rows[1]).abs().max()) > 1e-3
     uneven = coefficients(network, batch, batch_size=4)
     torch.testing.assert_close(uneven[:3], coefficients(network, batch[:3]), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=2),
+        nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, output_padding=1),
+        nn.Conv3d(4, 2, (1, 3, 3), dilation=2),
+        nn.ConvTranspose3d(4, 2, 2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_all_images_as_groups_of_one_convolution_equal_one_after_the_other(
+    convolution: Convolution, bias: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shape = (3, *convolution.weight.shape)
+    experts = torch.randn(shape, generator=draw, dtype=torch.float64)
+    biases = torch.randn(3, convolution.out_channels, generator=draw, dtype=torch.float64) if bias else None
+    coefficients = torch.rand(5, 3, generator=draw, dtype=torch.float64)
+    layer = RoutedConvolution(convolution, experts, biases, Fixed(coefficients))
+    features = torch.randn(5, 4, *(7,) * (convolution.weight.ndim - 2), generator=draw, dtype=torch.float64)
+    torch.testing.assert_close(layer._grouped(features, coefficients), layer(features))
 
 
 def test_direct_coefficients_are_the_softmax_of_the_logits() -> None:

@@ -26,7 +26,7 @@ from personalization.test_time.ladder import ensemble
 from personalization.test_time.objective import Batch
 from personalization.test_time.presets import anchored, distilled, grata, prompt, sar
 from personalization.test_time.recipe import Adapted, recipe_of
-from personalization.test_time.trust import trust
+from personalization.test_time.trust import loss_and_trust
 from tests.helpers.personalization.discs import discs, headed, space
 
 CPU = torch.device("cpu")
@@ -257,9 +257,9 @@ def test_trust_is_1_where_gradients_agree_and_0_where_they_are_opposed() -> None
         [torch.tensor([1.0, 0.0]), torch.tensor([0.0])],
         [torch.tensor([0.0, 2.0]), torch.tensor([0.0])],
     )
-    assert trust(along, [3 * part for part in along]) == pytest.approx(1)
-    assert trust(along, [-part for part in along]) == pytest.approx(0)
-    assert trust(along, across) == pytest.approx(0.25)
+    assert loss_and_trust(torch.tensor(0.5), along, [3 * part for part in along]) == pytest.approx((0.5, 1))
+    assert loss_and_trust(torch.tensor(0.5), along, [-part for part in along]) == pytest.approx((0.5, 0))
+    assert loss_and_trust(torch.tensor(0.5), along, across) == pytest.approx((0.5, 0.25))
 
 
 # ---------------------------------------------------------------------- GraTa and SAR
