@@ -82,6 +82,7 @@ def graph_limits(settings: Settings) -> GraphLimits:
         seconds_per_slice=settings.seconds_per_slice,
         memory_bytes=settings.inference_memory_bytes,
         gpu_memory_bytes=settings.gpu_memory_bytes,
+        tensorrt=settings.tensorrt,
     )
 
 
@@ -268,6 +269,10 @@ class Settings(BaseSettings):
         ge=0,
         description="memory on the GPU of one loaded network, or of a worker; 0 for no bound",
     )
+    tensorrt: bool = Field(
+        False,
+        description="ask onnxruntime for TensorRT before CUDA on a GPU: other bits, and minutes per graph",
+    )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto",
         description="of inference and jobs: `auto`, `cpu`, `cuda` or `cuda:N`; the last two never fall back",
@@ -294,6 +299,9 @@ class Settings(BaseSettings):
     )
     max_attempts: int = Field(
         5, gt=0, description="attempts, each lost with its worker, after which a job fails"
+    )
+    jobs_on: Literal["any", "cpu", "cuda"] = Field(
+        "any", description="workers that take new jobs: `any`, those on the `cpu`, or those on a GPU (`cuda`)"
     )
     max_waiting_jobs: int = Field(
         500, gt=0, description="jobs of one hospital that may wait for a worker; above that, 503"

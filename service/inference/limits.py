@@ -24,12 +24,14 @@ class GraphLimits:
             as long as a run of five slices, and a minute at least.
         memory_bytes: of all runs on the CPU in this process together; 0 for three quarters of the memory.
         gpu_memory_bytes: of one graph on a GPU, weights and runs; 0 for no bound.
+        tensorrt: whether onnxruntime is asked for its provider TensorRT before CUDA.
     """
 
     operators: tuple[str, ...] = ()
     seconds_per_slice: float = 60
     memory_bytes: int = 0
     gpu_memory_bytes: int = 0
+    tensorrt: bool = False
 
     @property
     def memory(self) -> int:

@@ -96,6 +96,7 @@ def _moved_out(model: ModelProto) -> Iterator[tuple[str, OrtValue]]:
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
 
 _DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
 _log = logging.getLogger("locum.service")
@@ -126,12 +127,12 @@ def cuda_is_possible() -> bool:
     return True
 
 
-def wanted_providers(device: str, gpu_memory: int = 0) -> list[Any]:
+def wanted_providers(device: str, gpu_memory: int = 0, tensorrt: bool = False) -> list[Any]:
     """The providers to ask a session for, in order; `device` as LOCUM_DEVICE.
 
     On CUDA, cuDNN takes its algorithms by a fixed rule, and TF32 is off: a search by time, or products of 10
     bits, would let equal scans get unequal masks. A session's arena has at most `gpu_memory` bytes (0: no
-    bound), and grows by what a run asks for.
+    bound), and grows by what a run asks for. With `tensorrt` that provider comes first, by its own defaults.
     """
     if device == "cpu" or (device == "auto" and not cuda_is_possible()):
         return [CPU]
@@ -144,7 +145,8 @@ def wanted_providers(device: str, gpu_memory: int = 0) -> list[Any]:
     }
     if gpu_memory:
         options["gpu_mem_limit"] = str(gpu_memory)
-    return [(CUDA, options), CPU]
+    asked: list[Any] = [(CUDA, options), CPU]
+    return [(TENSORRT, {"device_id": options["device_id"]}), *asked] if tensorrt else asked
 
 
 OUTPUT = "probabilities"
@@ -198,7 +200,8 @@ class GraphSession:
         try:
             seconds = max(_LEAST_LOAD_SECONDS, _SLICES_OF_A_LOAD * limits.seconds_per_slice)
             parts = split_at_query(graph, model)
-            sessions = [_load(part, threads, device, limits.gpu_memory_bytes, seconds) for part in parts]
+            providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt)
+            sessions = [_load(part, threads, providers, seconds) for part in parts]
             outputs = {output.name for output in sessions[-1].get_outputs()}
             inputs = {node.name for session in sessions for node in session.get_inputs()}
         except ModelLoadCanceled as error:
@@ -228,18 +231,22 @@ class GraphSession:
         ]
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
-        if device.startswith("cuda") and self.provider != CUDA:
+        if device.startswith("cuda") and not self._on_gpu:
             raise GpuUnavailable(
                 f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here; see the service's log, or set "
                 "LOCUM_DEVICE=auto."
             )
         _warn_of_fallback(device, self.provider)
         # Several runs at once only where they have cores of their own.
-        self.gpu = card(device) if self.provider == CUDA else None
+        self.gpu = card(device) if self._on_gpu else None
         number = device.partition(":")[2] or "0"
-        self._arena = f"gpu:{number}" if self.provider == CUDA else _CPU_ARENA
+        self._arena = f"gpu:{number}" if self._on_gpu else _CPU_ARENA
         at_once = max(1, (os.cpu_count() or 1) // threads) if threads and self.provider == CPU else 1
         self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.provider in (CUDA, TENSORRT)
 
     def run(self, slices: NDArray[np.float32]) -> Outputs:
         """What the graph gives for slices [S, C, H, W], each for itself.
@@ -302,7 +309,7 @@ class GraphSession:
         """
         count = len(inputs[IMAGE])
         options, late = onnxruntime.RunOptions(), threading.Event()
-        if gives_back and self.provider == CUDA:
+        if gives_back and self._on_gpu:
             # A volume in one run takes most: its session must not keep that from the others for ever.
             options.add_run_config_entry(_SHRINK, self._arena)
 
@@ -321,7 +328,7 @@ class GraphSession:
                     f"{self._limits.seconds_per_slice:g} s for each and was ended: on a slow machine set "
                     "LOCUM_SECONDS_PER_SLICE higher; else withdraw the model."
                 ) from error
-            if self.provider == CUDA and _gpu_is_full(error):
+            if self._on_gpu and _gpu_is_full(error):
                 slices = "a slice" if count == 1 else f"{count} slices"
                 raise _memory_full(f"graph {self.digest}: the GPU has no room for {slices}") from error
             if _OUT_OF_MEMORY in str(error):
@@ -424,7 +431,7 @@ def probe_provider(device: str) -> str:
 
 
 def _load(
-    part: GraphPart, threads: int, device: str, gpu_memory: int, seconds: float
+    part: GraphPart, threads: int, providers: list[Any], seconds: float
 ) -> onnxruntime.InferenceSession:
     """Load a part within so many seconds. Raises ModelLoadCanceled."""
     options = onnxruntime.SessionOptions()
@@ -447,9 +454,7 @@ def _load(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
         # Looked at between the steps of the optimisation.
         with DEADLINES.within(seconds, partial(options.set_load_cancellation_flag, True)):
-            session = onnxruntime.InferenceSession(
-                part.graph, options, providers=wanted_providers(device, gpu_memory)
-            )
+            session = onnxruntime.InferenceSession(part.graph, options, providers=providers)
     # onnxruntime would go on on the CPU after an error of the GPU, and the receipt would name the GPU.
     session.disable_fallback()
     return session

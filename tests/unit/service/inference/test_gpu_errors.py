@@ -16,7 +16,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from service.errors import GpuMemoryFull, GpuUnavailable
 from service.inference import sessions
 from service.inference.limits import GraphLimits
-from service.inference.sessions import CPU, CUDA, GraphSession, probe_provider, wanted_providers
+from service.inference.sessions import CPU, CUDA, TENSORRT, GraphSession, probe_provider, wanted_providers
+from service.settings import Settings, graph_limits
 
 Graph = Callable[..., bytes]
 # As onnxruntime 1.31 says it of an allocation by CUDA, and of its own arena.
@@ -132,6 +133,28 @@ def test_cuda_gets_the_bound_of_its_memory_and_float32() -> None:
     assert options["gpu_mem_limit"] == str(2**30)
     assert (options["device_id"], options["use_tf32"]) == ("1", "0")
     assert "gpu_mem_limit" not in wanted_providers("cuda")[0][1]
+
+
+def test_tensorrt_is_asked_for_before_cuda_and_counts_as_a_gpu(
+    threshold_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = wanted_providers("cuda:1", 2**30, tensorrt=True)
+    assert first == (TENSORRT, {"device_id": "1"})
+    assert others == wanted_providers("cuda:1", 2**30)
+    asked: list[Any] = []
+    real = sessions.onnxruntime.InferenceSession
+
+    def loaded(graph: bytes, options: Any, providers: list[Any]) -> Any:
+        asked.extend(providers)
+        session = real(graph, options, providers=[CPU])
+        monkeypatch.setattr(session, "get_providers", lambda: [TENSORRT, CUDA, CPU])
+        return session
+
+    monkeypatch.setattr(sessions.onnxruntime, "InferenceSession", loaded)
+    limits = graph_limits(Settings(tensorrt=True))
+    session = GraphSession("d", threshold_graph(), device="cuda:0", limits=limits)
+    assert (session.provider, session._arena) == (TENSORRT, "gpu:0")
+    assert asked[0] == (TENSORRT, {"device_id": "0"})
 
 
 def on_pretended_gpu(graph: bytes, error: Exception, room: int) -> GraphSession:
