@@ -230,7 +230,7 @@ async def _open(
 
     def worker_check() -> str:
         with database.read() as session:
-            found = presence(session)
+            found = presence(session, None if settings.jobs_on == "any" else settings.jobs_on)
         measured.workers.labels("running").set(found.running)
         measured.workers.labels("silent").set(found.silent)
         if found.absence is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,7 @@ from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
 from training.engine.client import RunEnvironment
-from training.engine.device import problem_of
+from training.engine.device import default_workers, problem_of
 from training.engine.egress import ALL_KINDS, SiteSpec, check_privacy
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
@@ -205,8 +204,8 @@ def execute(
         folder: the run's folder; with `resume`, a killed run continues from it.
         resume_before: phase and round (from 1) to take back, with all that was committed after it.
         kept: how many rounds can be taken back later; each costs the disk a memory.
-        workers: worker processes, at most one per site; the number of cores by default, 0 for none. The
-            result does not depend on it.
+        workers: worker processes, at most one per site; by default as many as cores and memory allow, 0 for
+            none. The result does not depend on it.
         name: name of the published artefact; the task's by default.
         extend: changes the publication before it is published.
         pool: runs the sites' steps instead of worker processes, such as hospitals on a network.
@@ -231,7 +230,7 @@ def execute(
             specs,
             RunEnvironment(run.settings.seed, run.settings.device, run.settings.threads),
             run_folder,
-            workers=(os.cpu_count() or 1) if workers is None else workers,
+            workers=default_workers(run.settings.device) if workers is None else workers,
             participation=run.settings.participation,
             defence=run.settings.defence,
             observer=observer,

@@ -1,6 +1,7 @@
 """Take part in a federation over the network, as one hospital.
 
     python -m training.site --data FOLDER --kit KIT --policy policy.yaml
+    python -m training.site doctor            what this machine has, what is wrong, what to do
 
 FOLDER is this hospital's own, laid out as one site of a federation (images/ and masks/, or a folder per
 class). It is checked before the hospital joins; nothing in it leaves but what the policy allows. Ctrl-C
@@ -10,6 +11,7 @@ leaves the run; the same command joins again.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -162,5 +164,28 @@ def site(
         raise typer.Exit(FAILED) from None
 
 
+def doctor(
+    kit: Annotated[
+        Path | None, typer.Option(help="The kit that the operator made for this hospital.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="This hospital's folder.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="policy.yaml.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder for memories and logs.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N of this hospital.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per part, by lines.")] = False,
+) -> None:
+    """Say what this hospital's machine has and what is wrong; end with 1 if anything is. It joins no run."""
+    from training.network.doctor import Hospital, report
+
+    if device is not None and re.match(DEVICE, device) is None:
+        raise typer.BadParameter(f"--device: expected cpu, cuda or cuda:N, found {device!r}")
+    raise typer.Exit(int(report(Hospital(kit, data, policy, state, device), as_json)))
+
+
 if __name__ == "__main__":
-    typer.run(site)
+    # A command of its own, so that the options of `site` stay required.
+    if sys.argv[1:2] == ["doctor"]:
+        del sys.argv[1]
+        typer.run(doctor)
+    else:
+        typer.run(site)

@@ -286,7 +286,7 @@ class Job(Base):
     may not write. `actor` is the caller that made the job. `queued_at` is when a message was last sent; null
     when one has to be sent at once. A job that waits for another system is not claimed before `retry_at`.
     `model` and `parent` are empty for a job that needs no model. `input_bytes` is the size of the scan that a
-    job of kind `scan` began with.
+    job of kind `scan` began with. `device_class` is `cpu` or `cuda` where only workers of that class take it.
     """
 
     __tablename__ = "job"
@@ -305,6 +305,7 @@ class Job(Base):
     parent: Mapped[str] = mapped_column(String(71))
     cohort: Mapped[str | None] = mapped_column(ForeignKey("cohort.id"), index=True)
     input_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    device_class: Mapped[str | None] = mapped_column(String(8))
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
 
     state: Mapped[str] = mapped_column(String(16))
@@ -335,13 +336,17 @@ class Job(Base):
 
 
 class Worker(Base):
-    """A worker process, by host and process id, until it ends; see `service.jobs.presence`."""
+    """A worker process, by host and process id, until it ends; see `service.jobs.presence`.
+
+    `device_class` says where its jobs compute: `cpu` or `cuda`.
+    """
 
     __tablename__ = "worker"
 
     name: Mapped[str] = mapped_column(String(200), primary_key=True)
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    device_class: Mapped[str | None] = mapped_column(String(8))
 
 
 class JobEvent(Base):

@@ -46,31 +46,42 @@ class Presence:
     running: int
     silent: int
     last_seen: datetime | None
+    device_class: str | None = None
 
     @property
     def absence(self) -> str | None:
         """Say why no worker takes a job; None where one runs."""
         if self.running:
             return None
+        which = {None: "no worker", "cpu": "no worker on the CPU", "cuda": "no worker with a GPU"}[
+            self.device_class
+        ]
         if self.last_seen is None:
-            return "no worker is running: start one (`celery -A service.worker worker`); jobs wait for it"
+            device = f" with LOCUM_DEVICE={self.device_class}" if self.device_class else ""
+            return (
+                f"{which} is running: start one (`celery -A service.worker worker`){device}; jobs wait for it"
+            )
         return (
-            f"no worker was seen since {self.last_seen:%Y-%m-%d %H:%M:%S} UTC: look whether it still runs, "
+            f"{which} was seen since {self.last_seen:%Y-%m-%d %H:%M:%S} UTC: look whether it still runs, "
             "and start it again; jobs wait for it"
         )
 
 
-def presence(session: Session) -> Presence:
-    """Count the workers."""
+def presence(session: Session, device_class: str | None = None) -> Presence:
+    """Count the workers; with `device_class`, those of which the jobs compute there."""
     alive_after = database_now(session) - timedelta(seconds=SILENT_SECONDS)
-    seen = list(session.scalars(select(Worker.seen_at)))
+    query = select(Worker.seen_at)
+    if device_class is not None:
+        query = query.where(Worker.device_class == device_class)
+    seen = list(session.scalars(query))
     running = sum(each > alive_after for each in seen)
-    return Presence(running, len(seen) - running, max(seen, default=None))
+    return Presence(running, len(seen) - running, max(seen, default=None), device_class)
 
 
 class Beating:
     """Record every few seconds that this worker runs, until the block ends; its row is deleted then.
 
+    `device_class`, which is set before the block, says where the worker's jobs compute.
     `open_database` opens a connection for each beat. The process forks between beats, also later, when Celery
     replaces a task process that died: a fork waits for the end of a beat.
     """
@@ -78,6 +89,7 @@ class Beating:
     def __init__(self, open_database: Callable[[], AbstractContextManager[Database]], name: str) -> None:
         self._open = open_database
         self._name = name
+        self.device_class: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="presence", daemon=True)
 
@@ -104,13 +116,13 @@ class Beating:
     def _record(self, *, runs: bool) -> None:
         try:
             with _beating, self._open() as database, database.write() as session:
-                record(session, self._name, runs=runs)
+                record(session, self._name, runs=runs, device_class=self.device_class)
         except SQLAlchemyError as error:
             # Without its database a worker takes no job either; it is silent until the database is back.
             _log.warning("presence is not recorded: %s", type(error).__name__)
 
 
-def record(session: Session, name: str, *, runs: bool) -> None:
+def record(session: Session, name: str, *, runs: bool, device_class: str | None = None) -> None:
     """Record that a worker runs, or that it ended; forget those that were silent for a day."""
     now = database_now(session)
     session.execute(delete(Worker).where(Worker.seen_at < now - _FORGOTTEN))
@@ -119,6 +131,6 @@ def record(session: Session, name: str, *, runs: bool) -> None:
         if found is not None:
             session.delete(found)
     elif found is None:
-        session.add(Worker(name=name, started_at=now, seen_at=now))
+        session.add(Worker(name=name, started_at=now, seen_at=now, device_class=device_class))
     else:
         found.seen_at = now

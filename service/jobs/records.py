@@ -61,7 +61,7 @@ def create(
 
     Args:
         session: of a writing transaction.
-        settings: lifetime of files, limit of waiting jobs of an owner.
+        settings: lifetime of files, limit of waiting jobs of an owner, and the device of the job's worker.
         kind: of the work.
         hospital: of the scans, if the client named one.
         model: name of the requested artefact in the store; empty for none.
@@ -88,6 +88,7 @@ def create(
         parent=parent,
         cohort=cohort,
         input_bytes=input_bytes,
+        device_class=None if settings.jobs_on == "any" else settings.jobs_on,
         options=dict(options),
         state="queued",
         attempt=0,
@@ -203,13 +204,16 @@ def _due(session: Session) -> ColumnElement[bool]:
     return and_(Job.state == "queued", or_(Job.retry_at.is_(None), Job.retry_at <= database_now(session)))
 
 
-def turns(session: Session) -> list[str]:
+def turns(session: Session, device_class: str | None = None) -> list[str]:
     """List the next job of each hospital in the order in which workers take them: fair between hospitals.
+
+    Only jobs of this device class: each has a queue of messages, whose workers find its jobs.
 
     First is the hospital with the fewest running jobs, then the one of which a job began the longest ago. The
     oldest job of a hospital is its next. A job of no hospital counts for its maker.
     """
-    waiting = select(Job.id, _owner).where(_due(session)).order_by(Job.created_at, Job.id)
+    alike = Job.device_class.is_not_distinct_from(device_class)
+    waiting = select(Job.id, _owner).where(_due(session), alike).order_by(Job.created_at, Job.id)
     heads: dict[str, str] = {}
     for job_id, of in session.execute(waiting):
         heads.setdefault(of, job_id)
@@ -225,11 +229,13 @@ def queue_position(session: Session, job: Job) -> int | None:
     """Number of the owner's jobs that workers take before this one; None if it does not wait.
 
     Jobs of other owners are not counted: they are taken in turns with it, and its readers may not see them.
+    Nor are jobs for workers on another device.
     """
     if job.state != "queued":
         return None
     owner = job.hospital or job.actor or ""
-    query = select(func.count()).where(_due(session), _owner == owner, Job.created_at < job.created_at)
+    alike = Job.device_class.is_not_distinct_from(job.device_class)
+    query = select(func.count()).where(_due(session), alike, _owner == owner, Job.created_at < job.created_at)
     return session.scalar(query)
 
 

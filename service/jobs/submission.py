@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -33,8 +33,10 @@ def fingerprint(request: dict[str, Any]) -> str:
 
 def send(database: Database, queue: Queue, job_id: str) -> bool:
     """Send a job's message after the commit; return whether Redis accepted it."""
+    with database.read() as session:
+        device_class = session.scalar(select(Job.device_class).where(Job.id == job_id))
     try:
-        queue.send(RUN_JOB, job_id)
+        queue.send(RUN_JOB, job_id, device_class=device_class)
     except BrokerError as error:
         _log.warning("job %s waits for Redis: %s", job_id, error)
         with database.write() as session:

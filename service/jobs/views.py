@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -79,6 +79,11 @@ class JobView(JobSummary):
         description="Why no worker takes a job that waits: none is running, or the last went silent. Null "
         "otherwise."
     )
+    device_class: Literal["cpu", "cuda"] | None = Field(
+        None,
+        description="Only workers on this device take the job: `LOCUM_JOBS_ON` when it was made. Null: any. "
+        "`result.computed_on` says where it ran.",
+    )
     files_expire_at: datetime = Field(description="When pictures, checkpoint and result expire.")
     request: str | None = Field(description="`Locum-Request` of the request that created the job.")
     notice: str = NOTICE
@@ -109,7 +114,8 @@ def fields(session: Session, job: Job, epochs: Sequence[dict[str, Any]]) -> dict
         "gate": job.gate,
         "result": job.result,
         "warnings": records.warnings_of(session, job.id),
-        "no_worker": presence(session).absence if job.state == "queued" else None,
+        "no_worker": presence(session, job.device_class).absence if job.state == "queued" else None,
+        "device_class": job.device_class,
         "files_expire_at": job.expires_at,
         "request": job.request_id,
     }

@@ -1,6 +1,7 @@
 """The Celery queue: the API sends task names and JSON, the worker has the code.
 
     API ── send ──> Redis, queue `adaptation` ──> worker, one task at a time
+                    `adaptation.cpu`, `.cuda` ──> workers whose jobs compute there
 
 Messages are hints: request and progress are in the database. Every task tolerates a message that is lost or
 delivered twice.
@@ -16,6 +17,7 @@ from service.runtime.broker import Broker
 from service.settings import Settings
 
 QUEUE = "adaptation"
+DEVICE_CLASSES = ("cpu", "cuda")
 VERIFY_STORE = "locum.verify_store"
 RUN_JOB = "locum.run_job"
 
@@ -25,6 +27,11 @@ _PREFIX = "locum:"
 _VISIBILITY_MARGIN_SECONDS = 600
 _SEND_SECONDS = 2.0
 _SOFT_SHARE = 0.95
+
+
+def queue_of(device_class: str | None) -> str:
+    """The queue of the messages for workers of a device class; of None, for any."""
+    return QUEUE if device_class is None else f"{QUEUE}.{device_class}"
 
 
 def celery_app(settings: Settings, broker_url: str) -> Celery:
@@ -78,14 +85,14 @@ class Queue:
         }
         self._unreachable = self._celery.connection_for_write().recoverable_connection_errors
 
-    def send(self, task: str, *arguments: str | int) -> None:
-        """Send a task.
+    def send(self, task: str, *arguments: str | int, device_class: str | None = None) -> None:
+        """Send a task, to the workers of a device class or to any.
 
         Raises:
             BrokerError: Redis does not accept it.
         """
         try:
-            self._celery.send_task(task, args=arguments, queue=QUEUE, retry=False)
+            self._celery.send_task(task, args=arguments, queue=queue_of(device_class), retry=False)
         except (OperationalError, *self._unreachable) as error:
             raise BrokerError(
                 f"Redis does not take the task ({type(error).__name__}): ask again when /health/ready says "
@@ -106,7 +113,8 @@ class Queue:
 
     def waiting(self) -> int:
         """Number of messages that no worker has taken. Raises RedisError."""
-        return int(self.broker.client.llen(_PREFIX + QUEUE))
+        queues = map(queue_of, (None, *DEVICE_CLASSES))
+        return sum(int(self.broker.client.llen(_PREFIX + queue)) for queue in queues)
 
     def close(self) -> None:
         """Close its connections."""

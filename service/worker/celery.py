@@ -1,11 +1,12 @@
 """Celery app of the worker process, which imports torch: `celery -A service.worker worker`.
 
-A worker runs one task at a time from the queue `adaptation`. After SIGTERM it finishes its task and stops. If
-it is killed, its unacknowledged message goes to the next worker.
+A worker runs one task at a time from the queue `adaptation`, and from that of its device class. After SIGTERM
+it finishes its task and stops. If it is killed, its unacknowledged message goes to the next worker.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -26,7 +27,7 @@ from service.jobs.presence import Beating
 from service.pacs.configuration import load_servers
 from service.runtime import logs
 from service.runtime.broker import Broker
-from service.runtime.queue import RUN_JOB, VERIFY_STORE, celery_app
+from service.runtime.queue import QUEUE, RUN_JOB, VERIFY_STORE, celery_app, queue_of
 from service.runtime.store_check import verify_store
 from service.settings import settings_or_exit
 
@@ -50,7 +51,8 @@ def _configure_logging(**_: object) -> None:
 
 
 def _prepare(**_: object) -> None:
-    check_device()
+    beating.device_class = check_device()
+    worker.amqp.queues.select([QUEUE, queue_of(beating.device_class)])
     broker.start()
     with _database() as database:
         upgrade(database)
@@ -113,13 +115,13 @@ def end_worker() -> None:
     os.kill(_worker_process, signal.SIGTERM)
 
 
-def check_device() -> None:
+def check_device() -> str:
     """Refuse to start, with the reason, where jobs cannot have their GPU; say what they have.
 
-    Raises SystemExit.
+    Returns the device class: `cpu` or `cuda`. Raises SystemExit.
     """
     if settings.device == "cpu" or (settings.device == "auto" and not cuda_device_seen()):
-        return
+        return "cpu"
     # A process of its own: after a use of CUDA, no task process could be forked.
     command = [sys.executable, "-m", "service.worker.device"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False)
@@ -127,6 +129,7 @@ def check_device() -> None:
         lines = done.stderr.strip().splitlines() or [f"the check of the device ended with {done.returncode}"]
         raise SystemExit(f"locum: {lines[-1]}")
     _log.info("jobs run on %s", done.stdout.strip(), extra={"part": "device"})
+    return str(json.loads(done.stdout.splitlines()[-1])["device"]).partition(":")[0]
 
 
 # Called, not used as decorators: Celery is untyped, and its decorators hide the types of a function.

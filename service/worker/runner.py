@@ -15,11 +15,12 @@ from datetime import UTC, datetime, timedelta
 
 import torch
 from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from model_store.errors import LocumStoreError, StoreUnavailable
 from personalization.errors import PersonalizationError
-from service.database import Database
+from service.database import Database, Job
 from service.errors import (
     FilesUnavailable,
     GpuMemoryFull,
@@ -68,7 +69,8 @@ def run_next(job_id: str, settings: Settings) -> None:
     database = Database(settings.resolved_database_url)
     try:
         with database.read() as session:
-            candidates = [*records.turns(session), job_id]
+            device_class = session.scalar(select(Job.device_class).where(Job.id == job_id))
+            candidates = [*records.turns(session, device_class), job_id]
     finally:
         database.dispose()
     for candidate in candidates:

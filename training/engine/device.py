@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
+
+# What a worker process takes at least: libraries, one site's data and a batch; on a GPU a context of CUDA.
+_BYTES_ON_CPU = 2**30
+_BYTES_ON_GPU = 2 * 2**30
+_MEMORY = Path("/proc/meminfo")
 
 
 def problem_of(device: str) -> str | None:
@@ -26,3 +34,21 @@ def device_of_worker(device: str, worker: int) -> str:
         return device
     cards = torch.cuda.device_count()
     return f"cuda:{worker % cards}" if cards > 1 else device
+
+
+def default_workers(device: str) -> int:
+    """As many worker processes as there are cores, if the memory of `device` is enough for so many."""
+    least = _BYTES_ON_CPU if device == "cpu" else _BYTES_ON_GPU
+    return max(1, min(os.cpu_count() or 1, free_memory(device) // least))
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on a device; with `cuda`, on all cards of the machine together."""
+    if device != "cpu":
+        cards = range(torch.cuda.device_count()) if device == "cuda" else [torch.device(device).index]
+        return sum(torch.cuda.mem_get_info(card)[0] for card in cards)
+    if _MEMORY.exists():
+        for line in _MEMORY.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 2**10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

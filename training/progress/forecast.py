@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+from training.engine.device import default_workers
 from training.engine.pool import spread
 from training.run import Run
 
@@ -32,7 +32,7 @@ def expected_seconds(job: Run, workers: int | None) -> Mapping[str, float]:
     if not isinstance(algorithm, Forecasts) or settings.device != "cpu":
         return {}
     specs = job.specs()
-    workers = (os.cpu_count() or 1) if workers is None else workers
+    workers = default_workers(settings.device) if workers is None else workers
     worker_of = spread(specs, max(1, min(workers, len(specs))))
     images: Counter[int] = Counter()
     for site in job.sites():

@@ -33,7 +33,8 @@ TERMINAL = ("succeeded", "fell_back", "failed", "cancelled")
 def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, routing_store: Path) -> Any:
     store = tmp_path_factory.mktemp("worker") / "store"
     shutil.copytree(routing_store, store)
-    running = start(store, redis_url=None, lease_seconds=5, reconcile_every_seconds=0.2)
+    # Jobs go by the queue of their device class.
+    running = start(store, redis_url=None, jobs_on="cpu", lease_seconds=5, reconcile_every_seconds=0.2)
     assert running.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
     return running
 
@@ -92,6 +93,7 @@ def test_cancelled_job_ends_and_the_next_job_runs(
     assert cancelled["reason"] == "cancelled while adapting"
     done = ended(api, following)
     assert (done["state"], done["reason"]) == ("succeeded", None)
+    assert (done["device_class"], done["result"]["computed_on"]["device"]) == ("cpu", "cpu")
     assert [epoch["epoch"] for epoch in done["epochs"]] == [0, 1]
     assert done["coefficients"]["models"] == ["aster", "birch", "global"]
     # The candidate opens, and answers a caller that asks for it by name.

@@ -41,6 +41,17 @@ def test_worker_without_a_recent_beat_is_silent_until_it_beats_again(database: D
     assert (found.running, found.silent, found.absence) == (1, 0, None)
 
 
+def test_jobs_for_a_gpu_wait_for_a_worker_with_one(database: Database) -> None:
+    with database.write() as session:
+        record(session, "one:1", runs=True, device_class="cpu")
+    with database.read() as session:
+        assert presence(session, "cpu").running == presence(session).running == 1
+        absence = presence(session, "cuda").absence
+    assert absence is not None
+    assert absence.startswith("no worker with a GPU is running: start one")
+    assert "LOCUM_DEVICE=cuda" in absence
+
+
 def test_worker_that_ends_is_forgotten_at_once_and_a_killed_one_after_a_day(database: Database) -> None:
     seen_ago(database, "killed:1", 25 * 3600)
     with database.write() as session:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import func, select
@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 from service.database import Database, Job
 from service.errors import IdempotencyConflict, QueueFull
 from service.jobs import records, submission
+from service.runtime.queue import DEVICE_CLASSES, QUEUE, RUN_JOB, Queue, queue_of
 from service.settings import Settings
 
 
-def making(key: str, fingerprint: str, hospital: str = "north", **settings: int) -> Callable[[Session], Job]:
+def making(key: str, fingerprint: str, hospital: str = "north", **settings: Any) -> Callable[[Session], Job]:
     def create(session: Session) -> Job:
         asked: dict[str, Any] = {
             "kind": "scan",
@@ -70,6 +71,24 @@ def test_concurrent_requests_with_one_key_make_one_job(database: Database) -> No
     assert sorted(created for _, created in found) == [False] * (workers - 1) + [True]
     with database.read() as session:
         assert session.scalar(select(func.count()).select_from(Job)) == 1
+
+
+@pytest.mark.parametrize(
+    ("jobs_on", "queue"), [("any", QUEUE), ("cpu", "adaptation.cpu"), ("cuda", "adaptation.cuda")]
+)
+def test_job_is_sent_to_the_workers_of_its_device(jobs_on: str, queue: str, database: Database) -> None:
+    job, _ = submission.create_once(database, "north", None, "f", making("k", "f", jobs_on=jobs_on))
+    sent: list[tuple[Any, ...]] = []
+
+    class Sent:
+        def send(self, *arguments: Any, device_class: str | None) -> None:
+            sent.append((*arguments, queue_of(device_class)))
+
+    assert submission.send(database, cast("Queue", Sent()), job.id)
+    assert sent == [(RUN_JOB, job.id, queue)]
+    with database.read() as session:
+        for device_class in (None, *DEVICE_CLASSES):
+            assert (job.id in records.turns(session, device_class)) == (queue_of(device_class) == queue)
 
 
 def test_job_above_max_waiting_jobs_is_rejected(database: Database) -> None:

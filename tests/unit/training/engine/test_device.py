@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from training.config import RunConfig
-from training.engine.device import device_of_worker, problem_of
+from training.engine import device as devices
+from training.engine.device import default_workers, device_of_worker, free_memory, problem_of
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -39,3 +42,19 @@ def test_workers_take_the_cards_in_turn_unless_one_is_named(cards: int) -> None:
 def test_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(ValidationError):
         RunConfig(device=device)
+
+
+def test_worker_processes_are_as_many_as_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices.os, "cpu_count", lambda: 8)
+    listed = tmp_path / "meminfo"
+    listed.write_text("MemTotal: 99999999 kB\nMemAvailable: 3145728 kB\n")
+    monkeypatch.setattr(devices, "_MEMORY", listed)
+    assert (free_memory("cpu"), default_workers("cpu")) == (3 * 2**30, 3)
+    free = [5 * 2**30, 2**30]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: (free[card], 2**36))
+    assert [default_workers(device) for device in ("cuda", "cuda:0", "cuda:1")] == [3, 2, 1]
+    free[:] = [2**40, 2**40]
+    assert default_workers("cuda") == 8
