@@ -27,11 +27,11 @@ from training.run import Run, execute
 SMALL = {"width": 2, "rounds": 2, "batch_size": 16, "least_steps": 2}
 STUDENT = {"width": 2, "local_epochs": 1, "batch_size": 8, "epochs": 2, "synthesis_batch": 8}
 GENERATOR = {"generator_steps": 2, "noise_size": 8, "generator_width": 4}
+ATTENTION = {"width": 2, "heads": 4, "rounds": 1, "local_steps": 2, "batch_size": 4, "fine_tune_rounds": 1}
 OTHERS: dict[str, dict[str, Any]] = {
     "fedins": {"rounds": 1, "entries": 4, "top": 2, "local_epochs": 1, "batch_size": 8},
-    "fedoap": {
-        **{"width": 2, "heads": 4, "rounds": 1, "local_steps": 2, "batch_size": 4, "fine_tune_rounds": 1},
-    },
+    "fedoap": ATTENTION,
+    "feddp": ATTENTION,
     "fedbicross": {
         **{"width": 1, "local_epochs": 1, "batch_size": 8, "probes": 8, "min_silhouette": -1, "epochs": 1},
         **{"steps": 2, "synthesis_batch": 6, "outer_steps": 2, "checkpoint_every": 2, "personal_epochs": 1},
