@@ -207,7 +207,7 @@ def _due(session: Session) -> ColumnElement[bool]:
 def turns(session: Session, device_class: str | None = None) -> list[str]:
     """List the next job of each hospital in the order in which workers take them: fair between hospitals.
 
-    Only jobs of this device class: each has a queue of messages, whose workers find its jobs.
+    Only jobs of this device class: each class has a queue of messages, and a message finds jobs of its class.
 
     First is the hospital with the fewest running jobs, then the one of which a job began the longest ago. The
     oldest job of a hospital is its next. A job of no hospital counts for its maker.

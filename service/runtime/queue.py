@@ -1,7 +1,7 @@
 """The Celery queue: the API sends task names and JSON, the worker has the code.
 
     API ── send ──> Redis, queue `adaptation` ──> worker, one task at a time
-                    `adaptation.cpu`, `.cuda` ──> workers whose jobs compute there
+                    `adaptation.cpu`, `.cuda` ──> workers on that device
 
 Messages are hints: request and progress are in the database. Every task tolerates a message that is lost or
 delivered twice.
