@@ -28,6 +28,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "serving_cost": "benchmarks.cost.serving:ServingCost",
     "throughput": "benchmarks.cost.throughput:Throughput",
     "page_cost": "benchmarks.cost.page:PageCost",
+    "quantised": "benchmarks.cost.quantised:Quantised",
     "dicom_cost": "benchmarks.cost.dicom:DicomCost",
     "scale": "benchmarks.cost.scale:Scale",
     "security_cost": "benchmarks.cost.security:SecurityCost",

@@ -1,4 +1,4 @@
-"""`python -m model_store`: list, show, verify, withdraw, prune, import and export a store's artefacts."""
+"""`python -m model_store`: list, show, verify, withdraw, prune, import, export and quantise artefacts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DEFAULT_STORE = ".locum/store"
 _AS_IT_IS: dict[str, Any] = {"markup": False, "soft_wrap": True}
 _WIDEST = 10_000
 # Options belong to the command that is started.
-_OF_TRAINING: dict[str, Any] = {
+_OF_ANOTHER_ROOM: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 }
 
@@ -180,29 +180,33 @@ def prune(store: StoreOption = DEFAULT_STORE) -> None:
     console.print(f"{len(deleted)} deleted")
 
 
-@app.command("import", **_OF_TRAINING)
+@app.command("import", **_OF_ANOTHER_ROOM)
 def import_model(context: typer.Context) -> None:
     """Import a model made elsewhere as a version: a MONAI bundle, an nnU-Net folder, an onnx graph."""
-    _start("import", context.args)
+    _start("training", "training.exchange", ["import", *context.args])
 
 
-@app.command("export", **_OF_TRAINING)
+@app.command("export", **_OF_ANOTHER_ROOM)
 def export_model(context: typer.Context) -> None:
     """Export a version as a MONAI bundle."""
-    _start("export", context.args)
+    _start("training", "training.exchange", ["export", *context.args])
 
 
-def _start(command: str, arguments: list[str]) -> None:
-    """Become `python -m training.exchange`, by name: the store itself knows no torch.
+@app.command("quantise", **_OF_ANOTHER_ROOM)
+def quantise_model(context: typer.Context) -> None:
+    """Make an int8 graph (float16 for a GPU) of a version's weights, judged on scans without masks."""
+    _start("service", "service.quantisation", context.args)
+
+
+def _start(room: str, module: str, arguments: list[str]) -> None:
+    """Become `python -m MODULE` of a room, by name: the store itself knows no torch and no onnxruntime.
 
     Modules of the working folder are not imported (-P), as by `locum`.
     """
-    if find_spec("training") is None:
-        raise StoreError(
-            "training is not installed, which reads and writes networks; pip install locum has it"
-        )
+    if find_spec(room) is None:
+        raise StoreError(f"{room} is not installed, which runs networks; pip install locum has it")
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    line = [sys.executable, "-m", "training.exchange", command, *arguments]
+    line = [sys.executable, "-m", module, *arguments]
     if os.name == "nt":
         # exec would return to the shell at once there.
         raise typer.Exit(subprocess.run(line, env=environment, check=False).returncode)

@@ -35,6 +35,8 @@ _FURTHER = """
 EXPORTED: Final = frozenset(_EXPORTED.split())
 # Those that MONAI's networks have besides, by `torch.onnx.export`.
 IMPORTED: Final = frozenset(_IMPORTED.split())
+# Those that a graph in int8 has besides.
+QUANTISED: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 # What other networks of their kind have: functions of their inputs alone, without subgraphs.
 FURTHER: Final = frozenset(_FURTHER.split())
 # onnxruntime reads a file that such a node names.
@@ -67,7 +69,7 @@ def check_graph(content: bytes, where: str, operators: Iterable[str] = ()) -> Mo
     Args:
         content: bytes of an onnx file.
         where: names it in the error.
-        operators: allowed beyond `EXPORTED`, `IMPORTED` and `FURTHER`.
+        operators: allowed beyond `EXPORTED`, `IMPORTED`, `QUANTISED` and `FURTHER`.
 
     Raises:
         GraphRefused: it is no onnx graph, or it has external data, a function, a training graph, options for
@@ -94,7 +96,7 @@ def check_graph(content: bytes, where: str, operators: Iterable[str] = ()) -> Mo
         raise GraphRefused(
             f"{where}: expected no '{_OPTIONS_IN_METADATA}' in the metadata, found it: remove it"
         )
-    allowed = EXPORTED | IMPORTED | FURTHER | {*operators}
+    allowed = EXPORTED | IMPORTED | QUANTISED | FURTHER | {*operators}
     others: dict[str, None] = {}
     for message in _messages(model, where):
         if isinstance(message, onnx.TensorProto):

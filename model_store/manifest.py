@@ -35,6 +35,10 @@ GRAPH = "graph.onnx"
 SHIFT_GRAPH = "shift.onnx"
 SCAN_GRAPH = "scan.onnx"
 
+# The arithmetic of a graph. Weights are in float32; graphs in the others are made from them.
+Precision = Literal["float32", "float16", "int8"]
+Reduced = Literal["float16", "int8"]
+
 # A dot joins a composite's name and its part's (`brain.global`). No leading dot, no path separator, no `@`.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 
@@ -97,12 +101,7 @@ class Lineage(_Frozen):
 
 
 class BaseManifest(_Frozen):
-    """Fields of every kind. `part_of` names the composite that it is a part of; parts are not offered alone.
-
-    `required_files` are the files that an artefact of this kind must have to be published.
-    """
-
-    required_files: ClassVar[tuple[str, ...]] = ()
+    """Fields of every kind. `part_of` names the composite that it is a part of; a part is not offered."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     name: Name
@@ -112,6 +111,11 @@ class BaseManifest(_Frozen):
     metrics: dict[str, FiniteFloat] = {}
     software: dict[str, str] = {}
     files: dict[Name, FileEntry] = {}
+
+    @property
+    def required_files(self) -> tuple[str, ...]:
+        """The files that an artefact of this kind must have to be published."""
+        return ()
 
     def references(self) -> dict[str, str]:
         """Map the role of each part to its digest."""
@@ -153,9 +157,10 @@ class ModelManifest(BaseManifest):
     `statistics` describes the training scans for the guard. With `sources`, the graph has a second output
     `attention` float32 [B, sources]: the share of the attention on each source, in this order; `own` is the
     image itself.
-    """
 
-    required_files: ClassVar[tuple[str, ...]] = (WEIGHTS, GRAPH)
+    With `precision`, the artefact is another graph of its parent's weights, which its lineage names: it has
+    no weights of its own, and is served where a hospital's assignment says so. See `service.quantisation`.
+    """
 
     kind: Literal["model"] = "model"
     role: str = "global"
@@ -164,6 +169,21 @@ class ModelManifest(BaseManifest):
     network: NetworkSpec
     statistics: ReferenceStatistics | None = None
     sources: tuple[str, ...] | None = None
+    precision: Reduced | None = None
+
+    @property
+    def required_files(self) -> tuple[str, ...]:
+        """The graph; and the weights, unless they are the parent's."""
+        return (WEIGHTS, GRAPH) if self.precision is None else (GRAPH,)
+
+    @model_validator(mode="after")
+    def _graph_of_one(self) -> ModelManifest:
+        if self.precision is not None and (self.part_of is None or len(self.lineage.parents) != 1):
+            raise ValueError(
+                f"a graph in {self.precision} is a part of the network that it was made of, its one parent: "
+                f"found part_of {self.part_of!r} and {len(self.lineage.parents)} parents"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_owner(self) -> ModelManifest:
@@ -293,9 +313,9 @@ class SsfPoolManifest(BaseManifest):
     selected each entry, if sites allow it.
     """
 
-    required_files: ClassVar[tuple[str, ...]] = (WEIGHTS, GRAPH)
-    # The graph of a pool has no output `attention`.
+    # The graph of a pool has no output `attention`, and no other is made from it.
     sources: ClassVar[None] = None
+    precision: ClassVar[None] = None
 
     kind: Literal["ssf-pool"] = "ssf-pool"
     backbone: Digest
@@ -304,6 +324,11 @@ class SsfPoolManifest(BaseManifest):
     top: int = Field(ge=1)
     usage: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     statistics: ReferenceStatistics | None = None
+
+    @property
+    def required_files(self) -> tuple[str, ...]:
+        """Weights and graph."""
+        return (WEIGHTS, GRAPH)
 
     @model_validator(mode="after")
     def _consistent(self) -> SsfPoolManifest:

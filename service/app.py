@@ -54,6 +54,7 @@ from service.routes import (
     monailabel,
     pacs,
     page,
+    quantisations,
     segment,
     serving,
     session,
@@ -134,6 +135,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         adaptations,
         jobs,
         mask_checks,
+        quantisations,
         pacs,
         session,
     ):
@@ -168,7 +170,7 @@ async def _open(
     settings: Settings, measured: Metrics, closing: threading.Event, stack: AsyncExitStack
 ) -> ServiceContext:
     """Open every part, and leave on the stack how it is closed. Whatever blocks does so in a thread."""
-    if settings.device.startswith("cuda"):
+    if settings.device.startswith("cuda") or settings.device == "openvino":
         # Else the first scan would find it out.
         await asyncio.to_thread(probe_provider, settings.device)
     settings.make_state_dir()

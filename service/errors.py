@@ -42,7 +42,8 @@
     │   ├── ClusterNotNamed      422  a cluster model without a cluster
     │   ├── ClusterUnknown       404  the artefact has no such cluster
     │   ├── NoGlobalModel        422  the artefact has no global model
-    │   └── NoAdaptedVersion     404  no adapted version is assigned to the hospital
+    │   ├── NoAdaptedVersion     404  no adapted version is assigned to the hospital
+    │   └── PrecisionUnavailable 409  there is no graph in the hospital's precision for this answer
     ├── PredictionError               a scan is not answered
     │   ├── ScanUnlikeTask       422  the guard warns, and the request rejects such scans
     │   ├── OutputMismatch       422  the scan cannot have this output
@@ -96,6 +97,7 @@
         ├── IdempotencyConflict  422  the idempotency key belongs to another request
         ├── NotAdaptable         422  the artefact is of a kind that no job adapts
         │   └── NotAdaptableToScan   nor to one scan
+        ├── NotReducible           422  no graph in another precision can be made of the network
         ├── CandidateNotCheckable  409  the job has no candidate that masks can check
         ├── MemberCannotJoin     422  the hospital is a member of the federation
         ├── MasksMissing         422  too few masks to learn from, or to check a candidate with
@@ -342,6 +344,10 @@ class NoAdaptedVersion(SelectionError):
     status, slug, title = 404, "no-adapted-version", "Nothing was adapted to this hospital"
 
 
+class PrecisionUnavailable(SelectionError):
+    status, slug, title = 409, "precision-unavailable", "There is no graph in this precision"
+
+
 class PredictionError(ServiceError): ...
 
 
@@ -580,6 +586,10 @@ class NotAdaptableToScan(NotAdaptable):
     """The artefact is of a kind that no job adapts to one scan."""
 
     title = "This kind of artefact cannot be adapted to one scan"
+
+
+class NotReducible(JobError):
+    status, slug, title = 422, "not-reducible", "No other graph can be made of this network"
 
 
 class CandidateNotCheckable(JobError):

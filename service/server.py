@@ -38,7 +38,7 @@ def run(settings: Settings) -> None:
     try:
         _check_port(settings)
         settings.make_state_dir()
-        if settings.device.startswith("cuda"):
+        if settings.device.startswith("cuda") or settings.device == "openvino":
             probe_provider(settings.device)
         with ExitStack() as stack:
             # Before anything is started, so that what is wrong with it is one line.

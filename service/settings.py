@@ -108,8 +108,8 @@ def _rates(value: str) -> str:
 
 
 def _device(value: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", value) is None:
-        raise ValueError("expected auto, cpu, cuda, or cuda:N for the GPU number N")
+    if re.fullmatch(r"auto|cpu|openvino|cuda(:[0-9]{1,2})?", value) is None:
+        raise ValueError("expected auto, cpu, openvino, cuda, or cuda:N for the GPU number N")
     return value
 
 
@@ -275,7 +275,8 @@ class Settings(BaseSettings):
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto",
-        description="of inference and jobs: `auto`, `cpu`, `cuda` or `cuda:N`; the last two never fall back",
+        description="of inference and jobs: `auto`, `cpu`, `openvino` (the CPU, inference by OpenVINO), "
+        "`cuda` or `cuda:N`; the last three never fall back",
     )
 
     # the worker

@@ -26,7 +26,7 @@ class CostExperiment(Experiment[P]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.tables = (Table(cls.name),)
+        cls.tables = (Table(cls.name, data=None if cls.data_help is None else "../shared/data"),)
 
     @abstractmethod
     def kinds(self) -> Mapping[str, Kind]:

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
+from model_store.manifest import Reduced
 from personalization.options.masks import MASKS, MasksOptions
 from personalization.options.presets import AUTO
+from service.adaptation.quantisation import follow, require_segmenting
 from service.catalog.adapted import require_parts
 from service.catalog.version import resolve_parent
 from service.cohorts import cohorts, masks
@@ -45,6 +47,12 @@ class CohortAdaptation(AdaptationRequest):
     """An adaptation on the scans of a cohort."""
 
     cohort: str = Field(pattern=COHORT_ID, description="Id of the cohort. All its scans are used.")
+    quantise: Reduced | None = Field(
+        None,
+        description="Afterwards, make a graph of the candidate in this precision on the same cohort, by a "
+        "job of kind `quantisation` (`options.after` has this job's id).",
+        exclude_if=lambda precision: precision is None,
+    )
 
 
 def check_place(context: ServiceContext, hospital: str, key: str | None) -> None:
@@ -97,6 +105,8 @@ class AdaptationSubmission:
             return before, False
         parent, adaptation, options = self._chosen
         if isinstance(self.asked, CohortAdaptation):
+            if self.asked.quantise is not None:
+                require_segmenting(parent, self.asked.quantise, self.context.settings)
             return self._submit(parent, adaptation, options, self.asked.cohort)
         with database.write() as session:
             cohort = cohorts.create(
@@ -213,6 +223,8 @@ class AdaptationSubmission:
                 fingerprint=self._fingerprint(),
                 request_id=self.request_id,
             )
+            if isinstance(self.asked, CohortAdaptation) and self.asked.quantise is not None:
+                follow(session, self.context, job, self.asked.quantise)
             for why in self.unused_masks:
                 records.append_event(session, job, "warning", {"message": why})
             return job

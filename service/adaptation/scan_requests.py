@@ -27,13 +27,20 @@ from model_store.task import Task
 from personalization.options.presets import AUTO, SCAN_FALLBACK
 from service.catalog.adapted import require_parts, resolve_adaptable
 from service.catalog.network import adapted_to_scan
+from service.catalog.precision import decided_precision
 from service.catalog.version import ResolvedVersion
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job, in_turn
 from service.database.hospitals import share_of
 from service.database.job_states import TERMINAL
-from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
+from service.errors import (
+    DiskFull,
+    NotAdaptableToScan,
+    ParametersContradict,
+    PrecisionUnavailable,
+    ScanQuotaExceeded,
+)
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.volumes import is_taken_together
 from service.jobs import records, submission
@@ -87,6 +94,12 @@ class ScanRequest:
         if options.site is not None:
             raise ParametersContradict(
                 "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
+            )
+        if (entry := decided_precision(found)) is not None:
+            raise PrecisionUnavailable(
+                f"'{found.artefact}' is assigned to hospital '{entry.hospital}' in {entry.precision}, and "
+                "adapting to a scan is in float32: ask with personalization=auto, or assign the version "
+                "again with precision=float32."
             )
         parent = resolve_adaptable(context.store, found.artefact)
         adaptation = kind_of(parent).adaptation

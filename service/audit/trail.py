@@ -356,8 +356,12 @@ def assignment_details(entry: Assignment) -> dict[str, Any]:
         "override": entry.override,
         "at": entry.at.astimezone(UTC).isoformat(),
     }
-    # Rows of entries that were decided have the form that they had before this was recorded.
-    return {**details, "by_default": True} if entry.by_default else details
+    # Rows of entries that were decided, and in float32, have the form that they had before this was recorded.
+    if entry.by_default:
+        details["by_default"] = True
+    if entry.reduced is not None:
+        details |= {"precision": entry.precision, "reduced": entry.reduced}
+    return details
 
 
 def _last_checkpoint(session: Session) -> AuditCheckpoint | None:

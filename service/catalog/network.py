@@ -16,8 +16,9 @@ served; else the newest that is not withdrawn. The network within it, by persona
 
 Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from. An
 adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
-looked at. An assigned or kept version that was withdrawn is refused, never replaced silently: somebody has to
-decide.
+looked at; so does a graph in another precision (`brain.int8@1`). An assigned or kept version that was
+withdrawn is refused, never replaced silently: somebody has to decide. So is a version that is assigned in
+int8 or float16 where that graph was withdrawn, or is of another network than the request asks for.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from typing import Literal
 from urllib.parse import quote
 
 from model_store.artefact import Artefact
-from model_store.manifest import ModelManifest, NetworkManifest
+from model_store.manifest import ModelManifest, NetworkManifest, Precision
 from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import parent_behind
 from service.catalog.parts import PartRequest, Personalization, choose
+from service.catalog.precision import decided_precision, in_precision
 from service.catalog.version import NewVersions, ResolvedVersion, serve_version
 from service.database import Database
 from service.errors import NoAdaptedVersion, ParametersContradict
@@ -66,6 +68,11 @@ class Selection:
     def manifest(self) -> NetworkManifest:
         """The manifest of the network that answers."""
         return self.model.manifest
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the graph that answers."""
+        return self.manifest.precision or "float32"
 
     @property
     def warnings(self) -> Mapping[str, str]:
@@ -139,6 +146,10 @@ def select_network(
         StoreError: a part does not open.
     """
     selection = _selected(store, found, personalization, site, cluster)
+    if (entry := decided_precision(found)) is not None:
+        reduced = in_precision(store, selection.model, entry)
+        why = f"{selection.why}; in {entry.precision}, as it is assigned"
+        selection = replace(selection, model=reduced, why=why)
     return replace(selection, flagged=store.flagged(selection.offered))
 
 

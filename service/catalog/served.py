@@ -24,6 +24,7 @@ class ServedVersion:
     hospital. `version` is None when there was none to serve. `because` is `kept` for a version that the
     hospital was first served without a decision. `withdrawn` says that the version of the log was already
     withdrawn: a scan would have been refused, not answered by another version behind the hospital's back.
+    So it is where its graph in the log's precision was.
     `flagged` are the artefacts, withdrawn by now, that the version descends from. `newer` is the newest
     version of the model, where it is newer than the one that serves.
     """
@@ -66,7 +67,7 @@ def serving(
             entry.version,
             entry.digest,
             "kept" if entry.by_default else "assigned",
-            meant is not None and _withdrawn(meant, when),
+            (meant is not None and _withdrawn(meant, when)) or _graph_withdrawn(store, entry, when),
             entry,
             () if meant is None else meant.flagged,
             _newer(newest, entry, meant),
@@ -105,6 +106,15 @@ def _meant(store: Store, name: str, digest: str) -> Version | None:
     with suppress(StoreError):
         return store.version(name, record.number)
     return None
+
+
+def _graph_withdrawn(store: Store, entry: Assignment, when: datetime) -> bool:
+    record = None if entry.reduced is None else store.locate(entry.reduced)
+    if record is None:
+        return False
+    with suppress(StoreError):
+        return _withdrawn(store.version(record.name, record.number), when)
+    return False
 
 
 def _newer(newest: Version | None, entry: Assignment, meant: Version | None) -> int | None:

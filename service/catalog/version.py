@@ -140,7 +140,13 @@ def resolve_version(
         # The graph is hashed when it is loaded, which is when it matters.
         newest = store.open(reference, verify=False)
     found = ResolvedVersion(newest, cause, home, hospital, entry)
-    if found.artefact.manifest.part_of is not None:
+    reduced = getattr(found.artefact.manifest, "precision", None)
+    if reduced is not None and cause == "newest":
+        raise VersionNotNamed(
+            f"'{found.artefact.name}' has graphs of '{found.artefact.manifest.part_of}' in {reduced}: name a "
+            f"version, such as '{found.artefact}', or assign it with precision={reduced}.",
+        )
+    if found.artefact.manifest.part_of is not None and reduced is None:
         raise PartRequested(
             f"'{found.artefact}' is a part of '{found.artefact.manifest.part_of}'; ask for that model, and "
             "for the part with `personalization`.",

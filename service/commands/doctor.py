@@ -24,7 +24,7 @@ from service.about import locum_version
 from service.database import Database, check, database_now
 from service.errors import DatabaseNotMigrated, ServiceError
 from service.inference.gpu import card
-from service.inference.sessions import CPU, FALLBACK, cuda_device_seen, probe_provider
+from service.inference.sessions import CPU, FALLBACK, OPENVINO, cuda_device_seen, probe_provider
 from service.settings import Settings, graph_limits, ignored_variables
 
 _GIB = 2**30
@@ -108,6 +108,8 @@ def _scans(settings: Settings) -> str:
         return f"LOCUM_DEVICE={settings.device}: the CPU" + (
             "" if cuda_device_seen() else "; no NVIDIA device"
         )
+    if provider == OPENVINO:
+        return f"LOCUM_DEVICE={settings.device}: the CPU, by OpenVINO"
     return f"LOCUM_DEVICE={settings.device}: {card(settings.device) or 'a GPU'}"
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-JobKind = Literal["adaptation", "scan", "pacs-segment", "pacs-cohort", "mask-check", "mask-verdict"]
+JobKind = Literal[
+    "adaptation", "scan", "pacs-segment", "pacs-cohort", "mask-check", "mask-verdict", "quantisation"
+]
 WITH_RESULT: frozenset[str] = frozenset({"scan", "pacs-segment"})
 """Kinds that end with a file, `/jobs/{id}/result`."""
 
 ADAPTING: frozenset[str] = frozenset({"adaptation", "scan"})
 """Kinds that adapt a model."""
+
+QUANTISING: JobKind = "quantisation"
+"""Makes a graph in another precision."""
 
 JobState = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
 JobEnd = Literal["succeeded", "fell_back", "failed", "cancelled"]

@@ -110,7 +110,8 @@ class Assignment(Base):
     rollback after a rollback goes one further back; `restores` is set on the entries that a rollback made.
     `artefact` names the version's artefact where that is not `model` itself but one adapted from it;
     `override` is set when a candidate that its gate refused was assigned all the same. `by_default` is set on
-    an entry that no person decided: the newest version, when the hospital was first served.
+    an entry that no person decided: the newest version, when the hospital was first served. `precision` is
+    that of the graph that answers; `reduced` is the digest of the version that has it, null for float32.
     """
 
     __tablename__ = "assignment"
@@ -133,6 +134,8 @@ class Assignment(Base):
     artefact: Mapped[str | None] = mapped_column(String(200))
     override: Mapped[bool] = mapped_column(default=False, server_default=false())
     by_default: Mapped[bool] = mapped_column(default=False, server_default=false())
+    precision: Mapped[str] = mapped_column(String(16), default="float32", server_default="float32")
+    reduced: Mapped[str | None] = mapped_column(String(71))
 
 
 class AuditRow(Base):

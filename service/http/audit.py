@@ -61,6 +61,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("PUT", f"{_SCAN}/mask"): "mask.stored",
     ("DELETE", f"{_SCAN}/mask"): "mask.deleted",
     ("POST", "/hospitals/{hospital}/adaptations"): "job.started",
+    ("POST", "/hospitals/{hospital}/quantisations"): "job.started",
     ("POST", "/pacs/{pacs}/segment"): "job.started",
     ("POST", f"{_COHORT}/pacs"): "job.started",
     ("POST", "/jobs/{job}/checks"): "job.started",

@@ -97,6 +97,9 @@ def _moved_out(model: ModelProto) -> Iterator[tuple[str, OrtValue]]:
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
+OPENVINO = "OpenVINOExecutionProvider"
+# The value of LOCUM_DEVICE.
+_OPENVINO = "openvino"
 
 _DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
 _log = logging.getLogger("locum.service")
@@ -127,14 +130,18 @@ def cuda_is_possible() -> bool:
     return True
 
 
-def wanted_providers(device: str, gpu_memory: int = 0, tensorrt: bool = False) -> list[Any]:
+def wanted_providers(device: str, gpu_memory: int = 0, tensorrt: bool = False, threads: int = 0) -> list[Any]:
     """The providers to ask a session for, in order; `device` as LOCUM_DEVICE.
 
     On CUDA, cuDNN takes its algorithms by a fixed rule, and TF32 is off: a search by time, or products of 10
     bits, would let equal scans get unequal masks. A session's arena has at most `gpu_memory` bytes (0: no
     bound), and grows by what a run asks for. With `tensorrt` that provider comes first, by its own defaults.
+    OpenVINO computes in float32 what is not in int8, never in bfloat16.
     """
-    if device == "cpu" or (device == "auto" and not cuda_is_possible()):
+    if device == _OPENVINO and OPENVINO in onnxruntime.get_available_providers():
+        own = {"device_type": "CPU", "precision": "ACCURACY", "num_streams": "1"}
+        return [(OPENVINO, own | ({"num_of_threads": str(threads)} if threads else {})), CPU]
+    if device in ("cpu", _OPENVINO) or (device == "auto" and not cuda_is_possible()):
         return [CPU]
     cuda_is_possible()
     options = {
@@ -200,7 +207,7 @@ class GraphSession:
         try:
             seconds = max(_LEAST_LOAD_SECONDS, _SLICES_OF_A_LOAD * limits.seconds_per_slice)
             parts = split_at_query(graph, model)
-            providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt)
+            providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt, threads)
             sessions = [_load(part, threads, providers, seconds) for part in parts]
             outputs = {output.name for output in sessions[-1].get_outputs()}
             inputs = {node.name for session in sessions for node in session.get_inputs()}
@@ -231,6 +238,11 @@ class GraphSession:
         ]
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
+        if device == _OPENVINO and self.provider != OPENVINO:
+            raise GpuUnavailable(
+                "LOCUM_DEVICE=openvino, but this onnxruntime has no OpenVINO: install onnxruntime-openvino "
+                "in place of onnxruntime-gpu, or set LOCUM_DEVICE=cpu."
+            )
         if device.startswith("cuda") and not self._on_gpu:
             raise GpuUnavailable(
                 f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here; see the service's log, or set "
@@ -241,7 +253,7 @@ class GraphSession:
         self.gpu = card(device) if self._on_gpu else None
         number = device.partition(":")[2] or "0"
         self._arena = f"gpu:{number}" if self._on_gpu else _CPU_ARENA
-        at_once = max(1, (os.cpu_count() or 1) // threads) if threads and self.provider == CPU else 1
+        at_once = max(1, (os.cpu_count() or 1) // threads) if threads and not self._on_gpu else 1
         self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
 
     @property

@@ -38,6 +38,7 @@ _STAGES: Final = {
     "comparing": "comparing the clusters' models",
     "judging": "judging the candidate",
     "checking": "comparing the candidate with the global model, scan by scan",
+    "quantising": "comparing the graphs, scan by scan",
     "drawing": "drawing the pictures",
     "publishing": "publishing the candidate",
     "storing": "storing the answer in the PACS",

@@ -166,6 +166,7 @@ class Predictor(ABC, Generic[Options]):
             model=receipt_of(selection.offered),
             network=graph.network,
             graph=graph.session.digest,
+            precision=selection.precision,
             personalization=selection.personalization,
             site=selection.site,
             cluster=selection.cluster,

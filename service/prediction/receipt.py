@@ -11,6 +11,7 @@ import platform
 import onnxruntime
 from pydantic import BaseModel, Field, JsonValue
 
+from model_store.manifest import Precision
 from service.about import NOTICE, locum_version
 
 
@@ -30,6 +31,9 @@ class Receipt(BaseModel):
     model: ModelReceipt = Field(description="The requested artefact.")
     network: ModelReceipt = Field(description="The network inside it that answered.")
     graph: str = Field(description="sha256 of the onnx graph; also in `Locum-Graph`.")
+    precision: Precision = Field(
+        "float32", description="Precision of the graph: `float32`, or another that was assigned."
+    )
     personalization: str
     site: str | None
     cluster: str | None

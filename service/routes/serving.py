@@ -9,17 +9,25 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 from sqlalchemy.orm import Session
 
+from model_store.artefact import Artefact
+from model_store.manifest import Precision
 from service.catalog.adapted import adapted_for, require_gate, require_second_person
 from service.catalog.assignable import resolve_assignable
+from service.catalog.network import select_network
+from service.catalog.precision import newest_reduced
 from service.catalog.served import ServedVersion, serving
-from service.catalog.version import require_name
+from service.catalog.version import ResolvedVersion, require_name
+from service.context import ServiceContext
 from service.database import Assignment
+from service.database.hospitals import site_of_hospital
 from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
 from service.http.dependencies import AsApprover, AsReader, actor_of
 from service.http.parameters import HospitalId, ModelName, Reason, Text
 from service.http.problems import Problem, problem_responses
+from service.inference.sessions import probe_provider
+from service.quantisation.precision import check_provider
 from service.serving import assignments
 from service.validation import VERSION
 
@@ -48,6 +56,11 @@ class AssignmentBody(Decision):
     version: int | Annotated[str, StringConstraints(pattern=VERSION)] = Field(
         description="Number or digest of the version, or `name@number` of a version adapted to this hospital."
     )
+    precision: Precision = Field(
+        "float32",
+        description="The precision of the graph that answers: `float32`, or `int8` (`float16` on a GPU), of "
+        "which the newest graph that passed its gate is taken (`POST /hospitals/{hospital}/quantisations`).",
+    )
     override: StrictBool = Field(
         False, description="Assign an adapted version that did not pass its gate. The log records it."
     )
@@ -71,6 +84,10 @@ class Entry(BaseModel):
     override: bool = Field(
         description="Whether the assignment overrode the gate's rejection, or a missing verdict."
     )
+    precision: Precision = Field(description="The precision of the graph that answers.")
+    reduced: str | None = Field(
+        description="Digest of the version with the graph in that precision; null for float32."
+    )
     by_default: bool = Field(
         description="Whether no person decided: the service recorded what the hospital was first served."
     )
@@ -88,6 +105,8 @@ class Entry(BaseModel):
             at=row.at,
             restores=row.restores,
             override=row.override,
+            precision=row.precision,
+            reduced=row.reduced,
             by_default=row.by_default,
         )
 
@@ -185,6 +204,7 @@ def put_serving(
     """
     artefact = resolve_assignable(context.store, hospital, model, body.version)
     adapted = adapted_for(artefact) is not None
+    reduced = _reduced(context, hospital, artefact, body.precision)
     with context.database.read() as session:
         served = serving(context.store, session, hospital, model, None, context.settings.new_versions)
     with context.database.write() as session:
@@ -204,6 +224,8 @@ def put_serving(
             reason=body.reason,
             artefact=artefact.name if adapted else None,
             override=overridden,
+            precision=body.precision,
+            reduced=reduced,
         )
     return _answer(entry, response)
 
@@ -231,6 +253,8 @@ def roll_back(
         # Hashing takes its time, so it is done before the write lock is taken; `expected` and `to` keep the
         # two together.
         resolve_assignable(context.store, hospital, model, f"{target.artefact or model}@{target.digest}")
+        if target.reduced is not None:
+            context.store.by_digest(target.reduced)
     with context.database.write() as session:
         entry = assignments.roll_back(
             session,
@@ -252,6 +276,22 @@ def get_history(context: AsReader, hospital: HospitalId, model: ModelName) -> Hi
     if not entries:
         require_name(context.store, model)
     return History(hospital=hospital, model=model, entries=[Entry.of(entry) for entry in entries])
+
+
+def _reduced(context: ServiceContext, hospital: str, artefact: Artefact, precision: Precision) -> str | None:
+    """The digest of the version with the graph that is to answer the hospital's scans; None for float32.
+
+    Raises:
+        PrecisionUnavailable: there is none of the network that answers, or the device does not take it.
+        SelectionError, StoreError: no network of the version answers this hospital.
+    """
+    if precision == "float32":
+        return None
+    check_provider(precision, probe_provider(context.settings.device))
+    with context.database.read() as session:
+        home = site_of_hospital(session, hospital)
+    found = ResolvedVersion(artefact, "assigned", home, hospital, None)
+    return newest_reduced(context.store, select_network(context.store, found).model, precision).digest
 
 
 def _reference(row: Assignment) -> str:

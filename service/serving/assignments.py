@@ -21,6 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from model_store.manifest import Precision
 from service.audit import trail
 from service.database.caller import SERVICE
 from service.database.engine import in_turn
@@ -68,6 +69,8 @@ def assign(
     reason: str,
     artefact: str | None = None,
     override: bool = False,
+    precision: Precision = "float32",
+    reduced: str | None = None,
 ) -> Assignment:
     """Assign a version: append an entry, in force from now on.
 
@@ -82,6 +85,8 @@ def assign(
         reason: and why.
         artefact: name of the version's artefact where it is not `model` but one adapted from it.
         override: whether its gate was overridden.
+        precision: of the graph that answers.
+        reduced: digest of the version that has the graph; None for float32.
 
     Raises:
         HospitalUnknown: no hospital of this id is registered.
@@ -101,6 +106,8 @@ def assign(
         at=_instant(current),
         artefact=artefact,
         override=override,
+        precision=precision,
+        reduced=reduced,
     )
     return _append(session, entry)
 
@@ -200,6 +207,8 @@ def roll_back(
         at=_instant(current),
         artefact=target.artefact,
         override=target.override,
+        precision=target.precision,
+        reduced=target.reduced,
     )
     return _append(session, entry)
 

@@ -120,7 +120,7 @@ def check_device() -> str:
 
     Returns the device class: `cpu` or `cuda`. Raises SystemExit.
     """
-    if settings.device == "cpu" or (settings.device == "auto" and not cuda_device_seen()):
+    if settings.device in ("cpu", "openvino") or (settings.device == "auto" and not cuda_device_seen()):
         return "cpu"
     # A process of its own: after a use of CUDA, no task process could be forked.
     command = [sys.executable, "-m", "service.worker.device"]

@@ -39,7 +39,7 @@ def prepare_torch(settings: Settings) -> None:
     # cuDNN's gradients by atomic additions have another sum in every run.
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False
-    if settings.gpu_memory_bytes and settings.device != "cpu" and torch.cuda.is_available():
+    if settings.gpu_memory_bytes and torch.cuda.is_available():
         device = device_of(settings)
         if device.type == "cuda":
             total = torch.cuda.mem_get_info(device)[1]
@@ -52,7 +52,7 @@ def device_of(settings: Settings) -> torch.device:
     Raises:
         GpuUnusable: the settings require a GPU that is not there, or that this build of torch cannot use.
     """
-    if settings.device == "cpu":
+    if settings.device in ("cpu", "openvino"):
         return torch.device("cpu")
     device = torch.device("cuda" if settings.device == "auto" else settings.device)
     problem = _problem(device.index or 0)

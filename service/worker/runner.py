@@ -39,6 +39,7 @@ from service.worker.cohort_job import run_adaptation, run_scan
 from service.worker.device import check_gpu, device_of, prepare_torch, release, words_of_memory
 from service.worker.mask_check import run_mask_check, run_mask_verdict
 from service.worker.pacs import run_pacs_cohort, run_pacs_segment
+from service.worker.quantisation import run_quantisation
 
 _log = logging.getLogger("locum.worker")
 
@@ -49,6 +50,7 @@ HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {
     "pacs-cohort": run_pacs_cohort,
     "mask-check": run_mask_check,
     "mask-verdict": run_mask_verdict,
+    "quantisation": run_quantisation,
 }
 
 # Errors with messages for the client of the job.

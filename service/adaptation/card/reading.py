@@ -18,9 +18,9 @@ from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.store import Store
 from service.adaptation.card.model import Card, Decision, Picture
-from service.adaptation.card.sections import epochs_section, gate_section
+from service.adaptation.card.sections import epochs_section, gate_section, graph_section
 from service.database import Assignment, Database, Job
-from service.database.job_states import ADAPTING
+from service.database.job_states import ADAPTING, QUANTISING
 from service.files import Files
 from service.jobs import records
 from service.jobs.files import JobFolder
@@ -101,6 +101,8 @@ def _read(store: Store, database: Database, job_id: str) -> _Read:
     details = {} if candidate is None else candidate.manifest.lineage.details
     result = {**details, **(job.result or {})}
     sections: list[Section] = []
+    if job.kind == QUANTISING:
+        sections.append(graph_section(job.gate or (gates[-1] if gates else None), job.result or {}))
     if job.kind in ADAPTING:
         sections += [
             gate_section(job, job.gate or (gates[-1] if gates else None), words),

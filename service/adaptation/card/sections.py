@@ -45,6 +45,29 @@ def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> S
     )
 
 
+def graph_section(verdict: Mapping[str, Any] | None, result: Mapping[str, Any]) -> Section:
+    """The verdict on a graph in another precision; or that there is none yet."""
+    if not verdict or not isinstance(verdict.get("passed"), bool):
+        return Section(title="The gate", sentences=("It judges once the graph is made.",))
+    precision, passed = verdict.get("precision", "another precision"), verdict["passed"]
+    rows = [check for check in verdict.get("checks", ()) if isinstance(check, dict)]
+    said = tuple(map(str, verdict.get("summary") or ()))
+    to_do = (
+        f"It is {result.get('version', 'published')}, and serves once a version is assigned with "
+        f"precision={precision}."
+        if passed
+        else "It is not published. The float32 graph stays."
+    )
+    title = f"The graph in {precision} passed its gate"
+    return Section(
+        title=title if passed else f"The gate rejects the graph in {precision}",
+        tone="good" if passed else "bad",
+        sentences=(to_do, *said),
+        reasons=tuple(_failure(check) for check in rows if check.get("passed") is False),
+        body=Checks(rows=tuple(map(_check, rows))),
+    )
+
+
 def _by_masks(verdict: Mapping[str, Any]) -> tuple[str, ...]:
     """What masks that a person drew said of the candidate later."""
     found = verdict.get("masks")

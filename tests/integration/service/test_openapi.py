@@ -73,6 +73,7 @@ def test_description_has_every_operation(document: dict[str, Any]) -> None:
         ("PUT", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask"),
         ("DELETE", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask"),
         ("POST", "/hospitals/{hospital}/adaptations"),
+        ("POST", "/hospitals/{hospital}/quantisations"),
         ("GET", "/jobs"),
         ("GET", "/jobs/{job}"),
         ("DELETE", "/jobs/{job}"),

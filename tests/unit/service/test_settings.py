@@ -84,7 +84,7 @@ def test_command_with_a_wrong_setting_names_the_variable_without_its_value() -> 
     wrong = {"LOCUM_DEVICE": "open-sesame", "LOCUM_INFERENCE_SLOTS": "0", "COLUMNS": "200"}
     ended = CliRunner().invoke(app, env=wrong)
     assert ended.exit_code == 2
-    assert "LOCUM_DEVICE: Value error, expected auto, cpu, cuda, or cuda:N" in ended.output
+    assert "LOCUM_DEVICE: Value error, expected auto, cpu, openvino, cuda, or cuda:N" in ended.output
     assert "LOCUM_INFERENCE_SLOTS: Input should be greater than 0" in ended.output
     assert "open-sesame" not in ended.output
 

@@ -60,6 +60,7 @@ LEAST: dict[Operation, Role | None] = {
     ("PUT", f"{SCAN}/mask"): "operator",
     ("DELETE", f"{SCAN}/mask"): "operator",
     ("POST", "/hospitals/{hospital}/adaptations"): "operator",
+    ("POST", "/hospitals/{hospital}/quantisations"): "operator",
     ("GET", "/jobs"): "reader",
     ("GET", "/jobs/{job}"): "reader",
     ("GET", "/jobs/{job}/events"): "reader",
@@ -223,8 +224,8 @@ def test_another_hospital_is_answered_as_one_that_does_not_exist(
         del body["instance"]
         return answer.status_code, {name: str(text).replace(hospital, "-") for name, text in body.items()}
 
-    # An adaptation is rejected for its body first, which is the same for every hospital.
-    expected = 422 if operation[1].endswith("/adaptations") else 404
+    # These are rejected for their bodies first, which is the same for every hospital.
+    expected = 422 if operation[1].endswith(("/adaptations", "/quantisations")) else 404
     assert seen("north") == seen("nowhere")
     assert seen("north")[0] == expected
 

@@ -118,7 +118,13 @@ def test_body_that_is_not_a_json_object_is_422(api: Any, content: str, kind: str
             "POST",
             "/hospitals/north/adaptations",
             {"cohorts": COHORT},
-            "body.cohorts: not a parameter; there are: model, options, cohort",
+            "body.cohorts: not a parameter; there are: model, options, cohort, quantise",
+        ),
+        (
+            "POST",
+            "/hospitals/north/quantisations",
+            {"cohort": COHORT, "precision": "int4"},
+            "body.precision:",
         ),
     ],
 )

@@ -14,8 +14,8 @@ from benchmarks.harness.experiment import Options
 from benchmarks.registry import EXPERIMENTS, find
 
 # Nothing in them runs on a GPU: calls to a pretended one; bytes over a network; authentication, listings and
-# rows.
-WITHOUT = {"device_calls", "network_cost", "page_cost", "scale", "security_cost"}
+# rows; int8.
+WITHOUT = {"device_calls", "network_cost", "page_cost", "quantised", "scale", "security_cost"}
 COST = [
     name
     for name, place in EXPERIMENTS.items()

@@ -154,7 +154,7 @@ def entry(sequence: int = 1) -> Assignment:
         "TRUNCATE assignment",
         "INSERT OR REPLACE INTO assignment SELECT * FROM assignment",
         "INSERT OR REPLACE INTO assignment SELECT id + 1, hospital, model, sequence, 2, digest, actor, "
-        "reason, previous, restores, at, artefact, override, by_default FROM assignment",
+        "reason, previous, restores, at, artefact, override, by_default, precision, reduced FROM assignment",
         "INSERT INTO assignment SELECT * FROM assignment WHERE true "
         "ON CONFLICT (hospital, model, sequence) DO UPDATE SET version = 2",
     ],

@@ -52,6 +52,9 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
       {serving && (
         <p>
           <strong class="mono">{serving.artefact ?? "nothing"}</strong>{" "}
+          {serving.assignment && serving.assignment.precision !== "float32" && (
+            <span class="chip">in {serving.assignment.precision}</span>
+          )}{" "}
           <span class="soft">{BECAUSE[serving.because]}</span>
         </p>
       )}
@@ -131,6 +134,7 @@ function History({ entries, isWithdrawn }: { entries: readonly Entry[]; isWithdr
           <div class="row">
             <strong class="mono">{entry.artefact}</strong>
             {index === 0 && (isWithdrawn ? <span class="chip bad">withdrawn</span> : <span class="chip good">serves now</span>)}
+            {entry.precision !== "float32" && <span class="chip">{entry.precision}</span>}
             {entry.by_default && <span class="chip">by default</span>}
             {entry.restores !== null && <span class="chip">rolled back</span>}
             {entry.override && <span class="chip warn">against the gate</span>}
