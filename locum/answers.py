@@ -329,7 +329,8 @@ class Version:
 @dataclass(frozen=True)
 class Model:
     """A model that requests can name. `answers` says by which route; `hospital` is that of an adapted
-    version.
+    version; `channel_names` are those of channels that are files of their own; `imported` says where a model
+    from elsewhere comes from.
     """
 
     name: str
@@ -343,6 +344,8 @@ class Model:
     labels: tuple[str, ...]
     sites: tuple[str, ...]
     personalizations: tuple[str, ...]
+    channel_names: tuple[str, ...] = ()
+    imported: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -28,13 +28,15 @@ from locum.answers import (
     Version,
 )
 from locum.core import Operation, Request, json_of, listed, parsed, pause, send
-from locum.errors import JobFailed, ScanInvalid
+from locum.errors import JobFailed, Problem, ScanInvalid
 from locum.masks import segmentation
 from locum.reading import read
 from locum.scans import Scan, Upload, opened
 
 # Between looks at a job that a scan waits for.
 _LOOK_SECONDS = 1.0
+_WITH_MASK = ("succeeded", "fell_back")
+_UNKNOWN, _DELETED = 404, 410
 
 
 def segment(
@@ -46,53 +48,107 @@ def segment(
     personalization: str | None = None,
     site: str | None = None,
     guard: str | None = None,
+    follow: Callable[[Job], None] | None = None,
+    resume: str | None = None,
     **options: str,
 ) -> Operation[Segmentation]:
     """Segment one scan; return the mask, the report, the receipt and the warnings.
 
+    A volume that takes long is segmented by a job, which is followed to its end; its result is then deleted
+    from the service. Where the call is interrupted, the job goes on.
+
     Args:
-        scan: a file, a folder of one DICOM series, a nibabel image, or an array.
+        scan: a file, a folder of one DICOM series, a nibabel image, or an array; for a scan of several
+            channels one of these for each, by the channel's name.
         affine: of an array that is a volume: [4, 4], voxel indices to millimetres in RAS+.
         model: `name`, `name@3` or `name@sha256:…`; may be left out where the service offers one.
         hospital: of the scan; it decides the version and, for a member, the model.
         personalization: `auto` (default), `global`, `member`, `hospital` or `scan`.
         site: with `member`.
         guard: `auto` (default), `warn` or `refuse`: what becomes of a scan that is unlike the training scans.
+        follow: called with the state of the job about once a second; `progress` has `window` of `windows`.
+        resume: id of the job that an interrupted call for this scan made: its result is taken instead of
+            sending the scan again, unless it ended without one or was deleted.
         options: further fields of `POST /segment`, such as `preset`.
 
     Raises:
         Problem: the service rejects the scan or the request; its sentence says why.
         ScanInvalid: `scan` is no scan.
-        JobFailed: a scan that needs a job (`personalization="scan"` of a large one) got no mask.
+        JobFailed: a scan that needs a job got no mask.
     """
     form = _form(
         options, model=model, hospital=hospital, personalization=personalization, site=site, guard=guard
     )
     with opened(scan, affine) as upload:
-        file = yield from _answer(upload, {**form, "output": "multipart"})
+        file = yield from _answer(upload, {**form, "output": "multipart"}, follow, resume)
         return segmentation(file.content, file.media_type, upload.header)
 
 
-def render(scan: Scan, output: str, *, affine: NDArray[Any] | None = None, **options: str) -> Operation[File]:
+def render(
+    scan: Scan,
+    output: str,
+    *,
+    affine: NDArray[Any] | None = None,
+    follow: Callable[[Job], None] | None = None,
+    resume: str | None = None,
+    **options: str,
+) -> Operation[File]:
     """Segment one scan into another output, as the service sends it: `overlay`, `dicom-seg`, `dicom-sr`,
     `nrrd`, ...
 
     Other arguments and errors as `segment`.
     """
     with opened(scan, affine) as upload:
-        return (yield from _answer(upload, {**_form(options), "output": output}))
+        return (yield from _answer(upload, {**_form(options), "output": output}, follow, resume))
 
 
-def _answer(upload: Upload, form: Mapping[str, str]) -> Operation[File]:
-    answer = yield from send(Request("POST", "/segment", form=form, scan=upload))
-    if answer.status_code == 202:
+def _answer(
+    upload: Upload,
+    form: Mapping[str, str],
+    follow: Callable[[Job], None] | None = None,
+    resume: str | None = None,
+) -> Operation[File]:
+    job = None if resume is None else (yield from _unless_gone(resume))
+    if job is None:
+        answer = yield from send(Request("POST", "/segment", form=form, scan=upload))
+        if answer.status_code != 202:
+            return _file(answer)
         job = parsed(Job, answer)
-        while not job.ended:
-            yield from pause(_LOOK_SECONDS)
-            job = yield from get_job(job.id)
-        if job.state not in ("succeeded", "fell_back"):
-            raise JobFailed(f"job {job.id}: expected a mask, found state {job.state}: {job.reason}")
-        answer = yield from send(Request("GET", f"/jobs/{job.id}/result"))
+    while True:
+        if follow is not None:
+            follow(job)
+        if job.ended:
+            break
+        yield from pause(_LOOK_SECONDS)
+        job = yield from get_job(job.id)
+    if job.state not in _WITH_MASK:
+        raise JobFailed(f"job {job.id}: expected a mask, found state {job.state}: {job.reason}")
+    try:
+        file = _file((yield from send(Request("GET", f"/jobs/{job.id}/result"))))
+    except Problem as problem:
+        if resume is None or problem.status != _DELETED:
+            raise
+        return (yield from _answer(upload, form, follow))
+    try:
+        yield from send(Request("DELETE", f"/jobs/{job.id}/files"))
+    except Problem:
+        # It expires. An older service lets only an operator delete it.
+        return file
+    return file
+
+
+def _unless_gone(job: str) -> Operation[Job | None]:
+    """A job that runs or has its mask; None for every other one."""
+    try:
+        found = yield from get_job(job)
+    except Problem as problem:
+        if problem.status != _UNKNOWN:
+            raise
+        return None
+    return found if found.state in (*_WITH_MASK, "queued", "running") else None
+
+
+def _file(answer: Any) -> File:
     return File(answer.content, answer.headers.get("Content-Type", ""), dict(answer.headers))
 
 

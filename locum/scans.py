@@ -1,5 +1,5 @@
 """Turn what a caller has into the one file that the service takes: a path, a folder of DICOM, a nibabel
-image, an array.
+image, an array, or one of these for each channel.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ import base64
 import gzip
 import hashlib
 import io
+import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +27,14 @@ from numpy.typing import NDArray
 from locum.answers import pillow
 from locum.errors import ScanInvalid
 
-Scan: TypeAlias = str | Path | SpatialImage | NDArray[Any]
+Channel: TypeAlias = str | Path | SpatialImage | NDArray[Any]
 """A path of a file or of a folder with one DICOM series, a nibabel image, or an array (a volume with its
 affine).
+"""
+
+Scan: TypeAlias = Channel | Mapping[str, Channel]
+"""The same, or one for each channel of a scan, by the channel's name or nnU-Net's number:
+`{"T1": "t1.nii.gz", "FLAIR": "flair.nii.gz"}`. Channels share one grid.
 """
 
 _PIECE = 2**20
@@ -36,6 +42,8 @@ _PIECE = 2**20
 _DICOM_AT, _DICOM = 128, b"DICM"
 # A zip's earliest date: a scan's digest must not depend on when it was sent.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
+_CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
+_NUMBER = re.compile(r"(?:(?P<case>.*)_)?(?P<number>\d{4})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -91,11 +99,16 @@ def opened(scan: Scan, affine: NDArray[Any] | None = None) -> Iterator[Upload]:
 
     Args:
         scan: see `Scan`. Arrays are [I, J, K] with an affine, or images [H, W] and [H, W, 3] without one.
-        affine: [4, 4], of an array: voxel indices to millimetres in RAS+, as nibabel has it.
+        affine: [4, 4], of an array, or of those of all channels: voxel indices to millimetres in RAS+, as
+            nibabel has it.
 
     Raises:
         ScanInvalid: there is no such file, the folder has no DICOM, or the array is no scan.
     """
+    if isinstance(scan, Mapping):
+        with _of_channels(scan, affine) as upload:
+            yield upload
+        return
     if affine is not None and not isinstance(scan, np.ndarray):
         raise ScanInvalid("`affine` belongs to an array; a file and a nibabel image have their own")
     if isinstance(scan, np.ndarray):
@@ -114,6 +127,53 @@ def opened(scan: Scan, affine: NDArray[Any] | None = None) -> Iterator[Upload]:
             yield Upload(path.name, file, _nifti_header(path))
 
 
+def split_name(stem: str, channels: Sequence[str]) -> tuple[str, int] | None:
+    """Find the case and the number of the channel in a name without suffix; None where it has none.
+
+    `case7_FLAIR`, `case7-flair` and `case7_0001` are channel 1 of case7, for the channels T1 and FLAIR;
+    `FLAIR` alone is of the case "". The service reads names so, too.
+    """
+    folded = stem.casefold()
+    for index in sorted(range(len(channels)), key=lambda each: -len(channels[each])):
+        name = channels[index].casefold()
+        if folded == name:
+            return "", index
+        if folded.endswith((f"_{name}", f"-{name}")):
+            return stem[: -len(name) - 1], index
+    found = _NUMBER.fullmatch(stem)
+    if found is None or int(found["number"]) >= len(channels):
+        return None
+    return found["case"] or "", int(found["number"])
+
+
+@contextmanager
+def _of_channels(channels: Mapping[str, Channel], affine: NDArray[Any] | None) -> Iterator[Upload]:
+    """A zip of the folder `channels`, with a file or a series for each channel, in the order of names."""
+    if wrong := [name for name in channels if _CHANNEL.fullmatch(name) is None]:
+        raise ScanInvalid(
+            f"channel {wrong[0]!r:.80}: expected a name of letters, digits and '-', such as T1 or 0000"
+        )
+    if not channels:
+        raise ScanInvalid("expected a scan for each channel, found none")
+    with tempfile.TemporaryFile(prefix="locum-") as file, ExitStack() as stack:
+        header = None
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for number, name in enumerate(sorted(channels)):
+                channel = channels[name]
+                folder = None if isinstance(channel, SpatialImage | np.ndarray) else Path(channel)
+                if folder is not None and folder.is_dir():
+                    _add(archive, f"channels/{name}/", _series_in(folder))
+                    continue
+                try:
+                    own = affine if isinstance(channel, np.ndarray) else None
+                    upload = stack.enter_context(opened(channel, own))
+                except ScanInvalid as error:
+                    raise ScanInvalid(f"channel {name}: {error}") from error
+                header = upload.header if number == 0 else header
+                _write(archive, f"channels/{name}/00000", upload.rewound())
+        yield Upload("channels.zip", file, header)
+
+
 def is_dicom(path: Path) -> bool:
     """Whether the file begins as one of DICOM does."""
     with path.open("rb") as file:
@@ -129,22 +189,35 @@ def series_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _series(folder: Path) -> Iterator[Upload]:
-    files = series_files(folder)
-    if not files:
-        raise ScanInvalid(f"{folder}: expected the files of one DICOM series, found none: name a scan's file")
+    files = _series_in(folder)
     with tempfile.TemporaryFile(prefix="locum-") as file:
         _zip(files, file)
         yield Upload(f"{folder.name}.zip", file)
 
 
+def _series_in(folder: Path) -> list[Path]:
+    files = series_files(folder)
+    if not files:
+        raise ScanInvalid(f"{folder}: expected the files of one DICOM series, found none: name a scan's file")
+    return files
+
+
 def _zip(files: Iterable[Path], target: IO[bytes]) -> None:
     # Stored, not deflated: pixels hardly shrink, and the network is faster than one core.
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for number, path in enumerate(files):
-            entry = zipfile.ZipInfo(f"{number:06d}.dcm", _NO_DATE)
-            with path.open("rb") as source, archive.open(entry, "w", force_zip64=True) as sink:
-                while piece := source.read(_PIECE):
-                    sink.write(piece)
+        _add(archive, "", files)
+
+
+def _add(archive: zipfile.ZipFile, folder: str, files: Iterable[Path]) -> None:
+    for number, path in enumerate(files):
+        with path.open("rb") as source:
+            _write(archive, f"{folder}{number:06d}.dcm", source)
+
+
+def _write(archive: zipfile.ZipFile, name: str, source: IO[bytes]) -> None:
+    with archive.open(zipfile.ZipInfo(name, _NO_DATE), "w", force_zip64=True) as sink:
+        while piece := source.read(_PIECE):
+            sink.write(piece)
 
 
 def _of_image(image: SpatialImage) -> Upload:

@@ -28,6 +28,9 @@ from model_store.task import Task
 
 SCHEMA_VERSION: Final = 1
 
+# The method of a version that was made elsewhere.
+IMPORTED: Final = "imported"
+
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph.onnx"
 # Graphs of a routing space: each takes all slices of one scan, and adapts to it as it runs. By the dose that

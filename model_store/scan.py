@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
+from model_store.scans.channels import first_series
+from model_store.scans.channels import sniff as holds_channels
+from model_store.scans.dicom import reading
 from model_store.scans.dicom.files import MOST_FILES, ElementCount, read_dataset
 from model_store.scans.dicom.masks import is_seg, read_seg
 from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES
-from model_store.scans.dicom.reading import DicomSeries, open_series
+from model_store.scans.dicom.reading import DicomSeries
 from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
 from model_store.scans.foreign import advice
 from model_store.scans.formats import format_of, list_formats, series_of, strip_suffix
@@ -43,6 +46,16 @@ __all__ = [
 ]
 
 _DEFAULT = Limits()
+
+
+def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
+    """Read the headers of a DICOM scan; of one with several channels, those of the first channel's series.
+
+    Raises as `decode`.
+    """
+    if isinstance(content, bytes) and holds_channels(content):
+        content = first_series(content, limits)
+    return reading.open_series(content, limits)
 
 
 def decode_mask(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:

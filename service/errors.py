@@ -106,7 +106,8 @@
         ├── DiskFull             507  the scan cannot be written
         ├── LeaseLost                 another worker holds the job
         ├── JobCancelled              the job was cancelled
-        └── AdaptationRejected        nothing can be adapted, or adapted to
+        ├── AdaptationRejected        nothing can be adapted, or adapted to
+        └── ScanGone                  the scan of a job was deleted
 
 A message names the thing, what was expected, what was found, and what to do. Over HTTP an error is a problem
 (RFC 9457) with the status of its class (`service.http.problems`). An error without a status in the tree is a
@@ -392,8 +393,7 @@ class ServiceBusy(PredictionError):
 
 
 class RunTooLong(PredictionError):
-    """A run of a network took longer than `LOCUM_SECONDS_PER_SLICE` allows, or the runs of a volume longer
-    than `LOCUM_VOLUME_SECONDS`, and was ended."""
+    """A run of a network took longer than `LOCUM_SECONDS_PER_SLICE` allows, and was ended."""
 
     status, slug, title = 503, "run-too-long", "The network took too long"
 
@@ -630,3 +630,7 @@ class JobCancelled(JobError):
 
 class AdaptationRejected(JobError):
     """The artefact is of a kind that cannot be adapted, or the cohort has no scan."""
+
+
+class ScanGone(JobError):
+    """The scan of a job on one scan was deleted before the job began."""

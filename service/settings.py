@@ -256,7 +256,7 @@ class Settings(BaseSettings):
         60, gt=0, description="seconds of a run of a network for each of its slices; then it is ended"
     )
     volume_seconds: float = Field(
-        600, gt=0, description="seconds for all patches of a volume; one that would take longer is ended"
+        30, gt=0, description="seconds for all patches of a volume; a job segments one that would take longer"
     )
     inference_memory_bytes: int = Field(
         0,

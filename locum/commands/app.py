@@ -169,7 +169,14 @@ def doctor(context: typer.Context) -> None:
 
 @app.command(rich_help_panel=_SCANS)
 def segment(
-    paths: Scans,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files, folders, globs; a folder of DICOM files is one series."),
+    ] = None,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(help="A channel of one scan, as T1=t1.nii.gz; repeated for each, in place of PATHS."),
+    ] = None,
     model: Model = None,
     hospital: Hospital = None,
     out: Out = Path("masks"),
@@ -184,17 +191,19 @@ def segment(
 ) -> None:
     """Segment scans: a mask and a report for each, and volumes.csv of all.
 
-    The same command goes on after an interruption.
+    The same command goes on after an interruption. Files of one case, named by the channels of the model
+    (case7_T1) or by number (case7_0000), are one scan.
 
     \b
       locum segment scan.nii.gz --model phantom --hospital aster
+      locum segment --channel T1=t1.nii.gz --channel FLAIR=flair.nii.gz --model brain
       locum segment scans/ 'more/*.nii.gz' --model phantom -o masks
       locum segment study/ --model brain --also dicom-seg
     """
     from locum.commands.batch import segment_all
 
     asked = _given(model=model, hospital=hospital, personalization=personalization, site=site, guard=guard)
-    raise typer.Exit(segment_all(paths, out, asked, also, jobs, again))
+    raise typer.Exit(segment_all(paths or [], channel or [], out, asked, also, jobs, again))
 
 
 @app.command(rich_help_panel=_SCANS)

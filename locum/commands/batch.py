@@ -1,4 +1,7 @@
-"""Segment or classify many scans: find them, send some at a time, and resume after an interruption."""
+"""Segment or classify many scans: find them, send some at a time, and resume after an interruption.
+
+A scan that a job segments has NAME-job.json until its mask is there: the same command goes on with the job.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,30 @@ import csv
 import glob
 import io
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from locum.answers import Classification, Report, Segmentation, write_whole
+from locum.answers import Classification, Job, Report, Segmentation, write_whole
 from locum.client import Client
 from locum.commands.app import DONE, FAILED, INTERRUPTED
 from locum.errors import AnswerInvalid, JobFailed, LocumError, NotAllowed, Problem, ScanInvalid, Unreachable
 from locum.reading import read
-from locum.scans import opened, series_files
+from locum.scans import Scan, opened, series_files, split_name
 
 T = TypeVar("T")
 
@@ -34,10 +45,23 @@ _OF_THE_SCAN = (400, 413, 415, 422)
 
 @dataclass(frozen=True)
 class Found:
-    """A scan: its path, and its name relative to what the command named."""
+    """A scan: its path, and its name relative to what the command named.
+
+    `channels` are the files of a scan of several, by the names of the channels; `path` is then the first one.
+    `wrong` says why it is none.
+    """
 
     path: Path
     name: str
+    channels: tuple[tuple[str, Path], ...] = ()
+    wrong: str = ""
+
+    @property
+    def scan(self) -> Scan:
+        """What is sent. Raises ScanInvalid."""
+        if self.wrong:
+            raise ScanInvalid(self.wrong)
+        return dict(self.channels) if self.channels else self.path
 
     @property
     def stem(self) -> str:
@@ -99,6 +123,72 @@ def _below(path: Path, without: Path | None) -> list[Found]:
     return scans
 
 
+def group(scans: Sequence[Found], channels: Sequence[str]) -> list[Found]:
+    """Make one scan of the files of a case, for a model with these channels; without any, leave all as it is.
+
+    A file, or the folder of a DICOM series, is named by its channel (`case7_T1`, `case7/T1`) or by nnU-Net's
+    number (`case7_0000`). What has no channel in its name is a scan of its own, such as a zip of channels.
+    """
+    if not channels:
+        return list(scans)
+    cases: dict[str, dict[int, Found]] = {}
+    found: list[Found | str] = []
+    for scan in scans:
+        folder, _, last = scan.stem.rpartition("/")
+        named = split_name(last, channels)
+        if named is None:
+            found.append(scan)
+            continue
+        case = "/".join(part for part in (folder, named[0]) if part) or scan.path.resolve().parent.name
+        if case not in cases:
+            found.append(case)
+        if (other := cases.setdefault(case, {}).setdefault(named[1], scan)) is not scan:
+            raise ScanInvalid(
+                f"{scan.path} and {other.path}: both are channel {channels[named[1]]} of {case}; leave one "
+                "out"
+            )
+    return [_case(each, cases[each], channels) if isinstance(each, str) else each for each in found]
+
+
+def _case(name: str, files: Mapping[int, Found], channels: Sequence[str]) -> Found:
+    given = [(channels[index], files[index].path) for index in sorted(files)]
+    missing = [channel for index, channel in enumerate(channels) if index not in files]
+    wrong = (
+        f"expected the channels {', '.join(channels)}, found {', '.join(path.name for _, path in given)}: "
+        f"{', '.join(missing)} is missing"
+        if missing
+        else ""
+    )
+    return Found(given[0][1], name, tuple(given), wrong)
+
+
+def one_of_channels(given: Sequence[str]) -> Found:
+    """The scan that `--channel NAME=FILE` options name. Raises ScanInvalid."""
+    channels: dict[str, Path] = {}
+    for each in given:
+        name, found, file = each.partition("=")
+        if not found or not name or not file or name in channels:
+            raise ScanInvalid(f"--channel {each}: expected NAME=FILE, each name once, such as T1=t1.nii.gz")
+        channels[name] = Path(file)
+    named = [split_name(Found(path, path.name).stem, list(channels)) for path in channels.values()]
+    cases = {None if each is None else each[0] for each in named}
+    first = next(iter(channels.values()))
+    shared = cases.pop() if len(cases) == 1 else None
+    return Found(first, shared or first.resolve().parent.name, tuple(channels.items()))
+
+
+def channels_of(client: Client, model: str | None) -> tuple[str, ...]:
+    """The channels of a model that are files of their own; none of one that the service does not offer."""
+    if model is None:
+        offered = client.models()
+        return offered[0].channel_names if len(offered) == 1 else ()
+    try:
+        return client.model(model.partition("@")[0]).channel_names
+    except Problem:
+        # Segmenting with it says what is wrong.
+        return ()
+
+
 @dataclass
 class _Done(Generic[T]):
     scan: Found
@@ -108,9 +198,15 @@ class _Done(Generic[T]):
 
 
 def segment_all(
-    paths: Sequence[str], out: Path, asked: Mapping[str, Any], also: str | None, jobs: int, again: bool
+    paths: Sequence[str],
+    channels: Sequence[str],
+    out: Path,
+    asked: Mapping[str, Any],
+    also: str | None,
+    jobs: int,
+    again: bool,
 ) -> int:
-    """Segment the scans into a folder; return the exit code.
+    """Segment the scans into a folder; return the exit code. `channels` are NAME=FILE, of one scan.
 
     Each gets NAME-mask, NAME-report.json and, with `also`, a second file; the table has a row per label of
     each. A scan is left as it is where its mask is there and its report says that it was made of these bytes
@@ -121,21 +217,33 @@ def segment_all(
     """
     if also is not None and also not in _ALSO:
         raise ScanInvalid(f"--also {also}: expected one of {', '.join(_ALSO)}")
-    scans = find(paths, out)
+    if bool(paths) == bool(channels):
+        raise ScanInvalid("expected scans, or --channel NAME=FILE for each channel of one scan")
+    scans = find(paths, out) if paths else [one_of_channels(channels)]
     with Client() as client:
+        if paths:
+            scans = group(scans, channels_of(client, asked.get("model")))
 
-        def answer(scan: Found) -> _Done[Report]:
+        def answer(scan: Found, display: _Display) -> _Done[Report]:
             kept = None if again else _kept(scan, out, asked, also)
             if kept is not None:
                 return _Done(scan, kept, kept=True)
-            made: Segmentation = client.segment(scan.path, **asked)
+            pending = _Pending(scan, out, asked)
+            follow = display.follow(scan)
+
+            def note(job: Job) -> None:
+                pending.note(job)
+                follow(job)
+
+            made: Segmentation = client.segment(scan.scan, follow=note, resume=pending.job, **asked)
             if also is not None:
-                file = client.render(scan.path, also, **asked)
+                file = client.render(scan.scan, also, follow=follow, **asked)
                 write_whole(out / f"{scan.stem}{_ALSO[also]}", file.content)
             made.save(out / f"{scan.stem}-mask{made.suffix}")
             # Last: a report says that the other files are whole.
             report = json.dumps(made.report.raw, indent=2, ensure_ascii=False)
             write_whole(_report(scan, out), report.encode())
+            pending.end()
             return _Done(scan, made.report)
 
         done, complete = _each(scans, answer, jobs, _volumes)
@@ -152,7 +260,7 @@ def classify_all(paths: Sequence[str], out: Path | None, asked: Mapping[str, Any
     scans = find(paths)
     with Client() as client:
         done, complete = _each(
-            scans, lambda scan: _Done(scan, client.classify(scan.path, **asked)), jobs, _class
+            scans, lambda scan, _: _Done(scan, client.classify(scan.path, **asked)), jobs, _class
         )
     if out is not None:
         classes = sorted({name for each in done if each.answer for name in each.answer.probabilities})
@@ -174,21 +282,110 @@ def classify_all(paths: Sequence[str], out: Path | None, asked: Mapping[str, Any
     return _code(done, complete)
 
 
+class _Stopped(Exception):
+    """The command was interrupted while it followed a job, which goes on."""
+
+
+class _Display:
+    """A bar for all scans, and one for each that a job segments; lines elsewhere than at a terminal.
+
+    `stopped` ends the following of jobs.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+
+    def follow(self, scan: Found) -> Callable[[Job], None]:
+        """Show how the job of a scan goes."""
+        name = escape(scan.name)
+        tasks: list[TaskID] = []
+        told: list[str] = []
+
+        def show(job: Job) -> None:
+            if self.stopped.is_set():
+                raise _Stopped
+            window, windows = job.progress.get("window"), job.progress.get("windows")
+            if not tasks:
+                tasks.append(self.bar.add_task(name, total=None))
+            if isinstance(window, int) and isinstance(windows, int):
+                self.bar.update(tasks[0], total=windows, completed=window)
+            if job.ended:
+                self.bar.remove_task(tasks.pop())
+            words = job.no_worker or (f"{windows} windows" if windows else "takes long, and became a job")
+            if words not in told:
+                told.append(words)
+                self.console.print(f"[dim]… {name}  {escape(words)} (job {job.id})[/]")
+
+        return show
+
+
+@dataclass
+class _Pending:
+    """The job of a scan that an interrupted command left, in NAME-job.json."""
+
+    scan: Found
+    out: Path
+    asked: Mapping[str, Any]
+    job: str | None = None
+    _sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        with opened(self.scan.scan) as upload:
+            self._sha256 = upload.sha256
+        try:
+            found = json.loads(self._path.read_bytes())
+            if found["sha256"] == self._sha256 and found["asked"] == dict(self.asked):
+                self.job = str(found["job"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self.job = None
+
+    @property
+    def _path(self) -> Path:
+        return self.out / f"{self.scan.stem}-job.json"
+
+    def note(self, job: Job) -> None:
+        """Keep the job's id, from its first state on."""
+        if job.ended and job.state not in ("succeeded", "fell_back"):
+            self.end()
+        elif job.id != self.job or not self._path.is_file():
+            self.job = job.id
+            content = {"job": job.id, "sha256": self._sha256, "asked": dict(self.asked)}
+            write_whole(self._path, json.dumps(content).encode())
+
+    def end(self) -> None:
+        """Forget the job."""
+        self._path.unlink(missing_ok=True)
+
+
 def _each(
-    scans: Sequence[Found], answer: Callable[[Found], _Done[T]], jobs: int, line: Callable[[_Done[T]], str]
+    scans: Sequence[Found],
+    answer: Callable[[Found, _Display], _Done[T]],
+    jobs: int,
+    line: Callable[[_Done[T]], str],
 ) -> tuple[list[_Done[T]], bool]:
     """Answer scans, some at a time, with a line for each and a bar at a terminal.
 
     Returns those that were answered or rejected, in the order of `scans`, and whether these are all: Ctrl-C
     leaves the others.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    display = _Display()
+    console, bar = display.console, display.bar
     done: dict[Found, _Done[T]] = {}
     complete = True
 
     def one(scan: Found) -> _Done[T]:
         try:
-            return answer(scan)
+            return answer(scan, display)
         except (Unreachable, NotAllowed):
             raise
         except Problem as problem:
@@ -198,15 +395,6 @@ def _each(
         except (ScanInvalid, JobFailed, AnswerInvalid) as error:
             return _Done(scan, error=str(error))
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
     pool = ThreadPoolExecutor(jobs)
     waiting: dict[Future[_Done[T]], Found] = {}
     rest = iter(scans)
@@ -226,6 +414,7 @@ def _each(
                     bar.advance(task)
         except KeyboardInterrupt:
             complete = False
+            display.stopped.set()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return [done[scan] for scan in scans if scan in done], complete
@@ -254,7 +443,7 @@ def _kept(scan: Found, out: Path, asked: Mapping[str, Any], also: str | None) ->
     options = report.receipt.options
     if any(options.get(name, default) != asked.get(name, default) for name, default in defaults.items()):
         return None
-    with opened(scan.path) as upload:
+    with opened(scan.scan) as upload:
         return report if upload.sha256 == _prefixed(report.receipt.input_sha256) else None
 
 

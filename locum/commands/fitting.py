@@ -16,7 +16,7 @@ from rich.progress import track
 from locum.answers import Job
 from locum.client import Client
 from locum.commands.app import DONE, FAILED
-from locum.commands.batch import Found, find
+from locum.commands.batch import Found, channels_of, find, group
 from locum.commands.following import follow as follow_events
 from locum.errors import ScanInvalid
 
@@ -80,11 +80,13 @@ def fit(
     `said` is the cohort's name and a note on it; a cohort that is there already gets them, too.
     """
     settings = dict(map(_option, options))
-    scans = find(paths)
-    drawn: dict[Found, Path] = {}
-    if masks is not None:
-        scans, drawn = masks.split(scans)
     with Client() as client:
+        scans = group(find(paths), channels_of(client, model))
+        drawn: dict[Found, Path] = {}
+        if masks is not None:
+            scans, drawn = masks.split(scans)
+        # Before anything is sent.
+        sent_as = {scan: scan.scan for scan in scans}
         name, note = said
         if cohort is None:
             place = client.create_cohort(hospital, note, name).id
@@ -95,7 +97,7 @@ def fit(
         _console.print(f"cohort {place}: {len(scans)} scans, {len(drawn)} masks")
 
         def send(scan: Found) -> None:
-            client.add_scan(hospital, place, scan.name, scan.path)
+            client.add_scan(hospital, place, scan.name, sent_as[scan])
             if scan in drawn:
                 client.add_mask(hospital, place, scan.name, drawn[scan], model=model)
 

@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
+from pydicom import Dataset
 
 from model_store.errors import DamagedScan, ScanError, ScanMismatch, ScanTooLarge, UnsupportedScan
 from model_store.scans.dicom.files import BOUNDED, ZIP, count_entries, reported
@@ -129,19 +130,44 @@ def sniff(data: bytes) -> bool:
 
 def read_channels(data: bytes, limits: Limits) -> Scan:
     """Read a zip of channels. Raises ScanError; the message says which channel it is about."""
+    # The formats are registered with this one among them.
+    from model_store.scan import decode
+    from model_store.scans.dicom.reading import open_series
+
     scans: dict[str, Scan] = {}
+    sources: dict[str, Dataset] = {}
     voxels = 0
     for name, content in _contents(data, limits).items():
         left = replace(limits, max_voxels=limits.max_voxels - voxels)
         try:
-            # The formats are registered with this one among them.
-            from model_store.scan import decode
-
             scans[name] = decode(content, left)
+            if scans[name].format == "dicom":
+                sources[name] = open_series(content, left).headers[0]
         except ScanError as error:
             raise type(error)(f"channel {name}: {error}") from error
         voxels += scans[name].voxels.size
-    return replace(join(scans), format="channels")
+    _check_one_frame(sources)
+    return replace(join(scans), format="channels", from_dicom=len(sources) == len(scans))
+
+
+def first_series(data: bytes, limits: Limits) -> bytes | Parts:
+    """The DICOM series of the first channel, which has the scan's grid. `read_channels` has read the zip."""
+    return next(iter(_contents(data, limits).values()))
+
+
+def _check_one_frame(sources: Mapping[str, Dataset]) -> None:
+    """Raise ScanMismatch for DICOM series of several patients, or with positions in several frames."""
+    for keyword, what in (("PatientID", "patient"), ("FrameOfReferenceUID", "frame of reference")):
+        with reported("the header"):
+            # Without the values, which name the patient.
+            found = {name: str(header.get(keyword) or "") for name, header in sources.items()}
+        first = next(iter(found), None)
+        for name, value in found.items():
+            if first is not None and value != found[first]:
+                raise ScanMismatch(
+                    f"channels {first} and {name}: expected series with one {what}, found two; send series "
+                    "that were acquired together, or registered and resampled onto one of them"
+                )
 
 
 def deidentify_channels(data: bytes, limits: Limits, key: bytes) -> bytes:

@@ -72,6 +72,7 @@ class Scan:
         forms: both forms of a NIfTI header, of which `affine` is the sform if it is set.
         modality: of the header, such as "CT" (PS3.3 C.7.3.1.1.1); None where the format has none.
         channel_names: of channels that came as files of their own, in their order; empty for others.
+        from_dicom: whether each of these is a DICOM series.
     """
 
     voxels: NDArray[Any]
@@ -82,6 +83,7 @@ class Scan:
     forms: NiftiForms | None = None
     modality: str | None = None
     channel_names: tuple[str, ...] = ()
+    from_dicom: bool = False
 
     @property
     def other_affine(self) -> NDArray[np.float64] | None:

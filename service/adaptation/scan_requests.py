@@ -8,52 +8,33 @@ expires.
 
 from __future__ import annotations
 
-import asyncio
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from anyio import to_thread
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import PreparedVolume
-from model_store.scan import deidentify
 from model_store.task import Task
 from personalization.options.presets import AUTO, SCAN_FALLBACK
+from service.adaptation.scan_jobs import create, kept_of
 from service.catalog.adapted import require_parts, resolve_adaptable
 from service.catalog.network import adapted_to_scan
 from service.catalog.precision import decided_precision
 from service.catalog.version import ResolvedVersion
-from service.cohorts.intake import uid_key
 from service.context import ServiceContext
-from service.database import Job, in_turn
-from service.database.hospitals import share_of
-from service.database.job_states import TERMINAL
-from service.errors import (
-    DiskFull,
-    NotAdaptableToScan,
-    ParametersContradict,
-    PrecisionUnavailable,
-    ScanQuotaExceeded,
-)
+from service.errors import NotAdaptableToScan, ParametersContradict, PrecisionUnavailable
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.volumes import is_taken_together
-from service.jobs import records, submission
-from service.jobs.files import JobFolder, StoredScan
+from service.jobs.files import StoredScan
 from service.kinds import SCAN_BY_JOB, kind_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import ScanFile
-from service.settings import Settings, scan_limits
-
-# Short compared with an adaptation, and long enough that polling costs nothing.
-_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.05, 0.5
-
+from service.settings import scan_limits
 
 # A scan with more in all slices together is left to a worker: its features are held in memory at once.
 MOST_PIXELS = 2**20
@@ -155,10 +136,7 @@ class ScanRequest:
             return answered
         # Unlike the graph, a worker loads every part.
         require_parts(self.context.store, self.parent)
-        if self.predictor.options.output in ("dicom-seg", "dicom-sr"):
-            return data
-        # Without the patient, unless the answer repeats the patient.
-        return deidentify(data, scan_limits(self.context.settings), uid_key(self.context.settings))
+        return kept_of(data, self.predictor.options, self.context.settings)
 
     def _answer(self, data: bytes, answer: Callable[[PreparedScan, str], Answered]) -> Answered | None:
         reading = self.predictor.read(data)
@@ -167,56 +145,9 @@ class ScanRequest:
         return answer(reading, self.graph)
 
     def _keep(self, content: bytes) -> str:
-        context, options, job_id = self.context, self.predictor.options, records.new_id()
-        folder = JobFolder(context.settings.open_files(), job_id)
-        try:
-            # The file comes before the row, because a job without its scan cannot run.
-            folder.write_input(StoredScan(content, self.upload.sha256, self.upload.size))
-            with context.database.write() as session:
-                _check_room(session, context.settings, options.hospital, len(content))
-                records.create(
-                    session,
-                    context.settings,
-                    kind="scan",
-                    hospital=options.hospital,
-                    model=self.parent.name,
-                    parent=self.parent.digest,
-                    cohort=None,
-                    options=options.model_dump(mode="json"),
-                    job_id=job_id,
-                    input_bytes=len(content),
-                    request_id=self.predictor.request_id,
-                )
-        except OSError as error:
-            folder.delete()
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise DiskFull("The service's disk is full; send the scan later.") from error
-        except BaseException:
-            folder.delete()
-            raise
-        submission.send(context.database, context.queue, job_id)
-        return job_id
-
-
-async def wait_for(request: Request, context: ServiceContext, job_id: str, seconds: float) -> Job:
-    """Wait until the job ends or `seconds` have passed, without blocking the event loop.
-
-    Raises:
-        ClientDisconnect: the client disconnected. No other client knows the job, so it is cancelled.
-    """
-    loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + seconds, _FIRST_LOOK_SECONDS
-    while True:
-        job = await to_thread.run_sync(_look, context, job_id)
-        left = deadline - loop.time()
-        if job.state in TERMINAL or left <= 0:
-            return job
-        if await request.is_disconnected():
-            await to_thread.run_sync(submission.cancel, context.database, context.settings, job_id)
-            raise ClientDisconnect
-        await asyncio.sleep(min(pause, left))
-        pause = min(2 * pause, _LOOK_SECONDS)
+        scan = StoredScan(content, self.upload.sha256, self.upload.size)
+        predictor = self.predictor
+        return create(self.context, "scan", predictor.options, self.parent, scan, predictor.request_id)
 
 
 def _is_small(reading: PreparedScan, task: Task) -> bool:
@@ -224,40 +155,3 @@ def _is_small(reading: PreparedScan, task: Task) -> bool:
     if isinstance(reading.prepared, PreparedVolume):
         return is_taken_together(reading.prepared, task)
     return reading.prepared.slices[:, 0].size <= MOST_PIXELS
-
-
-def _check_room(session: Session, settings: Settings, hospital: str | None, size: int) -> None:
-    """Raise ScanQuotaExceeded if `size` more bytes exceed the quota of waiting scans: that of cohorts.
-
-    The share of a hospital, or of a caller without one, is bounded too, see `share_of`.
-    """
-    in_turn(session, records.QUEUE)
-    total = select(func.coalesce(func.sum(Job.input_bytes), 0)).where(Job.state.not_in(TERMINAL))
-    waiting = int(session.scalar(total) or 0)
-    own = int(session.scalar(total.where(records.of_owner(session, hospital))) or 0)
-    quota = settings.cohort_quota_bytes
-    share = share_of(session, quota)
-    scans = f"scans of {'yours' if hospital is None else f'hospital {hospital!r}'} that wait for a worker"
-    if size > share:
-        detail = (
-            f"The scan has {size} bytes, expected at most {share}, the limit of the {scans}: send a smaller "
-            "one, or let the operator raise LOCUM_COHORT_QUOTA_BYTES."
-        )
-    elif own + size > share:
-        detail = (
-            f"The {scans} have {own} bytes; with {size} more they exceed their limit of {share} "
-            "(LOCUM_COHORT_QUOTA_BYTES): send the scan again when GET /jobs?state=queued lists fewer jobs."
-        )
-    elif waiting + size > quota:
-        detail = (
-            f"The scans that wait for a worker may have {quota} bytes (LOCUM_COHORT_QUOTA_BYTES), expected "
-            f"{size} of them free, found fewer: send the scan again later."
-        )
-    else:
-        return
-    raise ScanQuotaExceeded(detail)
-
-
-def _look(context: ServiceContext, job_id: str) -> Job:
-    with context.database.read() as session:
-        return records.get(session, job_id)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 from urllib.parse import quote
 
 from model_store.artefact import Artefact
@@ -40,7 +40,14 @@ from service.database import Database
 from service.errors import NoAdaptedVersion, ParametersContradict
 from service.kinds import ADAPTING_ITSELF, kind_of
 
-__all__ = ["Personalization", "Selection", "adapted_to_scan", "resolve_network", "select_network"]
+__all__ = [
+    "Personalization",
+    "Selection",
+    "adapted_to_scan",
+    "chosen_before",
+    "resolve_network",
+    "select_network",
+]
 
 FLAGGED = "descends-from-withdrawn"
 SITE_UNKNOWN = "site-unknown"
@@ -91,6 +98,12 @@ class Selection:
                 "or leave it out for a hospital from outside"
             )
         return found
+
+    @property
+    def kept(self) -> dict[str, str | None]:
+        """What `chosen_before` takes to make the same choice again."""
+        own = ("personalization", "site", "why", "hospital", "cluster", "unknown_site")
+        return {"model": self.model.digest, **{name: getattr(self, name) for name in own}}
 
     @property
     def header(self) -> str:
@@ -212,6 +225,16 @@ def adapted_to_scan(
         flagged=store.flagged(offered),
         unknown_site=_unknown_site(offered, home),
     )
+
+
+def chosen_before(store: Store, offered: str, kept: Mapping[str, str | None]) -> Selection:
+    """The choice of an earlier request, by the digest of the version and `Selection.kept`.
+
+    Raises StoreError where the version, or the network in it, was withdrawn since.
+    """
+    artefact, fields = store.by_digest(offered), dict(kept)
+    network = cast("Artefact[NetworkManifest]", store.by_digest(str(fields.pop("model"))))
+    return Selection(artefact, network, flagged=store.flagged(artefact), **fields)  # type: ignore[arg-type]
 
 
 def _unknown_site(artefact: Artefact, home: str | None) -> str | None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Literal
 
 JobKind = Literal[
-    "adaptation", "scan", "pacs-segment", "pacs-cohort", "mask-check", "mask-verdict", "quantisation"
+    "adaptation",
+    "scan",
+    "segment",
+    "pacs-segment",
+    "pacs-cohort",
+    "mask-check",
+    "mask-verdict",
+    "quantisation",
 ]
-WITH_RESULT: frozenset[str] = frozenset({"scan", "pacs-segment"})
+WITH_RESULT: frozenset[str] = frozenset({"scan", "segment", "pacs-segment"})
 """Kinds that end with a file, `/jobs/{id}/result`."""
+
+ON_ONE_SCAN: frozenset[str] = frozenset({"scan", "segment"})
+"""Kinds that `POST /segment` starts, for one scan that is kept until the job ends."""
 
 ADAPTING: frozenset[str] = frozenset({"adaptation", "scan"})
 """Kinds that adapt a model."""

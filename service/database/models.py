@@ -289,7 +289,7 @@ class Job(Base):
     may not write. `actor` is the caller that made the job. `queued_at` is when a message was last sent; null
     when one has to be sent at once. A job that waits for another system is not claimed before `retry_at`.
     `model` and `parent` are empty for a job that needs no model. `input_bytes` is the size of the scan that a
-    job of kind `scan` began with. `device_class` is `cpu` or `cuda` where only workers of that class take it.
+    job on one scan began with. `device_class` is `cpu` or `cuda` where only workers of that class take it.
     """
 
     __tablename__ = "job"

@@ -93,6 +93,12 @@ def _shown(if_match: str | None, if_none_match: str | None) -> str:
 _WAIT = re.compile(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*(?:;.*)?', re.IGNORECASE)
 
 
+def prefers_async(headers: Iterable[str]) -> bool:
+    """Whether a client prefers a job to an answer at once: `respond-async` (RFC 7240, section 4.1)."""
+    names = (each.partition(";")[0].strip().lower() for header in headers for each in header.split(","))
+    return "respond-async" in names
+
+
 def preferred_wait(headers: Iterable[str], longest: int) -> int | None:
     """Seconds to wait, at most `longest`; None without such a preference.
 

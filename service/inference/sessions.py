@@ -232,6 +232,8 @@ class GraphSession:
                 f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"
             )
         self.digest = digest
+        # By the volume that it segmented last; None before the first.
+        self.seconds_per_patch: float | None = None
         self._limits = limits
         self._outputs = [
             name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES, LOGITS) if name in outputs

@@ -20,49 +20,58 @@ from model_store.preprocessing import PercentVolumeRestorer, PreparedVolume, Vol
 from model_store.preprocessing.volume_restore import as_logits, as_probabilities
 from model_store.preprocessing.windows import slide, starts
 from model_store.task import Task
-from service.errors import RunTooLong
 from service.inference.sessions import GraphSession, Outputs
 from service.inference.uncertainty import Uncertainty, entropy_map, region_entropy_map
 
-# The first patch takes longer than the others: a library chooses its kernels.
-_PATCHES_TO_TELL = 4
+# Patches after the first, which takes longer than the others since a library chooses its kernels.
+_PATCHES_TO_TELL = 3
 # Voxels of all windows of a volume that a graph takes at once, which holds all their features.
 MOST_TOGETHER = 2**20
 
-# Called before each patch with the number of patches done and of all; what it raises ends the run.
-BetweenPatches = Callable[[int, int], None]
+# Called before each patch with the number of patches done, of all, and the seconds that all are expected to
+# take, None while that is not known. What it raises ends the run.
+BetweenPatches = Callable[[int, int, float | None], None]
 
 
-def never_ended(done: int, total: int) -> None:
+def never_ended(done: int, total: int, seconds: float | None) -> None:
     """Let a volume run to its end."""
-    del done, total
+    del done, total, seconds
+
+
+class TakesLonger(Exception):
+    """A volume would take longer than a client is to wait for its answer."""
 
 
 class Deadline:
-    """Ends a volume between two patches: when it is not wanted any more, or would take too long.
-
-    The time that all patches need is known after the first few, so a volume that cannot be done in time is
-    refused then.
-    """
+    """Ends a volume between two patches: when it is not wanted any more, or would take too long."""
 
     def __init__(self, seconds: float, check_wanted: Callable[[], None]) -> None:
         """`check_wanted` raises where the answer is not wanted any more."""
         self._seconds, self._check_wanted = seconds, check_wanted
-        self._started: float | None = None
 
-    def __call__(self, done: int, total: int) -> None:
-        """Look before the next patch. Raises RunTooLong, and what `check_wanted` raises."""
+    def __call__(self, done: int, total: int, seconds: float | None) -> None:
+        """Look before the next patch. Raises TakesLonger, and what `check_wanted` raises."""
         self._check_wanted()
+        if seconds is not None and seconds > self._seconds:
+            raise TakesLonger(f"{total} patches, of which {done} are done, would take {seconds:.0f} s")
+
+
+class _Pace:
+    """How long all patches of a volume take: by those that are done, before that by the last volume's."""
+
+    def __init__(self, session: GraphSession, total: int) -> None:
+        self._session, self._total = session, total
+        self._first_done = 0.0
+
+    def seconds(self, done: int) -> float | None:
+        """Expected seconds, when `done` patches are done; it is noted for the graph's next volume."""
         now = time.monotonic()
-        if self._started is None:
-            self._started = now
-        took = now - self._started
-        if done >= _PATCHES_TO_TELL and took / done * total > self._seconds:
-            raise RunTooLong(
-                f"The volume has {total} patches, of which {done} took {took:.3g} s: all would take about "
-                f"{took / done * total:.0f} s, longer than the {self._seconds:g} s of LOCUM_VOLUME_SECONDS. "
-                "Send a part of the volume, or let the operator set it higher."
-            )
+        if done == 1:
+            self._first_done = now
+        if done > _PATCHES_TO_TELL:
+            self._session.seconds_per_patch = (now - self._first_done) / (done - 1)
+        each = self._session.seconds_per_patch
+        return None if each is None else each * self._total
 
 
 def patches_of(prepared: PreparedVolume, task: Task) -> int:
@@ -130,11 +139,12 @@ def segment_volume(
     geometry, regions = task.geometry, bool(task.regions)
     assert geometry is not None
     kind, axis = geometry.average, slab_axis_of(prepared.grid, task)
-    total, done = patches_of(prepared, task), itertools.count()
+    total, counted = patches_of(prepared, task), itertools.count()
+    pace = _Pace(session, total)
 
     at_once: Outputs | None = None
     if together is not None:
-        between(0, total)
+        between(0, total, None)
         with stage("inference"):
             at_once = session.run_alone(together)
         if len(at_once.probabilities) != len(together):
@@ -145,9 +155,9 @@ def segment_volume(
 
     def run(patch: NDArray[np.float32]) -> NDArray[np.float32]:
         found: NDArray[np.float32]
-        index = next(done)
+        index = next(counted)
         if at_once is None:
-            between(index, total)
+            between(index, total, pace.seconds(index))
             with stage("inference"):
                 outputs, index = session.run_alone(patch[np.newaxis]), 0
         else:

@@ -2,7 +2,7 @@
 
 jobs/<job id>/checkpoint       where a later attempt goes on
 jobs/<job id>/request          of a job on a PACS: UIDs, which no row of the database has
-jobs/<job id>/input            the scan of a job of kind `scan`, and beside it input.json: what was received
+jobs/<job id>/input            the scan of a job on one scan, and beside it input.json: what was received
 jobs/<job id>/result           the answer, and beside it result.json: media type and headers
 jobs/<job id>/preview          masks of a few slices by the present state, while a job runs
 jobs/<job id>/pictures/        before and after, for the candidate's card
@@ -33,11 +33,15 @@ class StoredResult:
 
 @dataclass(frozen=True)
 class StoredScan:
-    """A scan that waits for its job: what is kept of it, and digest and size of what was received."""
+    """A scan that waits for its job: what is kept of it, and digest and size of what was received.
+
+    `chosen` is the network that answers, for a job of kind `segment`.
+    """
 
     content: bytes
     received_sha256: str
     received_bytes: int
+    chosen: Mapping[str, str | None] | None = None
 
 
 class JobFolder:
@@ -48,7 +52,7 @@ class JobFolder:
     REQUEST: Final = "request"
     """What a job on a PACS looks for."""
     INPUT: Final = "input"
-    """The scan of a job of kind `scan`."""
+    """The scan of a job on one scan."""
     RECEIVED: Final = "input.json"
     """What was received as this scan."""
     PREVIEW: Final = "preview"
@@ -74,10 +78,10 @@ class JobFolder:
         return self._files.read(f"{self._folder}/{name}")
 
     def write_input(self, scan: StoredScan) -> None:
-        """Write the scan of a job of kind `scan`."""
+        """Write the scan of a job on one scan."""
         self.write(self.INPUT, scan.content)
         # Written last: without it there is no scan.
-        received = {"sha256": scan.received_sha256, "bytes": scan.received_bytes}
+        received = {"sha256": scan.received_sha256, "bytes": scan.received_bytes, "chosen": scan.chosen}
         self.write(self.RECEIVED, json.dumps(received).encode())
 
     def read_input(self) -> StoredScan | None:
@@ -86,7 +90,7 @@ class JobFolder:
         if received is None or content is None:
             return None
         said = json.loads(received)
-        return StoredScan(content, said["sha256"], said["bytes"])
+        return StoredScan(content, said["sha256"], said["bytes"], said.get("chosen"))
 
     def write_picture(self, scan: str, when: str, content: bytes) -> None:
         """Write the PNG of a scan `before`, `after`, or as it was `drawn`."""

@@ -82,7 +82,11 @@ def _doing(progress: Mapping[str, Any], queue_position: int | None) -> str:
     if not stage:
         return f"{queue_position} ahead of it" if queue_position else "waiting for a worker"
     parts = [_STAGES.get(str(stage), str(stage))]
-    for unit, place, total in (("epoch", "epoch", "epochs"), ("series", "series", "of")):
+    for unit, place, total in (
+        ("epoch", "epoch", "epochs"),
+        ("window", "window", "windows"),
+        ("series", "series", "of"),
+    ):
         if isinstance(progress.get(place), int) and isinstance(progress.get(total), int):
             parts.append(f"{unit} {progress[place]} of {progress[total]}")
     left = progress.get("seconds_left")

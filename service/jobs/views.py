@@ -44,8 +44,9 @@ class JobSummary(BaseModel):
         "wait. A job of no hospital counts those of its maker."
     )
     progress: dict[str, Any] = Field(
-        description="`stage`, and the progress within it; `seconds_left`, an estimate of adapting and "
-        "judging, where there is one. A job that waits for a PACS has `why` and `retry_at`."
+        description="`stage`, and the progress within it: `epoch` of `epochs`, or `window` of `windows`, "
+        "those of a volume that are done; `seconds_left`, an estimate of adapting and judging, or of "
+        "segmenting, where there is one. A job that waits for a PACS has `why` and `retry_at`."
     )
     passed: bool | None = Field(
         None, description="Whether the gate, or masks, accepted the job's candidate; null without a verdict."

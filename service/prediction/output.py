@@ -142,7 +142,7 @@ def choose_output(
     if compress is not None and wanted not in ("nrrd", "multipart"):
         raise ParametersContradict("`compress` belongs to output=nrrd and multipart; leave it out.")
     if wanted in ("dicom-seg", "dicom-sr"):
-        if scan.format != "dicom":
+        if scan.format != "dicom" and not scan.from_dicom:
             raise NoDicomSource(
                 f"A DICOM segmentation refers to the DICOM series of its scan, and this scan is "
                 f"{scan.format}; send the series, or ask for another output."

@@ -13,8 +13,8 @@ from starlette.responses import HTMLResponse
 from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card, read_view
 from service.context import ServiceContext
-from service.database.job_states import TERMINAL, JobState
-from service.errors import JobStillRunning
+from service.database.job_states import ON_ONE_SCAN, TERMINAL, JobState
+from service.errors import JobStillRunning, RoleMissing
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
 from service.http.origins import self_contained
@@ -69,8 +69,12 @@ def get_job(context: AsReader, job: JobId) -> JobView:
         **problem_responses(404, 422),
     },
 )
-def cancel_job(context: AsOperator, job: JobId, response: Response) -> JobView:
-    """Cancel a job: at once if it waits, within seconds if it runs. A finished job stays as it ended."""
+def cancel_job(context: AsReader, job: JobId, response: Response) -> JobView:
+    """Cancel a job: at once if it waits, within seconds if it runs. A finished job stays as it ended.
+
+    A reader cancels only the jobs that its own scans were sent to.
+    """
+    _require_operator_or_maker(context, job)
     found = submission.cancel(context.database, context.settings, job)
     response.status_code = 202 if found.state == "cancelling" else 200
     return read_view(context.store, context.database, job)
@@ -93,7 +97,7 @@ def cancel_job(context: AsOperator, job: JobId, response: Response) -> JobView:
     },
 )
 def get_result(context: AsReader, job: JobId) -> Response:
-    """Return the answer of a job of kind `scan` or `pacs-segment`, until it expires.
+    """Return the answer of a job of kind `scan`, `segment` or `pacs-segment`, until it expires.
 
     After a segmentation was stored in a PACS, it is a JSON object with the UIDs of the stored instance.
     """
@@ -102,8 +106,12 @@ def get_result(context: AsReader, job: JobId) -> Response:
 
 
 @router.delete("/jobs/{job}/files", status_code=204, responses=problem_responses(404, 409, 422))
-def delete_files(context: AsOperator, job: JobId) -> None:
-    """Delete a job's pictures and result now. Its published version and its record stay."""
+def delete_files(context: AsReader, job: JobId) -> None:
+    """Delete a job's pictures and result now. Its published version and its record stay.
+
+    A reader deletes only the results of its own scans.
+    """
+    _require_operator_or_maker(context, job)
     with context.database.write() as session:
         found = records.get(session, job, lock=True)
         if found.state not in TERMINAL:
@@ -112,6 +120,18 @@ def delete_files(context: AsOperator, job: JobId) -> None:
             )
         records.expire_files_now(found)
     JobFolder(context.settings.open_files(), job).delete()
+
+
+def _require_operator_or_maker(context: ServiceContext, job: str) -> None:
+    """Raise RoleMissing if the caller is no operator, and the job is not on a scan that it sent."""
+    caller = context.database.caller
+    with context.database.read() as session:
+        found = records.get(session, job)
+    if not (caller.has("operator") or (found.kind in ON_ONE_SCAN and found.actor == caller.actor)):
+        raise RoleMissing(
+            f"this needs the role operator, or a job on a scan that {caller.actor} sent; it has the role "
+            f"reader, and the job is another's or of kind {found.kind}: ask an operator"
+        )
 
 
 async def _follower(context: AsReader, job: JobId) -> AsyncIterator[Follower]:

@@ -15,7 +15,9 @@ from pydantic import BaseModel, Field
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
 from model_store.index import Record
+from model_store.manifest import IMPORTED, Lineage
 from model_store.store import Store, Tombstone, Version, some
+from model_store.task import Task
 from service.catalog.adapted import adapted_for
 from service.catalog.parts import personalizations
 from service.catalog.version import route_of
@@ -75,6 +77,14 @@ class ModelSummary(BaseModel):
         description="Labels of a segmentation, or classes of a classification in order."
     )
     channels: int
+    channel_names: list[str] = Field(
+        description="Names of the channels of a volume, in order, where each is a file of its own; empty "
+        "where one file has all.",
+    )
+    imported: str | None = Field(
+        description="Where a model that was made elsewhere comes from, and its licence. Null for one of a "
+        "federation.",
+    )
     sites: list[str] = Field(description="The sites of the federation that trained it.")
     personalizations: list[str] = Field(
         description="What `personalization` of a request on the newest version can be."
@@ -351,10 +361,24 @@ def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
         answers=route_of(manifest.task.kind),
         labels=list(manifest.task.labels or manifest.task.class_names),
         channels=manifest.task.channel_count,
+        channel_names=_channel_names(manifest.task),
+        imported=_imported(manifest.lineage),
         sites=list(manifest.lineage.sites),
         personalizations=personalizations(shown.artefact),
     )
     return summary, last.part_of
+
+
+def _channel_names(task: Task) -> list[str]:
+    in_files = task.is_volume and not task.stacked and task.channel_count > 1
+    return [channel.name for channel in task.channel_list] if in_files else []
+
+
+def _imported(lineage: Lineage) -> str | None:
+    weights = lineage.weights
+    if weights is None or lineage.method != IMPORTED:
+        return None
+    return f"{weights.origin or weights.file}; licence {weights.licence or 'not stated'}"
 
 
 def _masks(artefact: Artefact) -> Literal["required", "optional", "none"]:

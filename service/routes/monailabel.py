@@ -423,9 +423,9 @@ async def _result(request: Request, context: ServiceContext, job_id: str) -> Res
     raise Problem(
         504,
         "job-too-slow",
-        "The adaptation takes too long",
+        "The job takes too long",
         f"The job for this scan did not end within {seconds} s (LOCUM_VIEWER_WAIT_SECONDS) and is "
-        "cancelled: ask without personalization=scan, or when fewer jobs are waiting.",
+        "cancelled: ask without personalization=scan, when fewer jobs are waiting, or send a smaller volume.",
     )
 
 

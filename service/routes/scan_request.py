@@ -3,12 +3,16 @@
 with await receive_scan(request, context, watch) as form:
     scan = scan_in(form)
     return await answer_now(request, context, kind, options, selection, scan, watch)
+
+`/segment` lets a job do what would take long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from anyio import to_thread
 from fastapi import Request
@@ -25,7 +29,7 @@ from service.http.audit import concerns
 from service.http.uploads.multipart import malformed, missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import PreparedScan, Stopwatch
-from service.inference.volumes import Deadline
+from service.inference.volumes import BetweenPatches, Deadline, TakesLonger
 from service.prediction.answer import LoadedGraph, Options, Predictor, receipt_of
 from service.runtime.spool import ScanFile, Upload, pack, pack_channels
 from service.serving import key_usage
@@ -91,6 +95,17 @@ def scan_in(form: UploadForm, field: str = "scan") -> Upload:
     return scan
 
 
+@dataclass(frozen=True)
+class JobInstead:
+    """How a job answers instead: `keep` makes of the scan's bytes what the job keeps, in a thread.
+
+    `at_once`: for every scan; otherwise for a volume that would take longer than `LOCUM_VOLUME_SECONDS`.
+    """
+
+    keep: Callable[[bytes], bytes]
+    at_once: bool
+
+
 async def answer_now(
     request: Request,
     context: ServiceContext,
@@ -100,13 +115,32 @@ async def answer_now(
     upload: ScanFile,
     watch: Stopwatch,
 ) -> Response:
-    """Wait for a slot, read the upload and run the chosen network on it, in a thread.
+    """Wait for a slot, read the upload and run the chosen network on it. Raises as `answer_or_keep`."""
+    answered = await answer_or_keep(request, context, kind, options, selection, upload, watch)
+    assert isinstance(answered, Response)
+    return answered
+
+
+async def answer_or_keep(
+    request: Request,
+    context: ServiceContext,
+    kind: type[Predictor[Options]],
+    options: Options,
+    selection: Selection,
+    upload: ScanFile,
+    watch: Stopwatch,
+    instead: JobInstead | None = None,
+) -> Response | bytes:
+    """The same, in a thread; of a scan that `instead` is for, return what its job keeps of it.
 
     Raises as `answer_prepared`, ServiceBusy beyond the queue, and ClientDisconnect when the client left while
     it waited.
     """
     concerns(request, version=selection.offered.digest, artefact=str(selection.offered))
     left = _Left(request)
+    between: BetweenPatches = left.between
+    if instead is not None:
+        between = Deadline(context.settings.volume_seconds, left.check)
     predictor = kind(
         request_id=request.state.request_id,
         options=options,
@@ -115,13 +149,21 @@ async def answer_now(
         input_bytes=upload.size,
         limits=scan_limits(context.settings, selection.manifest.task),
         watch=watch,
-        between=Deadline(context.settings.volume_seconds, left.check),
+        between=between,
     )
 
-    def answer() -> Response:
+    def answer() -> Response | bytes:
         with watch.stage("read"):
             data = upload.read()
-        return answer_prepared(context, predictor, predictor.read(data), selection.model, GRAPH)
+        reading = predictor.read(data)
+        if instead is not None and instead.at_once:
+            return instead.keep(data)
+        try:
+            return answer_prepared(context, predictor, reading, selection.model, GRAPH)
+        except TakesLonger:
+            assert instead is not None
+            del reading
+            return instead.keep(data)
 
     async with context.admission.slot() as waited:
         watch.stages["wait"] = waited * 1000
@@ -147,6 +189,11 @@ class _Left:
         while not await self._request.is_disconnected():
             await asyncio.sleep(_LOOK_SECONDS)
         self._left.set()
+
+    def between(self, done: int, total: int, seconds: float | None) -> None:
+        """The same as `check`, between two patches."""
+        del done, total, seconds
+        self.check()
 
     def check(self) -> None:
         """Raise ClientDisconnect if it left."""

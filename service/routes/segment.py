@@ -1,4 +1,4 @@
-"""`POST /segment`: a scan in, a mask out."""
+"""`POST /segment`: a scan in, a mask out, at once or by a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from service.adaptation.card.reading import read_view
-from service.adaptation.scan_requests import ScanRequest, wait_for
+from service.adaptation.scan_jobs import create, kept_of, wait_for
+from service.adaptation.scan_requests import ScanRequest
 from service.catalog.network import Selection, select_network
 from service.catalog.version import ResolvedVersion, serve_version
 from service.context import ServiceContext
@@ -19,28 +20,27 @@ from service.database.job_states import TERMINAL
 from service.errors import ParametersContradict
 from service.files import log_and_continue
 from service.http.audit import AuditedRoute, concerns
-from service.http.conditions import preferred_wait
+from service.http.conditions import preferred_wait, prefers_async
 from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.jobs import records
-from service.jobs.files import JobFolder
+from service.jobs.files import JobFolder, StoredScan
 from service.jobs.results import read_result
 from service.jobs.views import JobView
 from service.kinds import SCAN_BY_JOB
 from service.prediction.options import SegmentOptions, read_options, request_body
 from service.prediction.output import SegmentationReport
 from service.prediction.segmentation import SegmentationPredictor
-from service.routes.scan_request import answer_now, answer_prepared, receive_scan, scan_in
+from service.routes.scan_request import JobInstead, answer_or_keep, answer_prepared, receive_scan, scan_in
 from service.runtime.spool import ScanFile
 
 router = APIRouter(tags=["segmentation"], route_class=AuditedRoute)
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _HEADERS = {**ANSWER_HEADERS, "Locum-Labels": "JSON: mask value -> its labels."}
-_APPLIED = {"Preference-Applied": "`wait=N`, if the request sent it."}
-
+_APPLIED = {"Preference-Applied": "The preferences of `Prefer` that were applied."}
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -56,8 +56,9 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
         },
     },
     202: {
-        "description": f"`personalization=scan` with {SCAN_BY_JOB}: the job that will have the mask as its "
-        "result.",
+        "description": "The job that will have the answer as its result: of a volume that takes long "
+        f"(LOCUM_VOLUME_SECONDS), of `personalization=scan` with {SCAN_BY_JOB}, and of `Prefer: "
+        "respond-async`.",
         "headers": described_headers({"Location": "The job.", **_APPLIED}),
         "model": JobView,
     },
@@ -65,8 +66,8 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 Prefer = Annotated[
     list[str] | None,
     Header(
-        description="`wait=N` with personalization=scan: answer with the mask if it is "
-        "ready within N seconds."
+        description="RFC 7240. `wait=N`: where a job has the mask, wait up to N seconds for it. "
+        "`respond-async`: let a job segment the scan."
     ),
 ]
 
@@ -83,36 +84,56 @@ async def segment_scan(request: Request, context: AsReader, prefer: Prefer = Non
     The service deletes the scan after its answer. It slices a volume along the task's plane, whatever the
     order of its axes, and returns the mask on the volume's own grid and affine.
 
+    A network that sees volumes looks at them window by window. Where all windows would take longer than
+    `LOCUM_VOLUME_SECONDS`, by the seconds that one takes, the answer is 202 and a job, of which `progress`
+    has the windows that are done.
+
     An ssf-pool adapts itself to every scan, in about the time of two plain answers. With a routing-space and
     `personalization=scan`, the answer is adapted to this scan: at once with the default preset, unless the
     scan is too large to be held in memory at once, else by a job with the mask as its result.
     """
-    watch = Stopwatch()
+    watch, by_job = Stopwatch(), prefers_async(prefer or ())
     with await receive_scan(request, context, watch, by_channel=True) as form:
         options = read_options(SegmentOptions, form.fields)
-        answered = await answer_or_start(request, context, options, scan_in(form), watch)
+        answered = await answer_or_start(request, context, options, scan_in(form), watch, by_job=by_job)
     if isinstance(answered, Response):
         return answered
     wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
     response = await result_within(request, context, answered, wait or 0)
-    if wait is not None:
-        response.headers["Preference-Applied"] = f"wait={wait}"
+    applied = ["respond-async"] if by_job else []
+    applied += [] if wait is None else [f"wait={wait}"]
+    if applied:
+        response.headers["Preference-Applied"] = ", ".join(applied)
     return response
 
 
 async def answer_or_start(
-    request: Request, context: ServiceContext, options: SegmentOptions, scan: ScanFile, watch: Stopwatch
+    request: Request,
+    context: ServiceContext,
+    options: SegmentOptions,
+    scan: ScanFile,
+    watch: Stopwatch,
+    *,
+    by_job: bool = False,
 ) -> Response | str:
     """Segment a received scan: return the answer, or the id of the job that will have it.
 
-    Raises what `POST /segment` rejects.
+    `by_job`: a job segments it, however short that takes. Raises what `POST /segment` rejects.
     """
     request_id = request.state.request_id
     concerns(request, hospital=options.hospital, scan=scan.sha256)
     with watch.stage("select"):
         chosen = await to_thread.run_sync(_choose, context, request_id, options, scan, watch)
     if isinstance(chosen, Selection):
-        return await answer_now(request, context, SegmentationPredictor, options, chosen, scan, watch)
+        settings = context.settings
+        instead = JobInstead(lambda data: kept_of(data, options, settings), at_once=by_job)
+        answered = await answer_or_keep(
+            request, context, SegmentationPredictor, options, chosen, scan, watch, instead
+        )
+        if isinstance(answered, Response):
+            return answered
+        kept = StoredScan(answered, scan.sha256, scan.size, chosen.kept)
+        return await to_thread.run_sync(create, context, "segment", options, chosen.offered, kept, request_id)
 
     def answer_at_once(reading: PreparedScan, graph: str) -> Response:
         concerns(request, version=chosen.parent.digest, artefact=str(chosen.parent))

@@ -103,8 +103,8 @@ class _Pair:
         scan = reading.scan
         return _planes(class_map(align(mask, scan.grid, scan.affine, scan.other_affine), self.task))
 
-    def _between(self, done: int, total: int) -> None:
-        del done, total
+    def _between(self, done: int, total: int, seconds: float | None) -> None:
+        del done, total, seconds
         self.attempt.check_cancelled()
 
 

@@ -22,7 +22,6 @@ from pydicom import dcmread
 
 from model_store.digest import sha256
 from model_store.errors import ScanError
-from model_store.manifest import GRAPH, SsfPoolManifest
 from service.audit import trail
 from service.catalog.network import resolve_network
 from service.cohorts import cohorts
@@ -35,25 +34,19 @@ from service.errors import (
     SeriesMissing,
     ServiceError,
 )
-from service.inference.pipeline import Stopwatch
-from service.jobs.files import StoredResult
+from service.jobs.files import StoredResult, StoredScan
 from service.jobs.leases import fenced
 from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
 from service.pacs.requests import PACS, STORE, STORE_UNLIKE
-from service.prediction.answer import EncodedAnswer, LoadedGraph, receipt_of
+from service.prediction.answer import EncodedAnswer
 from service.prediction.options import SegmentOptions
-from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import Upload, pack_into
-from service.serving import key_usage
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
-from service.worker.pictures import load
+from service.worker.segment import segment_scan
 
 _LONGEST_PAUSE_SECONDS = 600.0
-
-# How often the progress of a volume is noted, about.
-_EVENTS_OF_A_VOLUME = 20
 
 
 def run_pacs_segment(attempt: Attempt) -> AttemptOutcome:
@@ -163,7 +156,6 @@ def _fetch(attempt: Attempt, pacs: PacsClient) -> bytes:
 
 def _answer(attempt: Attempt, data: bytes) -> tuple[EncodedAnswer, str]:
     """The answer, and the digest of the network that gave it."""
-    attempt.set_stage("segmenting")
     job, settings = attempt.job, attempt.settings
     given = {name: value for name, value in job.options.items() if name not in (PACS, STORE, STORE_UNLIKE)}
     options = SegmentOptions.model_validate(given)
@@ -178,29 +170,9 @@ def _answer(attempt: Attempt, data: bytes) -> tuple[EncodedAnswer, str]:
         kind="segmentation",
     )
 
-    def between(done: int, total: int) -> None:
-        attempt.check_cancelled()
-        # Each is an event of the job, so not of every patch.
-        if done % max(1, total // _EVENTS_OF_A_VOLUME) == 0:
-            attempt.set_stage("segmenting", epoch=done, epochs=total)
-
-    predictor = SegmentationPredictor(
-        request_id=job.request_id or job.id,
-        options=options,
-        selection=selection,
-        input_sha256=sha256(data),
-        input_bytes=len(data),
-        limits=scan_limits(settings, selection.manifest.task),
-        watch=Stopwatch(),
-        between=between,
-    )
-    graph = LoadedGraph(load(selection.model.read(GRAPH), settings), receipt_of(selection.model))
-    answer = predictor.make(predictor.read(data), graph)
+    answer = segment_scan(attempt, options, selection, StoredScan(data, sha256(data), len(data)))
     for warning in filter(None, answer.headers.get("Locum-Warning-Names", "").split(", ")):
         attempt.warn(warning)
-    if answer.picked is not None and options.hospital is not None:
-        pool = selection.offered.expect(SsfPoolManifest)
-        key_usage.note(attempt.database, options.hospital, pool, answer.picked)
     return answer, selection.model.digest
 
 

@@ -21,7 +21,7 @@ from personalization.test_time.ladder import SCAN_STEP, dose_by_shift
 from personalization.test_time.recipe import recipe_of, suits
 from service.catalog.network import adapted_to_scan
 from service.database.hospitals import site_of_hospital
-from service.errors import AdaptationRejected
+from service.errors import ScanGone
 from service.inference.pipeline import Stopwatch
 from service.jobs.files import StoredResult
 from service.prediction.answer import LoadedGraph
@@ -40,7 +40,7 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
     """Adapt `parent` and answer. The runner reports any error as the job's reason."""
     scan = attempt.folder.read_input()
     if scan is None:
-        raise AdaptationRejected("the scan is not there any more; send it again")
+        raise ScanGone("the scan is not there any more; send it again")
     options, watch = SegmentOptions.model_validate(attempt.job.options), Stopwatch()
     with watch.stage("load"):
         loaded = load_space(store, parent.expect(RoutingSpaceManifest))

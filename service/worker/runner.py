@@ -40,12 +40,14 @@ from service.worker.device import check_gpu, device_of, prepare_torch, release, 
 from service.worker.mask_check import run_mask_check, run_mask_verdict
 from service.worker.pacs import run_pacs_cohort, run_pacs_segment
 from service.worker.quantisation import run_quantisation
+from service.worker.segment import run_segment
 
 _log = logging.getLogger("locum.worker")
 
 HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {
     "adaptation": run_adaptation,
     "scan": run_scan,
+    "segment": run_segment,
     "pacs-segment": run_pacs_segment,
     "pacs-cohort": run_pacs_cohort,
     "mask-check": run_mask_check,

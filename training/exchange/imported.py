@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from pydantic import JsonValue, ValidationError
 from torch import Tensor
@@ -13,7 +13,15 @@ from torch import Tensor
 from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.errors import LocumStoreError
-from model_store.manifest import GRAPH, WEIGHTS, ImportedWeights, Lineage, ModelManifest, NetworkSpec
+from model_store.manifest import (
+    GRAPH,
+    IMPORTED,
+    WEIGHTS,
+    ImportedWeights,
+    Lineage,
+    ModelManifest,
+    NetworkSpec,
+)
 from model_store.misfits import misfits
 from model_store.store import Store
 from model_store.task import Task
@@ -25,7 +33,6 @@ from training.errors import ImportRefused
 from training.exchange import checkpoints
 from training.publish import check_names, software
 
-METHOD: Final = "imported"
 _LONGEST_NAME = 64
 _LONGEST_CHANNEL = 32
 _LONGEST_TEXT, _LONGEST_LICENCE = 500, 200
@@ -78,7 +85,7 @@ def publish(store: Store, name: str, imported: Imported, licence: str | None = N
             task=task,
             network=imported.network,
             lineage=Lineage(
-                method=METHOD,
+                method=IMPORTED,
                 run="",
                 sites=(),
                 rounds=0,

@@ -175,7 +175,7 @@ def _check_one_series(headers: Sequence[Dataset]) -> None:
             sizes = ", ".join(str(number) for _, number in found.most_common(8))
             raise UnsupportedScan(
                 f"DICOM: expected one {name}, found {len(found)} with {sizes} images; send one series at a "
-                "time"
+                "time, or for a model of several channels each by its channel (scan.CHANNEL)"
             )
     classes = {str(header.get("SOPClassUID")) for header in headers}
     if len(classes) > 1:

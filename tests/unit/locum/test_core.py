@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from locum import operations
 from locum.core import EventStream, Operation, Pause, Request, with_retries
-from locum.errors import NotAllowed, Problem, Unreachable
+from locum.errors import JobFailed, NotAllowed, Problem, Unreachable
 
 COHORT = {
     **{"id": "c", "hospital": "h", "note": None, "scans": 0, "bytes": 0},
@@ -175,3 +176,78 @@ def test_stream_that_breaks_without_an_event_is_given_up() -> None:
     # One that the service ends in order is none of these.
     patient = EventStream("j", retries=2)
     assert all(patient.broken(None) > 0 for _ in range(10))
+
+
+class TestJobOfAScan:
+    """`segment` where the answer is a job."""
+
+    def job(self, state: str, window: int | None = None, job: str = "j") -> httpx.Response:
+        progress = {} if window is None else {"stage": "segmenting", "window": window, "windows": 9}
+        body = {
+            **{"id": job, "kind": "segment", "state": state, "hospital": None, "model": "m", "attempt": 1},
+            **{"queue_position": None, "progress": progress, "reason": "because", "cohort": None},
+            **{"created_at": "2026-01-01T00:00:00Z", "started_at": None, "finished_at": None},
+            **{"options": {}, "candidate": None, "gate": None, "warnings": [], "no_worker": None},
+        }
+        return answer(
+            202 if state == "accepted" else 200, body | {"state": state.replace("accepted", "queued")}
+        )
+
+    def mask(self) -> httpx.Response:
+        request = httpx.Request("GET", "http://service/path")
+        return httpx.Response(200, content=b"mask", headers={"Content-Type": "image/png"}, request=request)
+
+    def asked(self, requests: list[Request]) -> list[str]:
+        return [f"{each.method} {each.path}" for each in requests]
+
+    def play(self, *answers: httpx.Response, **more: Any) -> tuple[Any, list[str], list[int | None]]:
+        seen: list[int | None] = []
+        pixels = np.zeros((4, 4), np.uint8)
+        operation = operations.render(
+            pixels, "png", follow=lambda job: seen.append(job.progress.get("window")), **more
+        )
+        try:
+            result, requests, _ = played(operation, *answers)
+        except JobFailed as error:
+            return error, [], seen
+        return result, self.asked(requests), seen
+
+    def test_it_is_followed_and_its_files_are_deleted(self) -> None:
+        result, asked, seen = self.play(
+            self.job("accepted"), self.job("running", 3), self.job("succeeded", 8), self.mask(), answer(204)
+        )
+        assert (result.content, result.media_type) == (b"mask", "image/png")
+        assert asked == [
+            "POST /segment", "GET /jobs/j", "GET /jobs/j", "GET /jobs/j/result", "DELETE /jobs/j/files",
+        ]  # fmt: skip
+        assert seen == [None, 3, 8]
+
+    def test_a_result_that_only_an_operator_deletes_expires(self) -> None:
+        result, *_ = self.play(
+            self.job("accepted"), self.job("succeeded"), self.mask(), problem("role-missing", 403)
+        )
+        assert result.content == b"mask"
+
+    @pytest.mark.parametrize("state", ["failed", "cancelled"])
+    def test_a_job_without_a_mask_is_an_error_with_its_reason(self, state: str) -> None:
+        result, *_ = self.play(self.job("accepted"), self.job(state))
+        assert str(result) == f"job j: expected a mask, found state {state}: because"
+
+    def test_an_interrupted_call_goes_on_with_its_job(self) -> None:
+        result, asked, _ = self.play(
+            self.job("running"), self.job("succeeded"), self.mask(), answer(204), resume="j"
+        )
+        assert result.content == b"mask"
+        assert "POST /segment" not in asked
+
+    @pytest.mark.parametrize("kind", ["unknown", "failed", "deleted"])
+    def test_a_job_that_is_gone_is_made_again(self, kind: str) -> None:
+        gone = {
+            "unknown": [answer(404, JOB_GONE)],
+            "failed": [self.job("failed")],
+            "deleted": [self.job("succeeded"), problem("files-deleted", 410)],
+        }[kind]
+        again = [self.job("accepted", job="k"), self.job("succeeded", job="k"), self.mask(), answer(204)]
+        result, asked, _ = self.play(*gone, *again, resume="j")
+        assert result.content == b"mask"
+        assert asked[-4:] == ["POST /segment", "GET /jobs/k", "GET /jobs/k/result", "DELETE /jobs/k/files"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from locum.errors import ScanInvalid
-from locum.scans import opened
+from locum.scans import opened, split_name
+from model_store.scan import decode
+from model_store.scans import channels as channels_of_service
+from tests.helpers.model_store.dicom_files import series
 
 
 @pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int16, np.int64, np.float16, np.float64])
@@ -61,3 +65,74 @@ def test_folder_without_dicom_and_missing_file_are_named(tmp_path: Path) -> None
         pass
     with pytest.raises(ScanInvalid, match=r"gone\.nii: .*No such file"), opened(tmp_path / "gone.nii"):
         pass
+
+
+class TestChannels:
+    AFFINE = np.diag([1.5, 2.0, 3.0, 1.0])
+
+    def voxels(self, seed: int) -> NDArray[np.int16]:
+        return np.random.default_rng(seed).integers(0, 100, (9, 10, 8)).astype(np.int16)
+
+    def sent(self, channels: dict[str, Any], affine: NDArray[Any] | None = None) -> tuple[Any, str]:
+        with opened(channels, affine) as upload:
+            return decode(upload.rewound().read()), upload.sha256
+
+    def test_files_images_arrays_and_series_are_channels_of_one_scan(self, tmp_path: Path) -> None:
+        image = nib.Nifti1Image(self.voxels(1), self.AFFINE)
+        image.to_filename(tmp_path / "t1.nii.gz")
+        ways = [
+            {"T1": tmp_path / "t1.nii.gz", "FLAIR": self.voxels(2)},
+            {"FLAIR": self.voxels(2), "T1": image},
+        ]
+        for way in ways:
+            scan, _ = self.sent(way, self.AFFINE)
+            assert scan.channel_names == ("FLAIR", "T1")
+            np.testing.assert_array_equal(scan.voxels, np.stack([self.voxels(2), self.voxels(1)], axis=-1))
+            np.testing.assert_allclose(scan.affine, self.AFFINE)
+
+    def test_the_digest_depends_on_the_channels_alone(self) -> None:
+        one, two = (nib.Nifti1Image(self.voxels(seed), self.AFFINE) for seed in (1, 2))
+        assert self.sent({"T1": one, "FLAIR": two})[1] == self.sent({"FLAIR": two, "T1": one})[1]
+        assert self.sent({"T1": one, "FLAIR": two})[1] != self.sent({"T1": two, "FLAIR": one})[1]
+
+    def test_folders_of_dicom_are_channels(self, tmp_path: Path) -> None:
+        cubes = {name: self.voxels(seed).transpose(2, 1, 0) for name, seed in (("T1", 1), ("FLAIR", 2))}
+        for number, (name, cube) in enumerate(cubes.items()):
+            (tmp_path / name).mkdir()
+            files = series(cube, SeriesInstanceUID=f"1.2.{number}")
+            for place, content in enumerate(files.values()):
+                (tmp_path / name / str(place)).write_bytes(content)
+        scan, _ = self.sent({name: tmp_path / name for name in cubes})
+        assert (scan.channel_names, scan.grid) == (("FLAIR", "T1"), (9, 10, 8))
+
+    @pytest.mark.parametrize(
+        ("channels", "words"),
+        [
+            ({}, "found none"),
+            ({"T 1": np.zeros((2, 3, 4))}, "channel 'T 1': expected a name of letters"),
+            ({"T1": "gone.nii"}, "channel T1: gone.nii: expected a scan"),
+            ({"T1": np.zeros((2, 3, 4))}, "channel T1: .*with its `affine`"),
+        ],
+    )
+    def test_what_is_no_channel_is_named(self, channels: dict[str, Any], words: str) -> None:
+        with pytest.raises(ScanInvalid, match=words), opened(channels):
+            pass
+
+    def test_names_are_read_as_the_service_reads_them(self) -> None:
+        names = [
+            "T1",
+            "t1_flair",
+            "x_FLAIR",
+            "FLAIR",
+            "a_0000",
+            "a_0001",
+            "a0001",
+            "0001",
+            "a_0002",
+            "a-T1",
+            "",
+        ]
+        for channels in (("T1", "FLAIR"), ("T1",), ("FLAIR", "T1", "T1-FLAIR")):
+            assert [split_name(each, channels) for each in names] == [
+                channels_of_service.split_name(each, channels) for each in names
+            ]

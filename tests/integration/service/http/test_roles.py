@@ -15,7 +15,9 @@ import yaml
 
 from service.audit import trail
 from service.database import ApiKey, Caller, Hospital, Role
+from service.database.job_states import JobKind
 from service.identity import authentication, keys
+from service.jobs import records
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 from tests.helpers.service.issuer import AUDIENCE, running_issuer
 
@@ -67,8 +69,8 @@ LEAST: dict[Operation, Role | None] = {
     ("GET", "/jobs/{job}/result"): "reader",
     ("GET", "/jobs/{job}/card"): "operator",
     ("GET", "/jobs/{job}/preview"): "operator",
-    ("DELETE", "/jobs/{job}"): "operator",
-    ("DELETE", "/jobs/{job}/files"): "operator",
+    ("DELETE", "/jobs/{job}"): "reader",
+    ("DELETE", "/jobs/{job}/files"): "reader",
     ("GET", "/jobs/{job}/checks"): "reader",
     ("POST", "/jobs/{job}/checks"): "operator",
     ("POST", "/jobs/{job}/checks/{check}/verdict"): "operator",
@@ -244,6 +246,27 @@ def test_actor_of_a_decision_is_the_caller(api: Any, credentials: dict[str, str]
     forged = decide(second.json()["sequence"], actor="Prof. Dr. Chief")
     assert kind(forged) == (422, "invalid-request")
     assert "key:approver@north" in forged.json()["detail"]
+
+
+def test_reader_cancels_and_deletes_only_the_jobs_of_its_own_scans(
+    api: Any, credentials: dict[str, str]
+) -> None:
+    def made(kind: JobKind, key: str) -> str:
+        caller = Caller(f"key:{key}@north", frozenset({"reader"}), frozenset({"north"}))
+        fields = {"hospital": "north", "model": "bright", "parent": "", "cohort": None, "options": {}}
+        with api.context.for_caller(caller).database.write() as session:
+            return str(records.create(session, api.settings, kind=kind, **fields).id)
+
+    def delete(job: str, role: str, files: str = "") -> httpx.Response:
+        headers = {"Authorization": f"Bearer {credentials[role]}"}
+        return api.client.delete(f"/jobs/{job}{files}", headers=headers)  # type: ignore[no-any-return]
+
+    own, others, adaptation = made("segment", "reader"), made("segment", "ada"), made("adaptation", "reader")
+    assert kind(delete(own, "reader", "/files")) == (409, "job-not-over")
+    assert (delete(own, "reader").status_code, delete(own, "reader", "/files").status_code) == (200, 204)
+    for job in (others, adaptation):
+        assert kind(delete(job, "reader")) == kind(delete(job, "reader", "/files")) == (403, "role-missing")
+        assert delete(job, "operator").status_code == 200
 
 
 def test_two_person_rule_rejects_the_caller_that_adapted(

@@ -6,24 +6,34 @@ import gzip
 import hashlib
 import io
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import highdicom as hd
+import httpx
 import nibabel as nib
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from pydicom import dcmread
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.scans.channels import packed
 from model_store.store import Store
 from model_store.task import Task
+from service.inference.sessions import GraphSession
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import series, zipped
 from tests.helpers.service.coded import CODES
+from tests.helpers.waiting import wait_for
 
 PATCH = (16, 16, 8)
 AFFINE = np.diag([-1.5, 1.5, 2.0, 1.0])
@@ -161,17 +171,72 @@ class TestSeveralChannels:
             assert agree[voxels(1).astype(int) + voxels(2) != 200].all()
             np.testing.assert_allclose(mask.affine, AFFINE)
 
-    def test_two_dicom_series_in_fields_of_their_own(self, api: Any) -> None:
-        files = [
+    def series_of(self, **of_flair: Any) -> list[tuple[str, tuple[str, bytes]]]:
+        """Two series on one grid, the slices of FLAIR last to first; `of_flair` are values of its headers."""
+        made = {
+            "T1": series(voxels(1).transpose(2, 1, 0), SeriesInstanceUID="1.2.3.1"),
+            "FLAIR": series(voxels(2).transpose(2, 1, 0), SeriesInstanceUID="1.2.3.2", **of_flair),
+        }
+        return [
             (f"scan.{name}", (f"{number}.dcm", content))
-            for name, seed in (("T1", 1), ("FLAIR", 2))
-            for number, content in enumerate(
-                series(voxels(seed).transpose(2, 1, 0), SeriesInstanceUID=f"1.2.3.{seed}").values()
-            )
+            for name, files in made.items()
+            for number, content in enumerate(reversed([*files.values()]))
         ]
-        mask = mask_of(api.client.post("/segment", files=files, data={"model": "two"}))
+
+    def test_two_dicom_series_in_fields_of_their_own(self, api: Any) -> None:
+        mask = mask_of(api.client.post("/segment", files=self.series_of(), data={"model": "two"}))
         found, expected = int(mask.get_fdata().sum()), int(self.expected().sum())
         assert found == expected
+
+    def test_two_dicom_series_get_a_seg_on_the_first(self, api: Any) -> None:
+        data = {"model": "two", "output": "dicom-seg"}
+        response = api.client.post("/segment", files=self.series_of(), data=data)
+        assert response.status_code == 200, response.text
+        seg = hd.seg.segread(io.BytesIO(response.content))
+        (source,) = seg.ReferencedSeriesSequence
+        assert source.SeriesInstanceUID == "1.2.3.2"
+        assert len(source.ReferencedInstanceSequence) == 21
+        slices = [dcmread(io.BytesIO(file[1])) for name, file in self.series_of() if name == "scan.FLAIR"]
+        uids = [each.SOPInstanceUID for each in reversed(slices)]
+        found = seg.get_pixels_by_source_instance(uids)[..., 0]
+        np.testing.assert_array_equal(found > 0, self.expected().transpose(2, 1, 0))
+        report = api.client.post("/segment", files=self.series_of(), data={**data, "output": "dicom-sr"})
+        assert report.status_code == 200, report.text
+        again = api.client.post("/segment", files=self.series_of()[::-1], data=data)
+        assert again.content == response.content
+
+    @pytest.mark.parametrize(
+        ("of_flair", "says"),
+        [
+            (
+                {"FrameOfReferenceUID": "1.2.9"},
+                "channels FLAIR and T1: expected series with one frame of",
+            ),
+            ({"PatientID": "ANOTHER"}, "channels FLAIR and T1: expected series with one patient"),
+            ({"PixelSpacing": [1.0, 1.0]}, "channel T1 is not on the grid of channel FLAIR"),
+        ],
+    )
+    def test_series_that_do_not_belong_together_are_refused(
+        self, api: Any, of_flair: dict[str, Any], says: str
+    ) -> None:
+        response = api.client.post("/segment", files=self.series_of(**of_flair), data={"model": "two"})
+        assert (response.status_code, response.json()["type"]) == (422, "urn:locum:problem:scan-mismatch")
+        assert says in response.json()["detail"]
+        assert "ANOTHER" not in response.text
+
+    def test_a_mixture_of_series_and_nifti_has_no_seg(self, api: Any) -> None:
+        mask = mask_of(api.client.post("/segment", files=self.series_of(), data={"model": "two"}))
+        image = nib.Nifti1Image(np.zeros(mask.shape, np.int16), mask.affine)
+        image.header.set_xyzt_units("mm")
+        files = [*self.series_of()[:21], ("scan.FLAIR", ("b.nii", image.to_bytes()))]
+        response = api.client.post("/segment", files=files, data={"model": "two", "output": "dicom-seg"})
+        assert (response.status_code, response.json()["type"]) == (422, "urn:locum:problem:output-mismatch")
+
+    def test_two_series_in_one_field_are_refused_with_what_to_do(self, api: Any) -> None:
+        files = [("scan", content) for _, content in self.series_of()]
+        response = api.client.post("/segment", files=files, data={"model": "two"})
+        assert response.status_code == 415
+        assert "each by its channel (scan.CHANNEL)" in response.json()["detail"]
 
     def test_a_viewer_is_shown_one_channel(self, api: Any) -> None:
         content = packed({"T1": [nifti(voxels(1))], "FLAIR": [nifti(voxels(2))]})
@@ -208,11 +273,10 @@ class TestSeveralChannels:
         assert re.search(says, json.loads(response.content)["detail"])
 
 
-def test_adapting_a_network_of_volumes_is_refused_with_the_reason(api: Any) -> None:
+def test_adapting_one_network_of_volumes_to_a_scan_is_refused_with_the_reason(api: Any) -> None:
     response = api.segment(nifti(voxels()), model="volume", personalization="scan")
     assert response.status_code == 422, response.text
-    assert "sees volumes" in response.json()["detail"]
-    assert api.client.get("/models").json()["models"][0]["adaptable"] is False
+    assert "is of kind model: ask without personalization=scan" in response.json()["detail"]
 
 
 def test_an_image_is_refused(api: Any, make_png: Callable[..., bytes]) -> None:
@@ -221,25 +285,142 @@ def test_an_image_is_refused(api: Any, make_png: Callable[..., bytes]) -> None:
     assert "segments volumes, and the scan is an image" in response.json()["detail"]
 
 
-def test_a_volume_that_would_take_too_long_is_ended_with_what_to_do(
-    start: Callable[..., Any], store: Path
-) -> None:
-    response = start(store, volume_seconds=1e-6).segment(nifti(voxels()), model="volume")
-    assert response.status_code == 503, response.text
-    problem = response.json()
-    assert problem["type"].endswith("run-too-long")
-    assert "LOCUM_VOLUME_SECONDS" in problem["detail"]
+@pytest.fixture(scope="module")
+def slow(start: Callable[..., Any], store: Path) -> Any:
+    return start(store, volume_seconds=1e-6)
+
+
+class TestLongVolumes:
+    """A volume with windows that take longer than allowed becomes a job."""
+
+    def ask(self, api: Any, prefer: str = "", **fields: str) -> httpx.Response:
+        files = {"scan.FLAIR": ("b.nii", nifti(voxels(2))), "scan.T1": ("a.nii", nifti(voxels(1)))}
+        headers = {"Prefer": prefer} if prefer else {}
+        data = {"model": "two", **fields}
+        answer: httpx.Response = api.client.post("/segment", files=files, data=data, headers=headers)
+        return answer
+
+    def job(self, api: Any, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = api.client.get(f"/jobs/{job_id}").json()
+        return found
+
+    @pytest.mark.parametrize("output", ["nifti", "json"])
+    def test_its_result_is_the_answer_that_a_short_one_gets(self, api: Any, slow: Any, output: str) -> None:
+        accepted = self.ask(slow, output=output)
+        assert accepted.status_code == 202, accepted.text
+        job = accepted.json()
+        assert (job["kind"], job["model"], accepted.headers["location"]) == (
+            "segment",
+            "two",
+            f"/jobs/{job['id']}",
+        )
+        run_job(job["id"], slow.settings)
+        folder = JobFolder(slow.settings.open_files(), job["id"])
+        assert folder.names == ["result", "result.json"]
+        found = slow.client.get(f"/jobs/{job['id']}/result")
+        expected = self.ask(api, output=output)
+        assert expected.status_code == 200
+        timed = {"server-timing", "date", "locum-request", "content-length"}
+        for name, value in expected.headers.items():
+            assert name in timed or found.headers[name] == value, name
+        if output == "nifti":
+            assert found.content == expected.content
+            return
+        answers = [found.json(), expected.json()]
+        for answer in answers:
+            del answer["timing_ms"], answer["receipt"]["request"]
+        assert answers[0] == answers[1]
+
+    def test_a_file_with_all_channels_is_kept_for_its_job(self, api: Any, slow: Any) -> None:
+        scan = nifti(np.stack([voxels(1), voxels(2)], axis=-1))
+        job = slow.segment(scan, model="stacked").json()["id"]
+        run_job(job, slow.settings)
+        found = slow.client.get(f"/jobs/{job}/result")
+        assert found.content == api.segment(scan, model="stacked").content
+
+    def test_progress_counts_windows(self, slow: Any) -> None:
+        job = self.ask(slow).json()["id"]
+        run_job(job, slow.settings)
+        with slow.context.database.read() as session:
+            events = [each.data for each in records.events_of_type(session, job, "progress")]
+        noted = [(each["window"], each["windows"]) for each in events if "window" in each]
+        # 3 x 3 x 5 windows, each of them noted.
+        assert noted == [(done, 45) for done in range(45)]
+        assert events[-1]["seconds_left"] >= 0
+
+    def test_cancelling_ends_it_between_two_windows(self, slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = self.ask(slow).json()["id"]
+        runs, run = [], GraphSession.run_alone
+
+        def counted(self: GraphSession, *given: Any) -> Any:
+            runs.append(given)
+            if len(runs) == 3:
+                assert slow.client.delete(f"/jobs/{job}").status_code == 202
+                # As soon as the heartbeat has seen it.
+                time.sleep(3)
+            return run(self, *given)
+
+        monkeypatch.setattr(GraphSession, "run_alone", counted)
+        run_job(job, slow.settings)
+        assert (self.job(slow, job)["state"], len(runs)) == ("cancelled", 3)
+        assert JobFolder(slow.settings.open_files(), job).names == []
+
+    def test_a_lost_worker_loses_nothing(self, slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Killed(BaseException): ...
+
+        job = self.ask(slow).json()["id"]
+        with monkeypatch.context() as during:
+            during.setattr(GraphSession, "run_alone", lambda *_: (_ for _ in ()).throw(Killed))
+            with pytest.raises(Killed):
+                run_job(job, slow.settings)
+        with slow.context.database.write() as session:
+            records.get(session, job).lease_until = datetime.now(UTC) - timedelta(hours=1)
+        run_job(job, slow.settings)
+        assert (self.job(slow, job)["state"], self.job(slow, job)["attempt"]) == ("succeeded", 2)
+
+    def test_a_client_that_waits_gets_the_mask_or_the_job(self, api: Any, slow: Any) -> None:
+        early = self.ask(slow, "wait=0")
+        assert (early.status_code, early.headers["preference-applied"]) == (202, "wait=0")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(self.ask, slow, "wait=50")
+            (job,) = wait_for(lambda: queued(slow) - {early.json()["id"]})
+            run_job(job, slow.settings)
+            found = waiting.result(60)
+        assert (found.status_code, found.headers["preference-applied"]) == (200, "wait=50")
+        assert found.content == self.ask(api).content
+        assert JobFolder(slow.settings.open_files(), job).names == []
+
+    def test_respond_async_makes_a_job_of_a_short_one(self, api: Any) -> None:
+        accepted = self.ask(api, "respond-async, wait=0")
+        assert accepted.status_code == 202
+        assert accepted.headers["preference-applied"] == "respond-async, wait=0"
+        # What a worker would reject is rejected now.
+        refused = self.ask(api, "respond-async", output="png")
+        assert refused.status_code == 422
+
+    def test_a_version_that_is_assigned_meanwhile_does_not_answer(
+        self, start: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        publish(tmp_path, "volume")
+        api = start(tmp_path, volume_seconds=1e-6)
+        job = api.segment(nifti(voxels()), model="volume").json()["id"]
+        publish(tmp_path, "volume", labels={"bright": [1], "other": [1]}, codes={})
+        run_job(job, api.settings)
+        assert api.client.get(f"/jobs/{job}/result").headers["locum-model"] == "volume@1"
+        gone = api.segment(nifti(voxels()), model="volume@1").json()["id"]
+        api.store.withdraw("volume@1", actor="ada", reason="wrong")
+        run_job(gone, api.settings)
+        assert "withdrawn" in self.job(api, gone)["reason"]
+
+
+def queued(api: Any) -> set[str]:
+    with api.context.database.read() as session:
+        return {job.id for job in records.listed(session, state="queued")}
 
 
 def test_a_client_that_leaves_ends_the_work_between_patches(
     start: Callable[..., Any], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import time
-
-    import httpx
-
-    from service.inference.sessions import GraphSession
-
     runs, run = [], GraphSession.run_alone
 
     def slow(self: GraphSession, *given: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from locum.commands.batch import find
+from locum.commands.batch import Found, find, group, one_of_channels
 from locum.commands.fitting import MasksBeside
 from locum.errors import ScanInvalid
 
@@ -81,3 +81,45 @@ def test_masks_are_beside_their_scans_or_in_a_folder(tmp_path: Path) -> None:
     }
     with pytest.raises(ScanInvalid, match="expected masks beside"):
         MasksBeside(None).split(scans)
+
+
+class TestChannels:
+    """Files of the channels T1 and FLAIR."""
+
+    def grouped(self, root: Path, *names: str) -> dict[str, Found]:
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(DICOM if name.endswith("/1") else b"")
+        return {scan.stem: scan for scan in group(find([str(root)]), ("T1", "FLAIR"))}
+
+    def test_files_of_a_case_are_one_scan_by_name_and_by_number(self, tmp_path: Path) -> None:
+        names = ["a_0001.nii.gz", "a_0000.nii.gz", "b-flair.nii", "b-T1.nii", "c/T1/1", "c/FLAIR/1", "d.zip"]
+        found = self.grouped(tmp_path, *names)
+        assert {name: scan.scan for name, scan in found.items()} == {
+            "a": {"T1": tmp_path / "a_0000.nii.gz", "FLAIR": tmp_path / "a_0001.nii.gz"},
+            "b": {"T1": tmp_path / "b-T1.nii", "FLAIR": tmp_path / "b-flair.nii"},
+            "c": {"T1": tmp_path / "c/T1", "FLAIR": tmp_path / "c/FLAIR"},
+            "d": tmp_path / "d.zip",
+        }
+
+    def test_a_missing_channel_is_named_and_stops_no_other_case(self, tmp_path: Path) -> None:
+        found = self.grouped(tmp_path, "a_0000.nii.gz", "b_T1.nii", "b_FLAIR.nii")
+        with pytest.raises(ScanInvalid, match=r"T1, FLAIR, found a_0000\.nii\.gz: FLAIR is missing"):
+            _ = found["a"].scan
+        assert len(found["b"].channels) == 2
+
+    def test_two_files_of_one_channel_are_rejected(self, tmp_path: Path) -> None:
+        with pytest.raises(ScanInvalid, match="both are channel T1 of a; leave one out"):
+            self.grouped(tmp_path, "a_0000.nii.gz", "a_T1.nii.gz")
+
+    def test_a_model_of_one_channel_leaves_names_with_numbers_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "a_0000.nii").write_bytes(b"")
+        assert [scan.stem for scan in group(find([str(tmp_path)]), ())] == ["a_0000"]
+
+    def test_channel_options_name_one_scan(self, tmp_path: Path) -> None:
+        found = one_of_channels(["T1=x/case7_T1.nii.gz", "FLAIR=x/case7_FLAIR.nii.gz"])
+        assert (found.name, [name for name, _ in found.channels]) == ("case7", ["T1", "FLAIR"])
+        assert one_of_channels([f"T1={tmp_path}/t1.nii", f"FLAIR={tmp_path}/b.nii"]).name == tmp_path.name
+        for wrong in (["T1"], ["=a.nii"], ["T1="], ["T1=a.nii", "T1=b.nii"]):
+            with pytest.raises(ScanInvalid, match="expected NAME=FILE, each name once"):
+                one_of_channels(wrong)

@@ -1,10 +1,10 @@
-"""`Prefer: wait=N`."""
+"""`Prefer: wait=N` and `Prefer: respond-async`."""
 
 from __future__ import annotations
 
 import pytest
 
-from service.http.conditions import preferred_wait
+from service.http.conditions import preferred_wait, prefers_async
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_preferred_wait_is_the_first_valid_wait_up_to_the_limit(
     headers: list[str], seconds: int | None
 ) -> None:
     assert preferred_wait(headers, 60) == seconds
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ([], False),
+        (["wait=7"], False),
+        (["wait=7, Respond-Async"], True),
+        (["wait=7", "respond-async; strict"], True),
+        (["respond-asynchronously"], False),
+    ],
+)
+def test_respond_async_is_found_among_other_preferences(headers: list[str], expected: bool) -> None:
+    assert prefers_async(headers) is expected

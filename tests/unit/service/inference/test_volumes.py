@@ -17,10 +17,9 @@ from model_store.errors import ArtefactDamaged, ScanMismatch, ScanTooLarge
 from model_store.scan import Limits
 from model_store.task import Task
 from personalization.export import to_onnx
-from service.errors import RunTooLong
 from service.inference.pipeline import Segmentation, Stopwatch, check_answerable, read, segment
 from service.inference.sessions import GraphSession
-from service.inference.volumes import Deadline
+from service.inference.volumes import Deadline, TakesLonger
 
 PATCH = (16, 24, 16)
 
@@ -126,7 +125,7 @@ def test_a_mirrored_answer_is_the_mean_over_its_turns(session: GraphSession) -> 
     reading = read(nifti(PATCH), manifest, Limits(), Stopwatch())
     seen = []
     found = segment(
-        reading, manifest, session, Stopwatch(), between=lambda done, total: seen.append((done, total))
+        reading, manifest, session, Stopwatch(), between=lambda done, total, _: seen.append((done, total))
     )
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
     prepared: Any = reading.prepared
@@ -175,7 +174,7 @@ def test_what_ends_between_patches_ends_the_run(session: GraphSession) -> None:
 
     runs = []
 
-    def between(done: int, total: int) -> None:
+    def between(done: int, total: int, seconds: float | None) -> None:
         runs.append(done)
         if done == 3:
             raise Left
@@ -205,28 +204,47 @@ def test_an_image_is_refused_by_a_task_of_volumes(session: GraphSession) -> None
         answer(encode_png(np.zeros((32, 32), np.uint8)), task(), session)
 
 
-class TestDeadline:
+class TestHowLong:
+    """A run that takes a second for each patch, and two more for the first."""
+
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now = [0.0]
         monkeypatch.setattr("service.inference.volumes.time.monotonic", lambda: now[0])
         return now
 
-    def test_a_volume_that_would_take_too_long_ends_after_its_first_patches(self, clock: list[float]) -> None:
-        deadline = Deadline(100, lambda: None)
-        for done in range(4):
-            clock[0] = 3.0 * done
-            deadline(done, 50)
-        clock[0] = 12.0
-        says = r"50 patches, of which 4 took 12 s: all would take about 150 s.*100 s of LOCUM_VOLUME_SECONDS"
-        with pytest.raises(RunTooLong, match=says):
-            deadline(4, 50)
+    def run(self, clock: list[float], graph: Any, most: float = 1e9) -> list[tuple[int, float | None]]:
+        """The seconds that were expected when so many patches were done."""
+        deadline, expected = Deadline(most, lambda: None), []
 
-    def test_a_volume_in_time_runs_to_its_end(self, clock: list[float]) -> None:
-        deadline = Deadline(100, lambda: None)
-        for done in range(50):
-            clock[0] = 1.9 * done
-            deadline(done, 50)
+        def between(done: int, total: int, seconds: float | None) -> None:
+            clock[0] += 2 if done == 0 else 1
+            expected.append((done, seconds))
+            deadline(done, total, seconds)
+
+        prepared: Any = read(nifti((48, 48, 48)), Manifest(task({"spacing": None})), Limits(), Stopwatch())  # type: ignore[arg-type]
+        manifest: Any = Manifest(task({"spacing": None}))
+        segment(prepared, manifest, graph, Stopwatch(), between=between)
+        return expected
+
+    def test_patches_tell_how_long_all_take_and_the_next_volume_knows_before_its_first(
+        self, clock: list[float], session: GraphSession
+    ) -> None:
+        session.seconds_per_patch = None
+        first = self.run(clock, session)
+        assert [seconds for _, seconds in first[:4]] == [None] * 4
+        # 5 x 3 x 5 windows of a second each.
+        assert [seconds for _, seconds in first[4:]] == [75.0] * 71
+        with pytest.raises(TakesLonger, match="75 patches, of which 0 are done, would take 75 s"):
+            self.run(clock, session, most=70)
+        assert self.run(clock, session, most=80)[0] == (0, 75.0)
+
+    def test_an_unknown_volume_ends_after_the_patches_that_tell(
+        self, clock: list[float], session: GraphSession
+    ) -> None:
+        session.seconds_per_patch = None
+        with pytest.raises(TakesLonger, match="75 patches, of which 4 are done, would take 75 s"):
+            self.run(clock, session, most=70)
 
     def test_what_is_not_wanted_any_more_ends_before_the_next_patch(self) -> None:
         class Left(Exception): ...
@@ -235,4 +253,4 @@ class TestDeadline:
             raise Left
 
         with pytest.raises(Left):
-            Deadline(100, check)(0, 50)
+            Deadline(100, check)(0, 50, None)

@@ -118,6 +118,7 @@ function Scans({ hospital, model }: { hospital: string; model: Model }) {
         hospital={hospital}
         cohorts={cohorts}
         cohort={chosen}
+        channels={model.channel_names}
         onCohort={(id) => keepInAddress({ cohort: id || "new" })}
         onChange={() => setVersion((last) => last + 1)}
       />

@@ -13,6 +13,8 @@ export function CohortScans(given: {
   hospital: string;
   cohorts: readonly Cohort[];
   cohort: string;
+  /** Of the model, where each is a file of its own. */
+  channels: readonly string[];
   onCohort: (id: string) => void;
   onChange: () => void;
 }) {
@@ -26,7 +28,7 @@ export function CohortScans(given: {
         id = (await call("post", "/hospitals/{hospital}/cohorts", { path: { hospital }, json: {} })).data.id;
         given.onCohort(id);
       }
-      await add(hospital, id, files);
+      await add(hospital, id, files, given.channels);
     } catch (found) {
       setError(found);
     }
@@ -57,7 +59,12 @@ export function CohortScans(given: {
         />
       </div>
       <DropZone label="Drop scans here, or choose files" multiple onFiles={(files) => void take(files)}>
-        <span class="hint">DICOM files that are dropped together are one series. Sent again, a file changes nothing.</span>
+        <span class="hint">
+          {given.channels.length > 0
+            ? `A case is a NIfTI file for each channel: ${given.channels.map((each) => `CASE_${each}.nii.gz`).join(", ")}. `
+            : "DICOM files that are dropped together are one series. "}
+          Sent again, a file changes nothing.
+        </span>
       </DropZone>
       {mine.length > 0 && (
         <ul class="files" aria-label="Uploads">

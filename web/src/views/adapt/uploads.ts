@@ -6,6 +6,7 @@
  */
 import { signal } from "@preact/signals";
 import { call, Problem } from "../../api/client";
+import { casesOf } from "../../app/channels";
 import { kindOf } from "../../viewer/nifti";
 
 /** Of a scan's name in a cohort. */
@@ -35,11 +36,13 @@ const change = (id: number, next: Partial<Sending>) => {
 /**
  * The DICOM files among `files` are sent together, as the series that they are. A file takes the place of the same one
  * in the list, also while that one is being sent, and of another one of its name that failed.
+ *
+ * For a model with `channels` of their own, the NIfTI files of a case are one scan. Throws Error where one is missing.
  */
-export function add(hospital: string, cohort: string, files: readonly File[]): Promise<void> {
+export function add(hospital: string, cohort: string, files: readonly File[], channels: readonly string[]): Promise<void> {
   // One drop after the other: each names its files beside those of the one before.
   const adding = turn.then(async () => {
-    for (const file of await scansIn(files)) await enter(hospital, cohort, file);
+    for (const file of await scansIn(files, channels)) await enter(hospital, cohort, file);
     void work();
   });
   turn = adding.catch(() => undefined);
@@ -82,21 +85,42 @@ function nameWith(stem: string, content: Uint8Array, ending: string): string {
   return `${stem.slice(0, LONGEST - text.length - ending.length - 1)}-${text}${ending}`;
 }
 
-async function scansIn(files: readonly File[]): Promise<File[]> {
+async function scansIn(files: readonly File[], channels: readonly string[]): Promise<File[]> {
   const kinds = await Promise.all(files.map(kindOf));
-  const parts = files.filter((_, i) => kinds[i] === "dicom");
-  if (parts.length < 2) return [...files];
-  const { zipSync } = await import("fflate");
+  const volumes = channels.length > 0 ? files.filter((_, i) => kinds[i] === "nifti") : [];
+  const { cases, others } = casesOf(volumes, channels);
+  const joined: File[] = [];
+  for (const [name, of] of cases) joined.push(await joinedOf(name, of));
+  const parts = files.filter((file, i) => kinds[i] === "dicom" && !volumes.includes(file));
+  const rest = [...files.filter((_, i) => kinds[i] !== "dicom").filter((file) => !volumes.includes(file)), ...others, ...joined];
+  return parts.length < 2 ? [...rest, ...parts] : [...rest, await seriesOf(parts)];
+}
+
+/** The channels of a case as one file, as the service takes it: bytes that depend on the channels alone. */
+async function joinedOf(name: string, channels: ReadonlyMap<string, File>): Promise<File> {
+  const entries: [string, Uint8Array][] = [];
+  for (const channel of [...channels.keys()].sort()) {
+    entries.push([`channels/${channel}/00000`, new Uint8Array(await channels.get(channel)!.arrayBuffer())]);
+  }
+  const zip = await zipOf(entries);
+  return new File([zip], name === "" ? nameWith("channels", zip, ".zip") : `${name}.zip`);
+}
+
+async function seriesOf(parts: readonly File[]): Promise<File> {
   const contents = await Promise.all(parts.map(async (part) => new Uint8Array(await part.arrayBuffer())));
   // Ordered and called by the names, and without a time: the same files are the same scan.
   const order = parts.map((part, i) => ({ name: part.webkitRelativePath || part.name, i }));
   order.sort((one, other) => (one.name < other.name ? -1 : 1));
-  const entries = order.map(({ i }, number) => [`${String(number).padStart(5, "0")}`, contents[i]!]);
-  const zip = zipSync(Object.fromEntries(entries) as Record<string, Uint8Array>, { level: 0, mtime: "1980-01-01" });
+  const zip = await zipOf(order.map(({ i }, number) => [String(number).padStart(5, "0"), contents[i]!]));
   // Many exports name the first file of every series alike.
   const name = nameWith(stemOf(parts[order[0]!.i]!.name), zip, ".zip");
-  const series = new File([zip as Uint8Array<ArrayBuffer>], name);
-  return [...files.filter((_, i) => kinds[i] !== "dicom"), series];
+  return new File([zip], name);
+}
+
+/** A zip without times, stored: pixels hardly shrink. */
+async function zipOf(entries: readonly (readonly [string, Uint8Array])[]): Promise<Uint8Array<ArrayBuffer>> {
+  const { zipSync } = await import("fflate");
+  return zipSync(Object.fromEntries(entries), { level: 0, mtime: "1980-01-01" }) as Uint8Array<ArrayBuffer>;
 }
 
 const stemOf = (name: string) => name.replace(/\.dcm$/i, "");

@@ -107,6 +107,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
             hospital={hospital}
             cohorts={cohorts}
             cohort={cohort}
+            channels={model.channel_names}
             onCohort={(id) => go({ cohort: id || "new", scan: null })}
             onChange={() => setVersion((last) => last + 1)}
           />

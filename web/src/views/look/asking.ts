@@ -1,5 +1,6 @@
 /** Ask the service for a mask, and wait for it where a job makes it. */
 import { call, Problem, send, type Schema } from "../../api/client";
+import { endOfName } from "../../app/channels";
 
 export type Report = Schema<"SegmentationReport">;
 export type ClassReport = Schema<"ClassificationReport">;
@@ -33,6 +34,8 @@ export interface Answer extends Answered {
   report: Report;
   /** Digest of the network that answered. */
   graph: string;
+  /** Whether a job made it, since the scan takes long. */
+  byJob: boolean;
 }
 
 export interface Progress {
@@ -41,7 +44,8 @@ export interface Progress {
   share: number | null;
 }
 
-const WAIT_SECONDS = 20;
+/** Short: a job that takes longer is followed, and shows how far it is. */
+const WAIT_SECONDS = 2;
 const POLL_MS = 700;
 
 /** The form's fields: those that are empty are left out. */
@@ -101,6 +105,7 @@ export async function askClass(
   return { ...answered(question, answer, report), report, flat: scan.flat };
 }
 
+const madeByJobs = new WeakSet<Response>();
 const maps = new WeakMap<Answer, Blob>();
 
 /** The uncertainty of each voxel of an answer, in percent; kept once it has arrived. Throws Problem. */
@@ -121,7 +126,7 @@ const changed = (reason: string) =>
   new Problem(409, "model-changed", "The model was changed meanwhile", `${reason} Segment the scan again.`, {});
 
 function build(question: Question, answer: Response, report: Report, mask: Answer["mask"]): Answer {
-  return { ...answered(question, answer, report), mask, report, graph: graphOf(answer) };
+  return { ...answered(question, answer, report), mask, report, graph: graphOf(answer), byJob: madeByJobs.has(answer) };
 }
 
 function answered(question: Question, answer: Response, { receipt }: Pick<Report, "receipt">): Answered {
@@ -135,8 +140,8 @@ export function attach(body: FormData, files: readonly Blob[]): void {
 }
 
 function fieldOf(file: Blob): string {
-  const named = file instanceof File ? /([A-Za-z0-9][A-Za-z0-9-]{0,31})\.nii(\.gz)?$/i.exec(file.name) : null;
-  return named === null ? "scan" : `scan.${named[1]}`;
+  const channel = file instanceof File ? endOfName(file.name) : null;
+  return channel === null ? "scan" : `scan.${channel}`;
 }
 
 async function posted(
@@ -157,7 +162,11 @@ async function posted(
   if (answer.status !== 202) return answer;
   const job = ((await answer.json()) as Schema<"JobView">).id;
   try {
-    return await result(job, signal, onProgress, onReceived);
+    const found = await result(job, signal, onProgress, onReceived);
+    madeByJobs.add(found);
+    // The page has it now. Where the caller may not delete it, it expires.
+    void call("delete", "/jobs/{job}/files", { path: { job } }).catch(() => undefined);
+    return found;
   } catch (error) {
     // The page asked for it, and so it ends it.
     if (signal.aborted) void call("delete", "/jobs/{job}", { path: { job } }).catch(() => undefined);
@@ -177,29 +186,41 @@ async function result(
     if (["failed", "cancelled"].includes(data.state)) {
       throw new Problem(409, "job-without-result", "No mask was made", data.reason ?? `The job was ${data.state}.`, {});
     }
-    const stage = typeof data.progress.stage === "string" ? data.progress.stage : "waiting for a worker";
-    onProgress({ words: `Adapting to this scan: ${stage}`, share: null });
+    const words = data.no_worker ?? data.status.doing ?? data.status.words;
+    const [window, windows] = [data.progress.window, data.progress.windows];
+    const share = typeof window === "number" && typeof windows === "number" ? window / windows : null;
+    onProgress({ words: data.kind === "scan" ? `For this scan alone: ${words}` : upperFirst(words), share });
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     signal.throwIfAborted();
   }
 }
 
-/** The request as a command, for a terminal. */
-export function asCurl(question: Question, flat: boolean, authenticated: boolean): string {
-  const form = { ...fields(question), output: flat ? "png" : "nifti" };
-  return curl("segment", form, authenticated, [`-o mask.${flat ? "png" : "nii.gz"}`]);
+const upperFirst = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
+
+/** The request as a command, for a terminal: a file for each channel of a scan that has several. */
+export function asCurl({ question, byJob }: Answer, scan: Sent, authenticated: boolean): string {
+  const form = { ...fields(question), output: scan.flat ? "png" : "nifti" };
+  const mask = `-o mask.${scan.flat ? "png" : "nii.gz"}`;
+  if (!byJob) return curl("segment", form, authenticated, [...partsOf(scan), mask]);
+  const result = curl("jobs/ID/result", {}, authenticated, [mask]).replaceAll(" \\\n ", "");
+  return `${curl("segment", form, authenticated, partsOf(scan))}\n# It answers with a job; once that has succeeded:\n# ${result}`;
+}
+
+function partsOf({ files }: Sent): string[] {
+  const fields = files.map(fieldOf);
+  if (files.length < 2 || fields.includes("scan")) return ["-F scan=@SCAN"];
+  return files.map((file, i) => `-F '${fields[i]}=@${(file as File).name.replaceAll("'", "'\\''")}'`);
 }
 
 /** The request for classes as a command, for a terminal. */
 export const asCurlOfClasses = (question: Question, authenticated: boolean): string =>
-  curl("classify", fields(question), authenticated, []);
+  curl("classify", fields(question), authenticated, ["-F scan=@SCAN"]);
 
 function curl(operation: string, form: Record<string, string>, authenticated: boolean, last: readonly string[]): string {
   const parts = [
     `curl ${new URL(operation, document.baseURI).href}`,
     ...(authenticated ? ['-H "Authorization: Bearer $LOCUM_KEY"'] : []),
     ...Object.entries(form).map(([name, value]) => `-F '${name}=${value}'`),
-    "-F scan=@SCAN",
     ...last,
   ];
   return parts.join(" \\\n  ");

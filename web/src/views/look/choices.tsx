@@ -14,6 +14,16 @@ const WORDS: Record<Personalization, { label: string; hint: string }> = {
   scan: { label: "Adapted to this scan alone", hint: "The model is adapted to this one scan, and nothing is kept. It takes longer." },
 };
 
+/** The same for a model that was made elsewhere, of which no federation has one. */
+function wordsOf(personalization: Personalization, model: Model | undefined): { label: string; hint: string } {
+  const imported = model?.imported;
+  if (!imported) return WORDS[personalization];
+  const hint = `Imported from ${imported}.`;
+  if (personalization === "global") return { label: "The imported model", hint };
+  if (personalization === "auto") return { label: WORDS.auto.label, hint: `The version assigned to this hospital. Else the imported model. ${hint}` };
+  return WORDS[personalization];
+}
+
 /** What a model can answer with. */
 export const offeredBy = (model: Model | undefined): readonly Personalization[] =>
   (Object.keys(WORDS) as Personalization[]).filter((each) => model?.personalizations.includes(each) ?? each === "auto");
@@ -71,10 +81,10 @@ export function Choices(given: { question: Question; onChange: (question: Questi
         value={question.personalization}
         options={offeredBy(model).map((value) => ({
           value,
-          label: WORDS[value].label,
+          label: wordsOf(value, model).label,
           disabled: value === "hospital" && question.hospital === "",
         }))}
-        hint={WORDS[question.personalization].hint}
+        hint={wordsOf(question.personalization, model).hint}
         onChange={(personalization) => change({ personalization })}
       />
       {question.personalization === "member" && (

@@ -92,6 +92,7 @@ export default function Look() {
         {answer.value && (
           <Result
             answer={answer.value}
+            scan={open!}
             hidden={hidden.value}
             onHide={(next) => (hidden.value = next)}
             onFind={(voxel) => [viewer, beside].forEach((each) => each?.moveTo(voxel))}
@@ -257,7 +258,7 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
         </p>
       ) : (
         <p>
-          Kept: by {servedBy(found.personalization)}, <span class="mono">{found.model}</span>
+          Kept: by {servedBy(found)}, <span class="mono">{found.model}</span>
         </p>
       )}
       {agreements.length > 0 && (

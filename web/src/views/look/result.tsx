@@ -1,5 +1,6 @@
 /** What an answer says: warnings, labels and volumes or classes, how certain it is, and the receipt. */
 import { useState } from "preact/hooks";
+import { models } from "../../app/catalogue";
 import { session } from "../../app/session";
 import { CopyButton } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
@@ -7,12 +8,13 @@ import { count, many, percent } from "../../ui/format";
 import { css, labelColour } from "../../viewer/palette";
 import { type Answer, type Answered, asCurl, asCurlOfClasses, type Classified, type Report } from "./asking";
 
-/** `member; site=CS` in words. */
-export function servedBy(personalization: string): string {
+/** `member; site=CS` in words. `model` is the `name@version` that answered. */
+export function servedBy({ personalization, model }: Pick<Answered, "personalization" | "model">): string {
   const [kind = "", detail = ""] = personalization.split(";").map((part) => part.trim());
   const named = detail.split("=")[1] ?? "";
+  const imported = models.value.find((each) => each.name === model.split("@")[0])?.imported;
   const words: Record<string, string> = {
-    global: "the federation's model",
+    global: imported ? `the model imported from ${imported}` : "the federation's model",
     member: `the model of ${named}`,
     hospital: `the version adapted to ${named}`,
     cluster: `the model of cluster ${named}`,
@@ -23,6 +25,8 @@ export function servedBy(personalization: string): string {
 
 export function Result(given: {
   answer: Answer;
+  /** What was sent. */
+  scan: { files: readonly Blob[]; flat: boolean };
   /** Names of the mask's values that are not shown. */
   hidden: ReadonlySet<string>;
   onHide: (hidden: ReadonlySet<string>) => void;
@@ -101,7 +105,7 @@ export function Result(given: {
         )}
       </table>
       <Certainty value={report.uncertainty} />
-      <Papers receipt={report.receipt} curl={asCurl(answer.question, answer.mask.flat, session.value?.authenticated ?? false)} />
+      <Papers receipt={report.receipt} curl={asCurl(answer, given.scan, session.value?.authenticated ?? false)} />
     </section>
   );
 }
@@ -153,7 +157,7 @@ function Heading({ answer, warnings }: { answer: Answered; warnings: readonly st
           </p>
         )}
         <p class="soft">
-          By {servedBy(answer.personalization)}, <span class="mono">{answer.model}</span>
+          By {servedBy(answer)}, <span class="mono">{answer.model}</span>
         </p>
       </div>
     </>

@@ -69,13 +69,15 @@ async function opening(open: (signal: AbortSignal) => Promise<OpenScan>): Promis
 
 /** A volume or picture that the viewer reads as the service does is shown at once; the service reads others. */
 async function opened(name: string, files: readonly Blob[], signal: AbortSignal): Promise<OpenScan> {
-  const kinds = new Set(await Promise.all(files.map(kindOf)));
+  const each = await Promise.all(files.map(kindOf));
+  const kinds = new Set(each);
   const kind = kinds.has("dicom") ? "dicom" : [...kinds][0]!;
   // Several NIfTI volumes are the channels of one scan.
   const channels = files.length > 1 && kinds.size === 1 && kind === "nifti";
   if (kind === "unknown" || (files.length > 1 && kind !== "dicom" && !channels)) {
+    const other = files[each.indexOf("unknown")];
     throw new Error(
-      `${name}: expected a NIfTI volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), or a NIfTI volume for each channel, ` +
+      `${other instanceof File ? other.name : name}: expected a NIfTI volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), or a NIfTI volume for each channel, ` +
         "found another file.",
     );
   }

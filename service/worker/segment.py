@@ -1,0 +1,74 @@
+"""Segment one scan in the worker: a job of kind `segment`, and the answer of a job on a PACS.
+
+The answer equals that of `/segment`, headers included, but for the times in it.
+"""
+
+from __future__ import annotations
+
+from model_store.manifest import GRAPH, SsfPoolManifest
+from service.catalog.network import Selection, chosen_before
+from service.errors import ScanGone
+from service.inference.pipeline import Stopwatch
+from service.jobs.files import StoredResult, StoredScan
+from service.prediction.answer import EncodedAnswer, LoadedGraph, receipt_of
+from service.prediction.options import SegmentOptions
+from service.prediction.segmentation import SegmentationPredictor
+from service.serving import key_usage
+from service.settings import scan_limits
+from service.worker.attempt import Attempt, AttemptOutcome
+from service.worker.pictures import load
+
+# About as often the windows that are done are noted: each note is an event of the job.
+_NOTES = 50
+
+
+def run_segment(attempt: Attempt) -> AttemptOutcome:
+    """Segment the scan of the job. The runner reports any error as the job's reason."""
+    attempt.set_stage("preparing")
+    scan = attempt.folder.read_input()
+    if scan is None or scan.chosen is None:
+        raise ScanGone("the scan is not there any more; send it again")
+    options = SegmentOptions.model_validate(attempt.job.options)
+    selection = chosen_before(attempt.settings.open_store(), attempt.job.parent, scan.chosen)
+    answer = segment_scan(attempt, options, selection, scan)
+    attempt.check_cancelled()
+    attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
+    return AttemptOutcome("succeeded")
+
+
+def segment_scan(
+    attempt: Attempt, options: SegmentOptions, selection: Selection, scan: StoredScan
+) -> EncodedAnswer:
+    """Run the chosen network on a scan, window by window, with the job's progress and cancellation.
+
+    Raises ScanError, StoreError, ServiceError.
+    """
+    attempt.set_stage("segmenting")
+    settings = attempt.settings
+
+    def between(done: int, total: int, seconds: float | None) -> None:
+        attempt.check_cancelled()
+        if done % max(1, total // _NOTES):
+            return
+        left = {}
+        if seconds is not None:
+            left["seconds_left"] = max(0, round(seconds * (1 - done / total)))
+        attempt.set_stage("segmenting", window=done, windows=total, **left)
+
+    predictor = SegmentationPredictor(
+        request_id=attempt.job.request_id or attempt.job.id,
+        options=options,
+        selection=selection,
+        input_sha256=scan.received_sha256,
+        input_bytes=scan.received_bytes,
+        limits=scan_limits(settings, selection.manifest.task),
+        watch=Stopwatch(),
+        between=between,
+    )
+    reading = predictor.read(scan.content)
+    graph = LoadedGraph(load(selection.model.read(GRAPH), settings), receipt_of(selection.model))
+    answer = predictor.make(reading, graph)
+    if answer.picked is not None and options.hospital is not None:
+        pool = selection.offered.expect(SsfPoolManifest)
+        key_usage.note(attempt.database, options.hospital, pool, answer.picked)
+    return answer
