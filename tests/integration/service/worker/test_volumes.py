@@ -119,7 +119,7 @@ def test_masks_of_drawn_volumes_check_a_candidate(api: Any, far: str) -> None:
     for scan, mask in FAR.values():
         truth = nib.Nifti1Image.from_bytes(mask).get_fdata()
         found = [
-            mask_of(api.segment(scan, model=model, personalization="global"))
+            mask_of(api.segment(scan, model=model))
             for model in (job["candidate"]["reference"], "balls.global")
         ]
         changes.append(dice(found[0], truth) - dice(found[1], truth))
