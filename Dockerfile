@@ -1,4 +1,5 @@
-# Locum's API and worker in one image; compose.yaml says which is which.
+# Two images: the whole (API, worker, training), and by `--target serve` what serves on a CPU, without torch.
+# compose.yaml says which part runs which.
 #
 # tools/build-image builds it without a Docker engine. So it was built and started with torch's CPU packages.
 #
@@ -27,12 +28,26 @@ COPY training training
 COPY locum locum
 RUN /opt/locum/bin/pip install --no-deps --no-build-isolation .
 
-FROM ${BASE}
+# The same for the distribution locum-serve.
+FROM ${BASE} AS build-serve
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/locum
+WORKDIR /src
+COPY requirements-serve.lock ./
+RUN /opt/locum/bin/pip install --require-hashes --requirement requirements-serve.lock
+COPY model_store model_store
+COPY personalization personalization
+COPY service service
+COPY locum locum
+RUN /opt/locum/bin/pip install --no-deps --no-build-isolation ./service
+
+FROM ${BASE} AS run
 # A user without a shell or a password; its number is fixed, so that volumes can be given to it beforehand.
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin locum \
     && install --directory --owner=locum --mode=0755 /var/lib/locum /var/lib/locum/store \
     && install --directory --owner=locum --mode=0700 /var/lib/locum/state
-COPY --from=build /opt/locum /opt/locum
 ENV PATH=/opt/locum/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -52,3 +67,10 @@ host = (os.environ.get('LOCUM_ALLOWED_HOSTS') or 'localhost').split(',')[0].stri
 r.urlopen(r.Request('http://127.0.0.1:8000/health/live', headers={'Host': host}), timeout=2)"]
 # All interfaces of the container, so callers need a key; compose.yaml publishes the port on the host's loopback only.
 CMD ["python", "-m", "service", "--no-worker", "--host", "0.0.0.0"]
+
+FROM run AS serve
+COPY --from=build-serve /opt/locum /opt/locum
+
+# The last one is what `docker build` makes without --target.
+FROM run AS whole
+COPY --from=build /opt/locum /opt/locum

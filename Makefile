@@ -79,11 +79,14 @@ web: install web/node_modules/.installed
 	cd web && npx tsc --noEmit && npx vite build
 	$(BIN)/python -m tests.helpers.web stamp
 
-# The image's packages by hash. For torch's CPU builds: UV_INDEX=https://download.pytorch.org/whl/cpu make lock
+# The images' packages by hash. For torch's CPU builds: UV_INDEX=https://download.pytorch.org/whl/cpu make lock
 lock: install
 	$(BIN)/uv pip compile --quiet pyproject.toml --constraint constraints.txt --extra image \
 		--generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header \
 		--output-file requirements.lock
+	$(BIN)/uv pip compile --quiet service/pyproject.toml --constraint constraints.txt --extra image \
+		--generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header \
+		--output-file requirements-serve.lock
 
 # The bill of materials of the installed packages: CycloneDX, for a scanner of vulnerabilities.
 sbom: install

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -11,8 +12,8 @@ NOTICE: Final = "research use only"
 
 @cache
 def locum_version() -> str:
-    """Locum's version."""
-    try:
-        return version("locum")
-    except PackageNotFoundError:
-        return "0+unknown"
+    """The installed version, of Locum or of its service alone."""
+    for distribution in ("locum", "locum-serve"):
+        with suppress(PackageNotFoundError):
+            return version(distribution)
+    return "0+unknown"

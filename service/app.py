@@ -12,12 +12,12 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 
+from service.about import locum_version
 from service.audit.grouped import GroupedRows
 from service.context import ServiceContext
 from service.database import Database, check, upgrade
@@ -113,7 +113,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPIOffline(
         redoc_url=None,
         title="Locum",
-        version=version("locum"),
+        version=locum_version(),
         description=DESCRIPTION,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,8 @@ from service.runtime import logs
 from service.runtime.broker import Broker
 from service.runtime.embedded_worker import EmbeddedWorker
 from service.settings import Settings, read_settings
+
+_log = logging.getLogger("locum.service")
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
@@ -49,7 +53,7 @@ def run(settings: Settings) -> None:
             stack.callback(broker.stop)
             if broker.embedded:
                 broker.start()
-            if settings.embedded_worker:
+            if settings.embedded_worker and _can_adapt():
                 stack.enter_context(EmbeddedWorker(settings, ready=lambda: server.started))
             server.run()
     except KeyboardInterrupt:
@@ -99,6 +103,14 @@ def make_server(settings: Settings) -> uvicorn.Server:
         timeout_graceful_shutdown=30,
     )
     return _Server(config)
+
+
+def _can_adapt() -> bool:
+    """Whether a worker could start: the distribution locum-serve has neither its modules nor torch."""
+    if find_spec("torch") is not None:
+        return True
+    _log.warning("torch is not installed here: scans are answered, and jobs wait for a worker elsewhere")
+    return False
 
 
 def _at_a_terminal() -> bool:

@@ -1,4 +1,4 @@
-"""The two distributions, built and installed without the repository."""
+"""The three distributions, built and installed without the repository."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CLIENT = tomllib.loads((ROOT / "locum/pyproject.toml").read_text())
+SERVICE = tomllib.loads((ROOT / "service/pyproject.toml").read_text())
 ROOMS = ("model_store", "personalization", "training", "service", "locum", "demo")
 # What packages have beside modules, and need.
 DATA = (
@@ -119,3 +120,28 @@ def test_client_alone_has_the_whole_package_and_few_needs(tmp_path: Path) -> Non
     assert set(mine["dependencies"]) <= set(all_of_them["dependencies"])
     names = {re.split(r"\W", each)[0] for each in mine["dependencies"]}
     assert names == {"httpx", "numpy", "nibabel", "typer", "rich"}
+
+
+def test_service_alone_has_what_serves_and_needs_nothing_that_trains(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "static")
+    for name in ROOMS:
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=ignored)
+    with zipfile.ZipFile(wheel_of(tmp_path / "source/service", tmp_path / "wheel")) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    rooms = {name.partition("/")[0] for name in found}
+    assert rooms == {"model_store", "personalization", "service", "locum"}
+    assert {"service/app.py", "service/adaptation/card/templates/card.html", "locum/client.py"} <= found
+    of_science = {name for name in found if name.startswith("personalization/")}
+    assert all(name.count("/") == 1 or "/options/" in name for name in of_science)
+    assert not [name for name in found if name.startswith("service/worker/")]
+    mine, all_of_them = SERVICE["project"], WHOLE["project"]
+    assert mine["version"] == all_of_them["version"]
+    assert mine["scripts"] == all_of_them["scripts"]
+    # The same ranges, but for the one library of which GPUs need another build.
+    assert set(mine["dependencies"]) - {"onnxruntime>=1.27"} <= set(all_of_them["dependencies"])
+    names = {re.split(r"[^\w-]", each)[0] for each in mine["dependencies"]}
+    absent = {re.split(r"[^\w-]", each)[0] for each in all_of_them["dependencies"]} - names
+    trains = {"torch", "monai", "safetensors", "onnxscript", "scikit-learn", "matplotlib"}
+    assert absent == {"onnxruntime-gpu", *trains}
+    for extra in ("postgresql", "s3"):
+        assert mine["optional-dependencies"][extra] == all_of_them["optional-dependencies"][extra]

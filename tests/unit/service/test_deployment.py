@@ -164,10 +164,28 @@ def test_check_of_the_image_names_an_allowed_host(allowed: dict[str, str], asked
     assert hosts == [asked]
 
 
-def test_image_does_not_run_as_root() -> None:
-    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
-    last_stage = lines[max(n for n, line in enumerate(lines) if line.startswith("FROM ")) :]
-    assert [line.split()[1] for line in last_stage if line.startswith("USER ")] == ["10001"]
+def test_images_do_not_run_as_root() -> None:
+    stages: dict[str, list[str]] = {}
+    for line in (REPOSITORY / "Dockerfile").read_text().splitlines():
+        if line.startswith("FROM "):
+            stages[line.split()[-1]] = []
+        if stages:
+            stages[[*stages][-1]].append(line)
+    # What both images have in common says who runs them, and neither says otherwise.
+    assert [line for line in stages["run"] if line.startswith("USER ")] == ["USER 10001"]
+    assert [*stages][-1] == "whole"
+    for name in ("serve", "whole"):
+        assert stages[name][0] == f"FROM run AS {name}"
+        assert not [line for line in stages[name] if line.startswith("USER ")]
+
+
+def test_compose_serves_without_torch_where_nothing_adapts(compose: dict[str, Any]) -> None:
+    targets = {
+        name: service["build"]["target"]
+        for name, service in compose["services"].items()
+        if "target" in service.get("build", {})
+    }
+    assert targets == {"api": "serve", "worker": "whole", "node": "serve"}
 
 
 def test_image_command_has_valid_options() -> None:
@@ -181,7 +199,8 @@ def test_image_command_has_valid_options() -> None:
     assert CliRunner().invoke(get_command(app), [*words[3:], "--no-such-option", "--help"]).exit_code != 0
 
 
-def test_lock_has_the_pinned_versions_and_a_hash_for_each() -> None:
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-serve.lock"])
+def test_lock_has_the_pinned_versions_and_a_hash_for_each(lock: str) -> None:
     def normal(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -191,7 +210,7 @@ def test_lock_has_the_pinned_versions_and_a_hash_for_each() -> None:
         if found:
             pinned[normal(name)] = version
     locked = {}
-    for entry in re.split(r"\n(?=\S)", (REPOSITORY / "requirements.lock").read_text().strip()):
+    for entry in re.split(r"\n(?=\S)", (REPOSITORY / lock).read_text().strip()):
         assert "--hash=sha256:" in entry, entry[:80]
         name, _, rest = entry.partition("==")
         locked[normal(name)] = rest.split()[0]

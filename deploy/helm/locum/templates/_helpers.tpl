@@ -15,8 +15,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "locum.image" -}}
-{{- with .Values.image -}}
-{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{- end -}}
+{{- include "locum.reference" (dict "image" .Values.image "version" .Chart.AppVersion) -}}
+{{- end }}
+
+{{/* Of the API: what serves on a CPU, where it has an image of its own. */}}
+{{- define "locum.apiImage" -}}
+{{- if and .Values.api.image.repository (not .Values.api.resourceName) -}}
+{{- include "locum.reference" (dict "image" .Values.api.image "version" .Chart.AppVersion) -}}
+{{- else -}}
+{{- include "locum.image" . -}}
+{{- end -}}
+{{- end }}
+
+{{- define "locum.reference" -}}
+{{- $version := .version -}}
+{{- with .image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag | default $version }}{{- end -}}
 {{- end -}}
 {{- end }}
 
@@ -55,7 +69,6 @@ affinity:
 
 {{/* Of every container. */}}
 {{- define "locum.container" -}}
-image: {{ include "locum.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
@@ -106,6 +119,7 @@ spec:
       {{- include "locum.scheduling" .settings | nindent 6 }}
       containers:
         - name: worker
+          image: {{ include "locum.image" $root }}
           {{- include "locum.container" $root | nindent 10 }}
           # A worker that hangs loses its job when its lease ends; there is no port to probe.
           command: [celery, --quiet, -A, service.worker, worker, --loglevel, WARNING]
