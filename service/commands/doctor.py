@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Literal
 
 import typer
@@ -114,6 +115,8 @@ def _scans(settings: Settings) -> str:
 
 
 def _jobs(settings: Settings) -> str:
+    if find_spec("torch") is None:
+        return "none: torch is not installed here, so jobs wait for a worker elsewhere"
     # The worker's half, which imports torch.
     done = subprocess.run(
         [sys.executable, "-m", "service.worker.device"],
