@@ -19,14 +19,6 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness.cells import STATE_DIR, Rows
-from benchmarks.harness.experiment import (
-    RESULTS,
-    OptionError,
-    Options,
-    report_experiment,
-    run_experiment,
-)
-from benchmarks.registry import EXPERIMENTS, find
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Locum: accuracy, cost, faults.")
 
@@ -46,6 +38,10 @@ Settings = Annotated[
 @app.command("list")
 def list_experiments() -> None:
     """Show every experiment: name, question, profiles, recorded rows."""
+    # Here and below: it imports torch, which help does not need.
+    from benchmarks.harness.experiment import RESULTS
+    from benchmarks.registry import EXPERIMENTS, find
+
     for name in EXPERIMENTS:
         experiment = find(name)
         print(name)
@@ -76,6 +72,9 @@ def run_command(
     ),
 ) -> None:
     """Compute the cells that have no row yet; write the page after each."""
+    from benchmarks.harness.experiment import Options, run_experiment
+    from benchmarks.registry import find
+
     with _readable_errors():
         options = Options(
             profile, data, rows, seeds, tuple(only or ()), tuple(settings or ()), workers, state_dir
@@ -93,6 +92,9 @@ def report_command(
     settings: Settings = None,
 ) -> None:
     """Write the pages of the recorded rows again; with --profile or --rows, one page."""
+    from benchmarks.harness.experiment import Options, report_experiment
+    from benchmarks.registry import find
+
     with _readable_errors():
         experiment = find(name)
         if profile is None and rows is None:
@@ -119,6 +121,8 @@ def summary_command() -> None:
 @contextmanager
 def _readable_errors() -> Iterator[None]:
     """Answer an option that does not fit with its message and exit code 2 instead of a traceback."""
+    from benchmarks.harness.experiment import OptionError
+
     try:
         yield
     except OptionError as error:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +18,9 @@ from rich.table import Table
 from model_store.errors import ArtefactWithdrawn, LocumStoreError, StoreError
 from model_store.graphs import operators_of
 from model_store.signing import Signer, TrustedKeys, make_key
-from model_store.store import Store
+
+if TYPE_CHECKING:
+    from model_store.store import Store
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 console = Console()
@@ -55,11 +57,18 @@ _OF_ANOTHER_ROOM: dict[str, Any] = {
 }
 
 
+def _opened(root: str, **options: Any) -> Store:
+    """Open the store, as `Store`. It imports the readers of scans, which help does not need."""
+    from model_store.store import Store
+
+    return Store(root, **options)
+
+
 @app.command("list")
 def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
     """List every version of every name."""
     table = Table("artefact", "kind", "task", "published (UTC)", "digest", "state", box=None)
-    opened = Store(store)
+    opened = _opened(store)
     for name in opened.names():
         unreadable = opened.unreadable(name)
         for number, error in unreadable.items():
@@ -92,7 +101,7 @@ def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
 @app.command()
 def show(reference: Reference, store: StoreOption = DEFAULT_STORE) -> None:
     """Show an artefact's digest and manifest."""
-    artefact = Store(store).open(reference, verify=False)
+    artefact = _opened(store).open(reference, verify=False)
     console.print(f"[bold]{artefact}[/]  {artefact.digest}", soft_wrap=True)
     console.print_json(artefact.manifest.to_bytes().decode())
 
@@ -112,7 +121,7 @@ def sign(
     graph_operators: OperatorsOption = "",
 ) -> None:
     """Sign a published version, once its files were verified."""
-    signed = Store(store, signer=Signer.load(key), operators=operators_of(graph_operators)).sign(reference)
+    signed = _opened(store, signer=Signer.load(key), operators=operators_of(graph_operators)).sign(reference)
     console.print(f"signed {signed}  {signed.digest}", **_AS_IT_IS)
 
 
@@ -131,7 +140,7 @@ def verify(
     Exit code 1 if a file is not as published or signed or a graph is refused, 2 without a store.
     """
     trusted = None if trusted_keys is None else TrustedKeys.load(trusted_keys)
-    opened = Store(store, trusted=trusted, operators=operators_of(graph_operators))
+    opened = _opened(store, trusted=trusted, operators=operators_of(graph_operators))
     if isinstance(opened.root, Path) and not opened.root.is_dir():
         raise StoreError(f"{store}: expected a store's folder, found none; name it with --store")
     references = (
@@ -161,7 +170,7 @@ def withdraw(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Put a tombstone on a version: it no longer opens, and its descendants are flagged."""
-    opened = Store(store)
+    opened = _opened(store)
     # A name alone means its newest version. Print which one it was, because withdrawal is final.
     withdrawn = opened.open(reference, verify=False)
     flagged = opened.withdraw(str(withdrawn), actor=actor, reason=reason)
@@ -174,7 +183,7 @@ def withdraw(
 @app.command()
 def prune(store: StoreOption = DEFAULT_STORE) -> None:
     """Delete abandoned staging folders and the files of withdrawn versions."""
-    deleted = Store(store).prune()
+    deleted = _opened(store).prune()
     for path in deleted:
         console.print(f"deleted {path}", **_AS_IT_IS)
     console.print(f"{len(deleted)} deleted")

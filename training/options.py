@@ -12,26 +12,38 @@ panel of the help for each group:
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 import typer
 
-from model_store.graphs import operators_of
-from model_store.signing import Signer
-from model_store.store import Store
-from training.engine.folder import MOST_KEPT
+from training import methods
+from training.engine.limits import MOST_KEPT
 from training.errors import ConfigurationError
-from training.methods.registry import methods
 from training.planning.planner import BUDGETS, Budget
-from training.planning.proposal import budget_of
+
+if TYPE_CHECKING:
+    from model_store.store import Store
 
 DEFAULT_STORE = ".locum/store"
+# The name of a method, and what else its decorator says.
+_REGISTERED = re.compile(r'^@register\(\s*"([^"]+)"(.*?)^class ', re.DOTALL | re.MULTILINE)
+
+
+def listed_methods() -> list[str]:
+    """The names that `training.methods.registry` lists, from the sources: importing them imports torch."""
+    found = []
+    for folder in methods.__path__:
+        for path in Path(folder).rglob("*.py"):
+            written = _REGISTERED.findall(path.read_text(encoding="utf-8"))
+            found += [name for name, rest in written if "listed=False" not in rest]
+    return sorted(found)
 
 
 class Engine(Enum):
@@ -47,7 +59,7 @@ class TrainingOptions:
 
     panel: ClassVar[str] = "Training"
 
-    method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")]
+    method: Annotated[str, typer.Option(help="One of: " + ", ".join(listed_methods()) + ".")]
     backbone: Annotated[
         str | None,
         typer.Option(help="fedins: NAME or NAME@VERSION in the store, or a file of a ViT's weights."),
@@ -117,6 +129,8 @@ class PlanningOptions:
 
     def chosen_budget(self, device: str) -> Budget:
         """The budget, for a run on this device. Raises ConfigurationError."""
+        from training.planning.proposal import budget_of
+
         return budget_of(self.budget or ("laptop" if device == "cpu" else "gpu-8gb"))
 
 
@@ -156,6 +170,11 @@ class PublishingOptions:
 
     def store(self) -> Store:
         """The store to publish to. Raises ConfigurationError for operators that are none, StoreError."""
+        # Here and above, since help needs none of them and they take seconds.
+        from model_store.graphs import operators_of
+        from model_store.signing import Signer
+        from model_store.store import Store
+
         signer = None if self.sign is None else Signer.load(self.sign)
         try:
             operators = operators_of(self.graph_operators)

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from model_store.errors import TaskError
 from model_store.task import Task
-from training.data.federation import TASK_FILE
 
 app = typer.Typer(add_completion=False, no_args_is_help=False, help="Templates of task.yaml.")
 
@@ -83,6 +82,9 @@ def show(name: str) -> None:
 @app.command()
 def write(name: str, folder: Path, force: Annotated[bool, typer.Option(help="Overwrite.")] = False) -> None:
     """Write a template to FOLDER/task.yaml, where it can be edited."""
+    # It imports torch, which help does not need.
+    from training.data.federation import TASK_FILE
+
     target = folder / TASK_FILE
     content = _text_or_exit(name)
     if target.exists() and not force:

@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 
 from model_store.durable import naming, sync_folder, write_durably
 from training.algorithm import Memory
+from training.engine.limits import MOST_KEPT
 from training.engine.tensorfile import read_tensors, write_tensors
 from training.errors import RunMismatch, TrainingError
 
 Slot = str
 FAILURES = "failures.log"
-MOST_KEPT = 24  # with the last committed round and the one under way, as many slots as letters
 RELEASES = "releases.json"
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
 from model_store.graphs import operators_of
-from model_store.store import Store
 from training.errors import ImportRefused, TrainingError
+
+if TYPE_CHECKING:
+    from model_store.artefact import Artefact
+    from model_store.store import Store
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 importer = typer.Typer(help="Import a model as a version of NAME.", no_args_is_help=True)
@@ -33,6 +35,13 @@ LicenceOption = Annotated[
     str | None, typer.Option("--licence", help="The licence of the weights, in place of the stated one.")
 ]
 DEFAULT_STORE = ".locum/store"
+
+
+def _opened(root: str, **options: Any) -> Store:
+    """Open the store, as `Store`. It imports the readers of scans, which help does not need."""
+    from model_store.store import Store
+
+    return Store(root, **options)
 
 
 @importer.command("bundle")
@@ -63,7 +72,7 @@ def import_bundle(
     declared, labels = read_declared(values or []), _labels(label or [])
     with Source(path) as source:
         found = bundle.read(source, declared=declared, labels=labels, without=without or ())
-    _report(imported.publish(Store(store), name or found.task.name, found, licence), found.notes)
+    _report(imported.publish(_opened(store), name or found.task.name, found, licence), found.notes)
 
 
 @importer.command("nnunet")
@@ -86,7 +95,7 @@ def import_nnunet(
 
     with Source(path) as source:
         found = nnunet.read(source, fold or (), mirror=mirror)
-    _report(imported.publish(Store(store), name or found.task.name, found, licence), found.notes)
+    _report(imported.publish(_opened(store), name or found.task.name, found, licence), found.notes)
 
 
 @importer.command("onnx")
@@ -109,7 +118,7 @@ def import_onnx(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     found = graph.read(path, task, operators)
-    opened = Store(store, operators=operators)
+    opened = _opened(store, operators=operators)
     _report(imported.publish(opened, name or found.task.name, found, licence), found.notes)
 
 
@@ -122,7 +131,7 @@ def export_bundle(
     """Write a version of one MONAI network as a MONAI bundle."""
     from training.exchange import to_bundle
 
-    artefact = Store(store).open(reference)
+    artefact = _opened(store).open(reference)
     to_bundle.write(artefact, out)
     console.print(f"exported {artefact} to {out}", **_AS_IT_IS)
 

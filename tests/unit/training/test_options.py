@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from training.errors import ConfigurationError
 from training.federate import federate
+from training.methods.registry import methods
 from training.options import (
     DataOptions,
     ExecutionOptions,
@@ -20,6 +21,7 @@ from training.options import (
     PublishingOptions,
     TrainingOptions,
     grouped,
+    listed_methods,
 )
 
 # What a person could give before the options were grouped, and the options of a plan.
@@ -125,3 +127,7 @@ def test_round_that_is_none_is_rejected(text: str) -> None:
 )
 def test_consent_names_sites(text: str | None, sites: object) -> None:
     assert PublishingOptions(consent=text).consenting() == sites
+
+
+def test_help_names_the_methods_that_are_registered() -> None:
+    assert listed_methods() == list(methods())

@@ -25,13 +25,13 @@ from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
 from training.network.cell import Rejected, Unreachable
 from training.network.hospital import Hospital
+from training.network.joining import Screen as Terminal
 from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
 from training.network.operator import Operator, RoundLimits
 from training.phantom import write_federation
 from training.privacy import epsilon_of
 from training.run import Run, execute
-from training.site import _Screen as Terminal
 
 pytest.importorskip("nvflare")
 SITES = ("aster", "birch")

@@ -1,0 +1,38 @@
+"""Help of the commands: it answers without torch, of which the import alone takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HELP = """
+import runpy, sys
+sys.argv = ["command", "--help"]
+try:
+    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    assert not end.code, end.code
+print("torch" in sys.modules, "pydicom" in sys.modules)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("training.federate", "training.site", "training.exchange", "training.tasks"),
+        *("model_store", "service", "locum", "benchmarks"),
+    ],
+)
+def test_help_imports_neither_torch_nor_the_readers_of_scans(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELP.replace("MODULE", repr(module))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--help" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False False"
