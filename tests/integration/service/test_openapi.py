@@ -64,6 +64,7 @@ def test_description_has_every_operation(document: dict[str, Any]) -> None:
         ("GET", "/hospitals/{hospital}/cohorts"),
         ("POST", "/hospitals/{hospital}/cohorts"),
         ("GET", "/hospitals/{hospital}/cohorts/{cohort}"),
+        ("PATCH", "/hospitals/{hospital}/cohorts/{cohort}"),
         ("DELETE", "/hospitals/{hospital}/cohorts/{cohort}"),
         ("GET", "/hospitals/{hospital}/cohorts/{cohort}/scans"),
         ("GET", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}"),
