@@ -27,7 +27,9 @@ def cells() -> list[tuple[CostExperiment[object], Cell]]:
         cost = experiment(Options("smoke"))
         for cell in cost.cells():
             kind = cell.get(cost.by, "")
-            if kind in TORCH if kind else cell["preset"] in RECIPES:
+            # Of sites and lengths, one each.
+            same = cell.get("sites", 3) == 3 and cell.get("S", 6) == 6
+            if same and (kind in TORCH if kind else cell["preset"] in RECIPES):
                 found.append((cost, cell))
     return found
 
