@@ -189,6 +189,28 @@ def test_page_and_card_show_what_the_service_says_of_a_job(page: Any, service: S
     assert shown.locator(".curve circle.unsafe").get_attribute("cx") == "200"
 
 
+def test_view_opens_at_the_newest_job_that_passed_and_names_a_cohort(page: Any, service: Service) -> None:
+    gate = {"passed": True, "checks": []}
+    job = service.finished_job(gate=gate)
+    service.finished_job(gate={**gate, "passed": False})
+    cohort = service.cohort()
+    page.goto(f"{service.address}/#/oversee")
+    page.get_by_role("link", name="Adapt").first.click()
+    page.wait_for_url(f"**job={job}*")
+    assert "hospital=dune" in page.url
+    assert "model=organ" in page.url
+    page.get_by_label("Cohort", exact=True).select_option(cohort[-32:])
+    page.get_by_role("button", name="Name and note").click()
+    page.get_by_label("Name", exact=True).fill("Thorax, new scanner")
+    page.get_by_label("Note", exact=True).fill("sent in March")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_text("sent in March").wait_for()
+    said = service.client.get(cohort).json()
+    assert (said["name"], said["note"]) == ("Thorax, new scanner", "sent in March")
+    page.get_by_role("button", name="Glossary").click()
+    assert page.get_by_role("dialog", name="Glossary").get_by_text("Candidate", exact=True).is_visible()
+
+
 def test_page_shows_shares_of_attention(page: Any, service: Service) -> None:
     job = service.finished_job(model="tumour", result={"attention": {"own": 0.75, "birch": 0.25}})
     page.goto(f"{service.address}/#/adapt?hospital=dune&model=tumour&job={job}")
