@@ -79,18 +79,18 @@ def require_reducible(network: Artefact) -> Artefact[ModelManifest]:
         KindMismatch: it is not one network, or classifies.
         PublishRefused: it is such a graph already.
     """
-    manifest = network.manifest
-    if not isinstance(manifest, ModelManifest) or manifest.task.kind != "segmentation":
-        found = manifest.kind if not isinstance(manifest, ModelManifest) else "a classifier"
-        raise KindMismatch(
-            f"'{network}': expected one network that segments, found {found}: of a composite, name its part "
-            "(`brain.global@1`)"
-        )
+    try:
+        found = network.expect(ModelManifest)
+    except KindMismatch as error:
+        raise KindMismatch(f"{error}; of a composite, name its part (`brain.global@1`)") from error
+    manifest = found.manifest
+    if manifest.task.kind != "segmentation":
+        raise KindMismatch(f"'{network}': expected a network that segments, found a classifier")
     if manifest.precision is not None:
         raise PublishRefused(
             f"'{network}' is in {manifest.precision}: name the float32 network that it was made from"
         )
-    return network.expect(ModelManifest)
+    return found
 
 
 def make(

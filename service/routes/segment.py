@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from anyio import to_thread
@@ -100,7 +101,8 @@ async def segment_scan(request: Request, context: AsReader, prefer: Prefer = Non
         return answered
     wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
     response = await result_within(request, context, answered, wait or 0)
-    applied = ["respond-async"] if by_job else []
+    # RFC 7240: what was waited for was not answered asynchronously.
+    applied = ["respond-async"] if by_job and response.status_code == HTTPStatus.ACCEPTED else []
     applied += [] if wait is None else [f"wait={wait}"]
     if applied:
         response.headers["Preference-Applied"] = ", ".join(applied)

@@ -12,5 +12,5 @@ class Unqueued:
         self.settings, self.database, self.store = place.settings, place.database, place.store
         self.queue = self
 
-    def send(self, task: str, *arguments: str) -> None:
+    def send(self, task: str, *arguments: str, device_class: str | None = None) -> None:
         pass

@@ -80,7 +80,7 @@ def run(graph: bytes, seen: Tensor) -> Tensor:
 def test_preset_moves_the_network_and_is_served_or_refuses(preset: str, norm: str) -> None:
     router = PRESETS[preset].router or "direct"
     config = AdaptationConfig(preset=preset, epochs=1, batch_size=3, router=router)
-    assert suits(preset, drawn(norm, 0)) == (preset not in REFUSED[norm] or preset == "prompt")
+    assert suits(preset, drawn(norm, 0)) == (preset not in REFUSED[norm])
     if preset in REFUSED[norm]:
         with pytest.raises(
             NetworkError,

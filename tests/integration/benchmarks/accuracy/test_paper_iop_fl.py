@@ -111,7 +111,7 @@ def test_fine_tuning_goes_on_from_the_federations_model_at_every_site(data: Path
 def test_outside_one_federation_per_site_serves_every_arm(data: Path, tmp_path: Path) -> None:
     arms = ("FedAvg", AVERAGE, ENSEMBLE, PER_MODEL, "statistics")
     for arm in arms:
-        rows, _ = run(data, tmp_path, "site=DRIVE", f"arm={arm}")
+        rows, _ = run(data, tmp_path, "part=outside", "site=DRIVE", f"arm={arm}")
     assert [row["cell"]["arm"] for row in rows] == list(arms)
     assert {row["result"]["cost"]["sent"] for row in rows} == {rows[0]["result"]["cost"]["sent"]}
     assert len([*(tmp_path / "state/papers").iterdir()]) == 1
@@ -148,7 +148,7 @@ def test_studies_change_one_thing(data: Path, tmp_path: Path) -> None:
 def test_outside_arms_that_train_for_themselves_have_runs_of_their_own(data: Path, tmp_path: Path) -> None:
     arms = ("FedDG", "TTT")
     for arm in arms:
-        rows, _ = run(data, tmp_path, "site=DRIVE", f"arm={arm}")
+        rows, _ = run(data, tmp_path, "part=outside", "site=DRIVE", f"arm={arm}")
     assert [row["cell"]["arm"] for row in rows] == list(arms)
     assert len([*(tmp_path / "state/papers").iterdir()]) == 2
     sent = {row["cell"]["arm"]: row["result"]["cost"]["sent"] for row in rows}

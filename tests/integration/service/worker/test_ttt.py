@@ -79,4 +79,4 @@ def test_a_federation_without_heads_is_refused_with_what_to_do(tmp_path: Path, r
         run_job(job_id, place.settings)
         job = place.job(job_id)
     assert job.state == "failed"
-    assert "train the federation with --rotation-head" in (job.reason or "")
+    assert "a head that predicts quarter turns, trained with --rotation-head" in (job.reason or "")

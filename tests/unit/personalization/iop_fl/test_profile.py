@@ -156,4 +156,4 @@ def test_what_no_member_can_send_is_refused() -> None:
     with pytest.raises(ValueError, match="with their logarithms"):
         check_sent({**sent, "logarithm": sent["logarithm"] + 1})
     with pytest.raises(ValueError, match=r"within 0\.\.1"):
-        check_sent({**sent, "targets": torch.tensor([0.1, 0.2, 1.0], dtype=torch.float64)})
+        check_sent({**sent, "targets": torch.tensor([0.1, 0.2, 1.0, 0.01], dtype=torch.float64)})

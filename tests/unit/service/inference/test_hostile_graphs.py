@@ -57,7 +57,7 @@ def test_onnxruntime_reads_no_file_even_of_an_unchecked_graph(beside: str) -> No
     (mask,) = naive.run(["probabilities"], {"image": IMAGES[:1]})
     assert np.packbits(mask.argmax(axis=1)).tobytes() == SECRET
     with pytest.raises(Exception, match="External data path"):
-        sessions._load(GraphPart(spying_graph(beside), {}), 1, "cpu", 0, 60.0)
+        sessions._load(GraphPart(spying_graph(beside), {}), 1, ["CPUExecutionProvider"], 60.0)
 
 
 def test_bytes_that_are_onnxruntime_s_own_format_too_are_loaded_as_onnx(

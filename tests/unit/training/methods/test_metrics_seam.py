@@ -115,7 +115,7 @@ def test_run_record_manifest_and_report_show_the_metric(name: str, tmp_path: Pat
         min(e.sites[s].metrics[shown] for e in record.rounds if s in e.sites and shown in e.sites[s].metrics)
         for s in ("aster", "birch")
     ]
-    assert f"best {heading(shown)}" in page
+    assert f"best validation {heading(shown)}" in page
     if name == "fedper":  # each site's own best
         assert f"{sum(lowest) / 2:.0f}" in page
 

@@ -138,9 +138,9 @@ def test_join_passes_the_configuration_to_every_step(monkeypatch: pytest.MonkeyP
         losses.append(named)
         return loss(*arguments, **named)
 
-    def batches_of(self: LabelledSlices, size: int, seed: int, augment: bool) -> Any:
+    def batches_of(self: LabelledSlices, size: int, seed: int, augment: bool, device: torch.device) -> Any:
         augmented.append(augment)
-        return batches(self, size, seed, augment)
+        return batches(self, size, seed, augment, device)
 
     monkeypatch.setattr(steps, "train_adamw", train_adamw)
     monkeypatch.setattr(steps, "second_stage_loss", second_stage_loss)
