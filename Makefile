@@ -20,7 +20,7 @@ demo-network: install
 # In the order of the folders: the long tests of tests/e2e start first, not last. Three processes keep two cores busy,
 # since tests of the service wait for a third of their time.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --quiet
 
 # Unit tests without processes, for every save.
 test-fast: install

@@ -208,7 +208,7 @@ def test_view_opens_at_the_newest_job_that_passed_and_names_a_cohort(page: Any, 
     said = service.client.get(cohort).json()
     assert (said["name"], said["note"]) == ("Thorax, new scanner", "sent in March")
     page.get_by_role("button", name="Glossary").click()
-    assert page.get_by_role("dialog", name="Glossary").get_by_text("Candidate", exact=True).is_visible()
+    page.get_by_role("dialog", name="Glossary").get_by_text("Candidate", exact=True).wait_for()
 
 
 def test_page_shows_shares_of_attention(page: Any, service: Service) -> None:

@@ -220,7 +220,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """Runs with two of three sites drawn for each round."""
     names = ("aster", "birch", "cedar")
     data = write_federation(tmp_path_factory.mktemp("three"), names, patients_per_site=3, size=16)
-    zygote = Zygote(data, "", rounds=4, batch_size=8, width=2)
+    zygote = Zygote(data, "", rounds=4, batch_size=8, width=2, least_steps=2)
     yield zygote
     zygote.close()
 
