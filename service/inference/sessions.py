@@ -14,6 +14,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import tempfile
 import threading
 from collections import OrderedDict
@@ -208,7 +209,7 @@ class GraphSession:
             seconds = max(_LEAST_LOAD_SECONDS, _SLICES_OF_A_LOAD * limits.seconds_per_slice)
             parts = split_at_query(graph, model)
             providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt, threads)
-            sessions = [_load(part, threads, providers, seconds) for part in parts]
+            sessions, refused = _load_on_first(providers, parts, threads, seconds)
             outputs = {output.name for output in sessions[-1].get_outputs()}
             inputs = {node.name for session in sessions for node in session.get_inputs()}
         except ModelLoadCanceled as error:
@@ -247,10 +248,10 @@ class GraphSession:
             )
         if device.startswith("cuda") and not self._on_gpu:
             raise GpuUnavailable(
-                f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here; see the service's log, or set "
-                "LOCUM_DEVICE=auto."
+                f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here{_in_words(refused)}; see the "
+                "service's log, or set LOCUM_DEVICE=auto."
             )
-        _warn_of_fallback(device, self.provider)
+        _warn_of_fallback(device, self.provider, _in_words(refused))
         # Several runs at once only where they have cores of their own.
         self.gpu = card(device) if self._on_gpu else None
         number = device.partition(":")[2] or "0"
@@ -404,11 +405,20 @@ def _memory_full(what: str) -> GpuMemoryFull:
     )
 
 
+def _in_words(refused: Exception | None) -> str:
+    """What a provider answered that could not be had, as the end of a sentence; nothing if none did."""
+    if refused is None:
+        return ""
+    # CUDA's words are in the middle of several lines of places in onnxruntime's source.
+    found = re.search(r"CUDA failure \d+: [^;]*[^; ]", str(refused))
+    return f" ({found[0] if found else type(refused).__name__})"
+
+
 @cache
-def _warn_of_fallback(device: str, provider: str) -> None:
+def _warn_of_fallback(device: str, provider: str, why: str) -> None:
     """Say once that the CPU is used where a GPU is to be seen."""
     if device == "auto" and provider == CPU and cuda_device_seen():
-        _log.warning("LOCUM_DEVICE=auto: %s", FALLBACK)
+        _log.warning("LOCUM_DEVICE=auto%s: %s", why, FALLBACK)
 
 
 FALLBACK = (
@@ -444,6 +454,26 @@ def probe_provider(device: str) -> str:
     return session.provider
 
 
+def _load_on_first(
+    providers: list[Any], parts: Sequence[GraphPart], threads: int, seconds: float
+) -> tuple[list[onnxruntime.InferenceSession], Exception | None]:
+    """Load the parts on the first provider that can be had, and say what one before it answered.
+
+    An old driver or a hidden card fails the load, as a damaged graph does: only the CPU tells them apart.
+    """
+    refused: Exception | None = None
+    for first in range(len(providers)):
+        try:
+            return [_load(part, threads, providers[first:], seconds) for part in parts], refused
+        except ModelLoadCanceled:
+            raise
+        except Exception as error:  # onnxruntime raises a dozen unrelated types here
+            if _gpu_is_full(error) or first == len(providers) - 1:
+                raise
+            refused = error
+    raise AssertionError
+
+
 def _load(
     part: GraphPart, threads: int, providers: list[Any], seconds: float
 ) -> onnxruntime.InferenceSession:
@@ -468,10 +498,8 @@ def _load(
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
         # Looked at between the steps of the optimisation.
         with DEADLINES.within(seconds, partial(options.set_load_cancellation_flag, True)):
-            session = onnxruntime.InferenceSession(part.graph, options, providers=providers)
-    # onnxruntime would go on on the CPU after an error of the GPU, and the receipt would name the GPU.
-    session.disable_fallback()
-    return session
+            # Its own fallback would answer on the CPU, and the receipt would name the GPU.
+            return onnxruntime.InferenceSession(part.graph, options, providers=providers, enable_fallback=0)
 
 
 class SessionCache:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from personalization.export import to_onnx
 from personalization.networks import build
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import recipe_of
 from service.errors import GpuMemoryFull
 from service.inference import sessions
 from service.inference.limits import GraphLimits
 from service.inference.sessions import CUDA, GraphSession, probe_provider
+from tests.helpers.personalization.routing_cases import images, space_of
+from tests.helpers.waiting import wait_for
 
 pytestmark = pytest.mark.gpu("onnxruntime")
 
 
-def slices_of(count: int, side: int = 64) -> NDArray[np.float32]:
-    return np.random.default_rng(0).normal(size=(count, 1, side, side)).astype(np.float32)
+def slices_of(count: int, side: int = 64, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(count, 1, side, side)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,69 @@ def test_volume_as_a_whole_is_answered_and_its_memory_given_back(unet: bytes) ->
     found = GraphSession("g", unet, device="cuda").run_alone(slices).probabilities
     expected = GraphSession("c", unet, device="cpu").run_alone(slices).probabilities
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_graph_of_a_whole_scan_is_answered_as_on_the_cpu() -> None:
+    """Its batch norm measures all slices of the scan together."""
+    config = AdaptationConfig(preset="intent")
+    adapted = recipe_of("intent").adapt(
+        space_of(2, torch.float32), images(6, 32, 32, torch.float32), config, torch.device("cpu")
+    )
+    graph, slices = to_onnx(adapted.merged, 2, (32, 32)), images(6, 32, 32, torch.float32).numpy()
+    on_gpu = GraphSession("g", graph, device="cuda")
+    found = on_gpu.run_alone(slices).probabilities
+    expected = GraphSession("c", graph, device="cpu").run_alone(slices).probabilities
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_array_equal(on_gpu.run_alone(slices).probabilities, found)
+    part = on_gpu.run_alone(slices[:3]).probabilities
+    assert not np.allclose(part, expected[:3], atol=1e-4)
+
+
+def test_joined_scans_of_two_networks_on_one_card_get_the_bits_of_each_alone(unet: bytes) -> None:
+    other = to_onnx(build("unet", in_channels=1, classes=3, width=4), 1, (64, 64))
+    loaded = [GraphSession(name, graph, device="cuda") for name, graph in (("a", unet), ("b", other))]
+    asked = [slices_of(count, seed=count) for count in (1, 2, 3, 2)]
+    alone = [[session.run(each).probabilities for each in asked] for session in loaded]
+    started = threading.Event()
+    for session in loaded:
+        hold(session, started)
+    with ThreadPoolExecutor(2 * len(asked)) as threads:
+        answers = [[threads.submit(session.run, each) for each in asked] for session in loaded]
+        # One runs, the others are in line: they go through the network together.
+        wait_for(lambda: all(session.joined.waiting == len(asked) - 1 for session in loaded))
+        started.set()
+    for expected, found in zip(alone, answers, strict=True):
+        for one, other_one in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(other_one.result().probabilities, one)
+
+
+def hold(session: GraphSession, until: threading.Event) -> None:
+    """Let no run of the session begin before the event."""
+    inner = session.joined.run
+
+    def run(slices: NDArray[np.float32]) -> Any:
+        assert until.wait(60)
+        return inner(slices)
+
+    session.joined.run = run
+
+
+def test_full_card_is_refused_and_answers_again_when_it_has_room(unet: bytes) -> None:
+    slices, session = slices_of(1, side=1024), GraphSession("g", unet, device="cuda")
+    session.run(slices_of(1))
+    held = []
+    try:
+        for size in (2**30, 2**26, 2**23):
+            with suppress(torch.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        with pytest.raises(GpuMemoryFull, match="send it again in 10 s"):
+            session.run(slices)
+    finally:
+        held.clear()
+        torch.cuda.empty_cache()
+    expected = GraphSession("c", unet, device="cpu").run(slices).probabilities
+    np.testing.assert_allclose(session.run(slices).probabilities, expected, atol=1e-4)
 
 
 def test_run_above_the_bound_is_halved_and_a_slice_above_it_refused(unet: bytes) -> None:

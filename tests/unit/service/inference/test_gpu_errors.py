@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
+from model_store.errors import ArtefactDamaged
 from service.errors import GpuMemoryFull, GpuUnavailable
 from service.inference import sessions
 from service.inference.limits import GraphLimits
@@ -120,6 +122,46 @@ def test_fallback_of_auto_beside_a_device_is_said_once(
     assert len(caplog.messages) == 1
 
 
+# As the provider says it beside a driver for an earlier CUDA.
+OLD_DRIVER = RuntimeError(
+    "/onnxruntime_src/cuda_execution_provider_info.cc:63 [ONNXRuntimeError] : 1 : FAIL : Failed to parse "
+    'provider option "device_id": CUDA failure 35: CUDA driver version is insufficient for CUDA runtime '
+    "version ; GPU=-1 ; hostname=vm ; expr=cudaGetDeviceCount(&num_devices);"
+)
+
+
+@pytest.fixture
+def old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every session on CUDA fails to load."""
+    real = onnxruntime.InferenceSession
+
+    def load(graph: bytes, options: Any, providers: list[Any], enable_fallback: int) -> Any:
+        assert enable_fallback == 0
+        if providers != [CPU]:
+            raise OLD_DRIVER
+        return real(graph, options, providers=providers)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", load)
+    monkeypatch.setattr(sessions, "cuda_is_possible", lambda: True)
+    monkeypatch.setattr(sessions, "_DEVICE_FILES", (Path("/dev/null"),))
+    sessions._warn_of_fallback.cache_clear()
+
+
+@pytest.mark.usefixtures("old_driver")
+def test_driver_that_is_too_old_is_named_and_is_no_damaged_artefact(
+    threshold_graph: Graph, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "locum.service")
+    said = r"\(CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version\)"
+    with pytest.raises(GpuUnavailable, match=f"onnxruntime cannot use it here {said}; see"):
+        GraphSession("d", threshold_graph(), device="cuda")
+    assert caplog.messages == []
+    assert GraphSession("d", threshold_graph(), device="auto").provider == CPU
+    assert re.match(f"LOCUM_DEVICE=auto {said}: this machine has", caplog.messages[0])
+    with pytest.raises(ArtefactDamaged, match="publish the model again"):
+        GraphSession("d", b"", device="auto")
+
+
 def test_probe_refuses_a_gpu_that_is_demanded_and_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "wanted_providers", lambda *_: [CPU])
     with pytest.raises(GpuUnavailable, match="LOCUM_DEVICE=cuda:7"):
@@ -144,7 +186,7 @@ def test_tensorrt_is_asked_for_before_cuda_and_counts_as_a_gpu(
     asked: list[Any] = []
     real = sessions.onnxruntime.InferenceSession
 
-    def loaded(graph: bytes, options: Any, providers: list[Any]) -> Any:
+    def loaded(graph: bytes, options: Any, providers: list[Any], **_: Any) -> Any:
         asked.extend(providers)
         session = real(graph, options, providers=[CPU])
         monkeypatch.setattr(session, "get_providers", lambda: [TENSORRT, CUDA, CPU])
