@@ -1,7 +1,7 @@
 """The receipt of an answer: request, model, graph, options and provider, so that it can be repeated.
 
 The same input, graph, options, provider and onnxruntime version give the same mask, byte for byte; on a GPU,
-on the same kind of card with the same driver.
+on the same kind of card with the same driver and libraries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Receipt(BaseModel):
     options: dict[str, JsonValue] = Field(description="The request's parameters, defaults filled in.")
     provider: str = Field(description="onnxruntime's execution provider.")
     gpu: str | None = Field(
-        None, description="Card and driver; null on the CPU. Others may round differently."
+        None, description="Card, driver, CUDA and cuDNN; null on the CPU. Others may round differently."
     )
     onnxruntime: str
     locum: str

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from service.errors import GpuUnusable
+from service.inference.gpu import card_and_driver
 from service.inference.sessions import cuda_device_seen, probe_provider
 from service.settings import Settings, settings_or_exit
 
@@ -110,11 +111,13 @@ def release() -> None:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """Where something was computed, for a job's result: of a GPU also card, driver's CUDA and libraries."""
+    """Where something was computed, for a job's result: of a GPU also card, driver and libraries."""
     found: dict[str, Any] = {"device": str(device), "torch": torch.__version__}
     if device.type == "cuda":
+        known = card_and_driver(str(device))
         found |= {
             "card": torch.cuda.get_device_name(device),
+            "driver": known and known[1],
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         }

@@ -73,6 +73,7 @@ def test_job_is_repeatable_and_resumes_to_the_bit(
         assert job.state in ("succeeded", "fell_back"), job.reason
         assert job.result is not None
         assert job.result["computed_on"]["card"] == torch.cuda.get_device_name(0)
+        assert job.result["computed_on"]["driver"]
         return place.store.open("organ.at-dune").read(WEIGHTS)
 
     first = weights()

@@ -130,7 +130,7 @@ def test_facts_of_a_gpu_name_card_and_libraries(monkeypatch: pytest.MonkeyPatch)
     assert facts(torch.device("cpu")) == {"device": "cpu", "torch": torch.__version__}
     found = facts(torch.device("cuda:0"))
     assert found["card"] == "Some Card"
-    assert set(found) == {"device", "torch", "card", "cuda", "cudnn"}
+    assert set(found) == {"device", "torch", "card", "driver", "cuda", "cudnn"}
 
 
 @pytest.mark.process
