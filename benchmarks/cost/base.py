@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, P, Table
-from benchmarks.harness.gpu import CPU, on_device
+from benchmarks.harness.gpu import CPU, as_in_workers, device_of, on_device
 
 
 class Kind(NamedTuple):
@@ -42,7 +42,8 @@ class CostExperiment(Experiment[P]):
 
     def compute(self, cell: Cell, work: Path) -> Mapping[str, Any]:
         """Measure one cell."""
-        return self.kinds()[cell.get(self.by, "")].measure(cell, work)
+        with as_in_workers(device_of(cell)):
+            return self.kinds()[cell.get(self.by, "")].measure(cell, work)
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The kinds that have a row, in their order."""

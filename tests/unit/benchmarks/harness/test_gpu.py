@@ -10,8 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.cost.base import Kind
+from benchmarks.harness import gpu
 from benchmarks.harness.experiment import Options
 from benchmarks.registry import EXPERIMENTS, find
+from service.errors import GpuUnavailable
 
 # Nothing in them runs on a GPU: calls to a pretended one; bytes over a network; authentication, listings and
 # rows; int8.
@@ -32,6 +35,32 @@ def cells(name: str, profile: str) -> list[Any]:
 def test_gpu_profile_puts_every_cell_on_the_gpu_and_only_there(name: str) -> None:
     assert {cell["device"] for cell in cells(name, "gpu")} == {"cuda"}
     assert [cell for cell in cells(name, "cpu") if "device" in cell] == []
+
+
+def test_gpu_that_onnxruntime_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(device: str) -> str:
+        raise GpuUnavailable(f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "probe_provider", refuses)
+    assert "found one for torch alone: LOCUM_DEVICE=cuda, but onnxruntime" in (gpu.missing("cuda") or "")
+    assert gpu.missing("cpu") is None
+
+
+def test_cell_of_a_gpu_is_measured_in_the_mode_of_workers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cudnn = torch.backends.cudnn
+    for name, value in {"deterministic": False, "allow_tf32": True, "benchmark": True}.items():
+        monkeypatch.setattr(cudnn, name, value)
+
+    def measure(*_: object) -> dict[str, bool]:
+        return {"repeats": cudnn.deterministic, "tf32": cudnn.allow_tf32, "searches": cudnn.benchmark}
+
+    cost = find("round_cost")(Options("smoke"))
+    monkeypatch.setattr(cost, "kinds", lambda: {"": Kind(measure, lambda _: [])})
+    assert cost.compute({"device": "cuda"}, tmp_path) == {"repeats": True, "tf32": False, "searches": False}
+    assert cost.compute({}, tmp_path) == {"repeats": False, "tf32": True, "searches": True}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
