@@ -118,6 +118,9 @@ class Task(BaseModel):
       file of its own, or with `stacked` all are one 4-D file, in this order.
     - `regions` lists every label once, in the order of the network's outputs, which are then a sigmoid each
       in place of exclusive classes; see `region_classes`. (A manifest does not keep the order of `labels`.)
+
+    `keep_largest` lists labels of which an answer keeps the largest connected component alone, in training's
+    validation and in serving: see `preprocessing.components`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -138,6 +141,7 @@ class Task(BaseModel):
     geometry: VolumeGeometry | None = None
     regions: tuple[str, ...] = ()
     stacked: bool = False
+    keep_largest: tuple[str, ...] = ()
     normalisation: Normalisation = Field(Normalisation(), validate_default=True)
     size: tuple[int, int] = Field(_NO_SIZE, validate_default=True)
     patient: PatientPattern | None = None
@@ -211,6 +215,11 @@ class Task(BaseModel):
             )
         if unknown := sorted(self.codes.keys() - self.labels.keys()):
             raise ValueError(f"codes: {unknown} are no labels; the labels are {list(self.labels)}")
+        if {*self.keep_largest} - self.labels.keys() or len({*self.keep_largest}) < len(self.keep_largest):
+            raise ValueError(
+                f"keep_largest: expected labels of {[*self.labels]}, each once, found "
+                f"{list(self.keep_largest)}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -275,6 +284,8 @@ class Task(BaseModel):
             unsaid.add("codes")
         if self.modality is None:
             unsaid.add("modality")
+        if not self.keep_largest:
+            unsaid.add("keep_largest")
         if self.geometry is None:
             unsaid.update(_OF_VOLUMES)
         else:

@@ -9,6 +9,7 @@ Pillow only.
     label_values   mask -> its values; check_values compares them with a task, check_grid checks its grid
     restore        probabilities [S, K, H, W] -> class indices on the scan's own grid
     Restorer       the same, batch by batch; check_restorable rejects volumes that need too much memory
+    keep_largest   class indices -> the largest component of each label that the task says
     display_slices the slices for display, at the scan's own resolution
     display_image  an image for display, without a task
     to_slices      a mask on the scan's own grid -> the same slices
@@ -22,6 +23,7 @@ For tasks of volumes (`Task.is_volume`):
     VolumeRestorer       planes of probabilities or logits -> class indices on the scan's own grid
 """
 
+from model_store.preprocessing.components import keep_largest
 from model_store.preprocessing.display import DisplaySlices, display_image, display_slices, to_slices
 from model_store.preprocessing.forward import Prepared, prepare
 from model_store.preprocessing.geometry import Geometry, geometry_of
@@ -68,6 +70,7 @@ __all__ = [
     "display_slices",
     "geometry_of",
     "join_channels",
+    "keep_largest",
     "label_values",
     "prepare",
     "prepare_mask",

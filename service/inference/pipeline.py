@@ -6,7 +6,7 @@ Every step is a function of the bytes, the task and the graph, so the same scan 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -25,6 +25,7 @@ from model_store.preprocessing import (
     Restorer,
     check_restorable,
     check_volume_restorable,
+    keep_largest,
     prepare,
     prepare_volume,
 )
@@ -83,6 +84,7 @@ class Segmentation:
 
     `attention`: the share of each source, over all slices; None of a network without cross-attention.
     `picked`: which entries of its pool, by the scan or by each slice; None of a network without one.
+    `removed`: how many voxels each label lost of which the task keeps the largest component alone.
     `uncertainty_map`: each voxel's normalised entropy in percent, on the same grid; None unless requested.
     """
 
@@ -93,6 +95,7 @@ class Segmentation:
     attention: dict[str, float] | None = None
     picked: tuple[PoolPick, ...] | None = None
     uncertainty_map: NDArray[np.uint8] | None = None
+    removed: Mapping[str, int] = field(default_factory=dict)
 
 
 def read(data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatch) -> PreparedScan:
@@ -185,7 +188,9 @@ def segment(
             with_map=with_map,
             together=all_windows(reading.prepared, manifest.task) if whole else None,
         )
-        return Segmentation(reading.scan, geometry, mask, unsure, uncertainty_map=map_of_it)
+        with watch.stage("restore"):
+            removed = keep_largest(mask, manifest.task)
+        return Segmentation(reading.scan, geometry, mask, unsure, uncertainty_map=map_of_it, removed=removed)
     restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
     picks = Picks(once=routing == "scan")
     entropies = PercentRestorer(geometry) if with_map else None
@@ -201,6 +206,7 @@ def segment(
             add(picks, outputs, session.digest)
     with watch.stage("restore"):
         classes = restorer.finish()
+        removed = keep_largest(classes, manifest.task)
         uncertainty_map = None if entropies is None else entropies.finish()
     return Segmentation(
         reading.scan,
@@ -210,6 +216,7 @@ def segment(
         attention.shares,
         picks.picked,
         uncertainty_map,
+        removed,
     )
 
 

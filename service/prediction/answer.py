@@ -170,6 +170,7 @@ class Predictor(ABC, Generic[Options]):
             personalization=selection.personalization,
             site=selection.site,
             cluster=selection.cluster,
+            keep_largest=[*selection.manifest.task.keep_largest],
             why=selection.why,
             options={**self.options.model_dump(), **options},
             provider=graph.session.provider,

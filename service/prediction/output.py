@@ -119,6 +119,11 @@ class SegmentationReport(BaseModel):
     centroids: dict[str, list[int]] = Field(
         description="For each of these names that the mask has: its value, and the indices of its mean voxel."
     )
+    removed: dict[str, int] = Field(
+        {},
+        description="Voxels that each label lost of which the task keeps the largest component alone "
+        "(`keep_largest`); small islands that the network found are in them.",
+    )
     timing_ms: dict[str, float]
     receipt: Receipt
     notice: str = NOTICE

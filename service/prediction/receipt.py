@@ -37,6 +37,9 @@ class Receipt(BaseModel):
     personalization: str
     site: str | None
     cluster: str | None
+    keep_largest: list[str] = Field(
+        [], description="Labels of which the largest component alone was kept, as the model's task says."
+    )
     why: str = Field(description="How version and network were chosen.")
     options: dict[str, JsonValue] = Field(description="The request's parameters, defaults filled in.")
     provider: str = Field(description="onnxruntime's execution provider.")

@@ -96,6 +96,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             shape=list(found.classes.shape),
             label_names=label_names(self.selection.manifest.task),
             centroids=centroids(found.classes, self.selection.manifest.task),
+            removed=dict(found.removed),
             timing_ms=self._timing(),
             receipt=self._receipt(graph, output=output),
         )

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.preprocessing import keep_largest
 from model_store.preprocessing.windows import cut, tiles
 from model_store.task import Task, VolumeGeometry
 
@@ -30,7 +31,8 @@ class Examples:
     `targets` has a class for every pixel, [N, H, W] uint8, or one for the image, [N] int64. `cases` has the
     names of files or cases, `positions` the index of the slice within its volume (0 for a 2-D image).
     `spacings` has the millimetres from slice to slice, row to row and column to column of each image as the
-    network gets it, None where they are unknown; it is empty where they are not needed.
+    network gets it, None where they are unknown; it is empty where they are not needed. `task` says what is
+    done to answers; without one, nothing.
     """
 
     images: NDArray[np.float32]
@@ -39,6 +41,7 @@ class Examples:
     cases: tuple[str, ...]
     positions: tuple[int, ...]
     spacings: tuple[tuple[float, ...] | None, ...] = ()
+    task: Task | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -58,7 +61,24 @@ class Examples:
             tuple(self.cases[index] for index in chosen),
             tuple(self.positions[index] for index in chosen),
             tuple(self.spacings[index] for index in chosen if self.spacings),
+            self.task,
         )
+
+    def answered(self, classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """A network's class indices [N, H, W], changed to the answer by the task's `keep_largest`.
+
+        As the service does, with all slices of a scan as one volume, and on the network's pixels.
+        """
+        if self.task is None or not self.task.keep_largest:
+            return classes
+        names = list(zip(self.patients, self.cases, strict=True))
+        for scan in dict.fromkeys(names):
+            own = [index for index, name in enumerate(names) if name == scan]
+            stack = classes[own].transpose(1, 2, 0)
+            found = stack[..., 0] if len(own) == 1 else stack
+            keep_largest(found, self.task)
+            classes[own] = stack.transpose(2, 0, 1)
+        return classes
 
     def with_foreground(self) -> Examples:
         """Return only the examples with a pixel of another class than background."""

@@ -75,6 +75,7 @@ def read(
         name=slug(str(metadata.get("name") or source.path.stem)),
         labels=named,
         regions=tuple(named) if regions else (),
+        keep_largest=_kept(answer.largest, named, where),
         **(
             {"normalisation": normalisations[0]}
             if channels == 1
@@ -293,6 +294,22 @@ def _labels(
             f"'{names[0]}=1,2' --label …"
         )
     return {name: (index,) for index, name in enumerate(names) if index}
+
+
+def _kept(values: Sequence[int] | None, labels: Mapping[str, tuple[int, ...]], where: str) -> tuple[str, ...]:
+    """The labels of which the largest component is kept; without values, all.
+
+    Raises ImportRefused for a value that no label has.
+    """
+    if values is None:
+        return ()
+    known = {value: name for name, own in labels.items() for value in own}
+    if strange := [value for value in values if value not in known]:
+        raise ImportRefused(
+            f"{where}: postprocessing: KeepLargestConnectedComponent: expected mask values of {[*known]}, "
+            f"found {strange}"
+        )
+    return tuple(dict.fromkeys(known[value] for value in (values or known)))
 
 
 def _named(metadata: Mapping[str, Any], side: str, key: str, count: int) -> list[str] | None:

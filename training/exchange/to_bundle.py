@@ -88,7 +88,7 @@ def _inference(task: Task, where: str, target: str, arguments: Mapping[str, Any]
             "has no inferer: "
             "send its graph.onnx"
         )
-    _check(geometry, where)
+    _check(task, geometry, where)
     activate = "sigmoid" if task.regions else "softmax"
     network = "$@network_def.to(@device)"
     if geometry.average == "probabilities":
@@ -141,8 +141,13 @@ def _inference(task: Task, where: str, target: str, arguments: Mapping[str, Any]
     }
 
 
-def _check(geometry: VolumeGeometry, where: str) -> None:
+def _check(task: Task, geometry: VolumeGeometry, where: str) -> None:
+    alone = all(
+        len(own := task.label_classes(label)) == 1 and task.classes[own[0]].labels == (label,)
+        for label in task.keep_largest
+    )
     problems = {
+        "keep_largest of labels that overlap": bool(task.keep_largest) and (bool(task.regions) or not alone),
         f"window: {geometry.window}": geometry.window == "nnunet",
         f"resampling: {geometry.resampling}": geometry.resampling == "nnunet",
         f"axes: {geometry.axes}": geometry.axes.islower() and geometry.axes != "ijk",
@@ -150,9 +155,8 @@ def _check(geometry: VolumeGeometry, where: str) -> None:
     }
     if found := [name for name, holds in problems.items() if holds]:
         raise ImportRefused(
-            f"{where}: MONAI has no transform for {', '.join(found)} of the task's geometry: keep using it "
-            "in nnU-Net, "
-            "or send its graph.onnx"
+            f"{where}: MONAI has no transform for {', '.join(found)} of the task: keep using it where it was "
+            "made, or send its graph.onnx"
         )
 
 
@@ -238,7 +242,16 @@ def _postprocessing(task: Task, geometry: VolumeGeometry, activate: str | None) 
         "logits": [invert, *activation, discrete],
     }[geometry.restore]
     save = _of("SaveImaged", _PREDICTION, output_dir="@output_dir", output_ext=".nii.gz", resample=False)
-    return [*order, *_values(task), save]
+    return [*order, *_largest(task), *_values(task), save]
+
+
+def _largest(task: Task) -> list[dict[str, Any]]:
+    """Components of classes are those of labels where each label is one class; `_check` has looked."""
+    if not task.keep_largest:
+        return []
+    kept = [task.label_classes(label)[0] for label in task.keep_largest]
+    options = {"applied_labels": kept, "is_onehot": False, "connectivity": 3}
+    return [_of("KeepLargestConnectedComponentd", _PREDICTION, **options)]
 
 
 def _values(task: Task) -> list[dict[str, Any]]:
@@ -289,7 +302,10 @@ def _metadata(artefact: Artefact[Any], manifest: ModelManifest) -> dict[str, Any
         "monai_version": versions.get("monai", "1.5.0"),
         "pytorch_version": versions["torch"].partition("+")[0],
         "numpy_version": versions["numpy"],
-        "optional_packages_version": {"nibabel": "5.3.0"},
+        "optional_packages_version": {
+            "nibabel": "5.3.0",
+            **({"scikit-image": "0.25.0"} if task.keep_largest else {}),
+        },
         "name": manifest.name,
         "task": f"segmentation: {', '.join(task.labels)}",
         "description": f"{artefact}, {artefact.digest}, by {manifest.lineage.method}",

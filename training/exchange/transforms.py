@@ -71,12 +71,14 @@ class Reading:
 class Answer:
     """What the transforms after the network say.
 
-    `restore` is what is carried back to the scan's grid, None where nothing is inverted.
+    `restore` is what is carried back to the scan's grid, None where nothing is inverted. `largest` are the
+    mask values of which the largest component is kept; empty for all, None for none.
     """
 
     activation: str | None = None
     discrete: str | None = None
     restore: str | None = None
+    largest: list[int] | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -276,12 +278,32 @@ def _per_channel(step: Component, channel_wise: Plain, reading: Reading) -> None
         )
 
 
-def _refuse_largest(step: Component, _: Any) -> None:
-    raise step.refuse(
-        f"no field keeps the largest component of a label alone. Add --without {step.name} to leave it "
-        "out: masks then "
-        "keep small islands"
-    )
+def _largest(step: Component, answer: Answer) -> None:
+    given = _only(step, "applied_labels", "is_onehot", "independent", "connectivity", "num_components")
+    applied = given["applied_labels"]
+    values = [applied] if isinstance(applied, int) else (applied or [])
+    plain = isinstance(values, list) and all(isinstance(each, int) and each > 0 for each in values)
+    if (
+        answer.discrete != "argmax"
+        or answer.largest is not None
+        or not plain
+        or given["is_onehot"]
+        or given["independent"] is False
+        or given["connectivity"] not in (None, 3)
+        or given["num_components"] not in (None, 1)
+    ):
+        raise step.refuse(
+            "expected the largest component of each label by itself, after argmax, with voxels that touch at "
+            f"a corner together; this one is another. Add --without {step.name} to leave it out: masks then "
+            "keep small islands"
+        )
+    assert isinstance(values, list)
+    answer.largest = [each for each in values if isinstance(each, int)]
+    if answer.restore is None:
+        answer.notes.append(
+            f"{step.name} looks for components on the network's grid; here they are looked for on the scan's "
+            "own"
+        )
 
 
 def _step(step: Component, make: Callable[[], Any]) -> Any:
@@ -349,6 +371,6 @@ _AFTER: Final[Mapping[str, Callable[[Component, Any], None]]] = {
     "Activations": _activations,
     "AsDiscrete": _discrete,
     "Invert": _invert,
-    "KeepLargestConnectedComponent": _refuse_largest,
+    "KeepLargestConnectedComponent": _largest,
     "SaveImage": _nothing,
 }

@@ -19,6 +19,7 @@ from model_store.preprocessing import (
     VolumeRestorer,
     align,
     class_map,
+    keep_largest,
     prepare,
     prepare_volume,
     restore,
@@ -88,6 +89,7 @@ def answered(
         for plane in windowed(network, volume.volume, task, CPU, axis):
             restorer.add(plane)
         found = restorer.finish()
+    keep_largest(found, task)
     predicted, true = (torch.from_numpy(np.ascontiguousarray(each)) for each in (found, truth))
     if scan.affine is None:
         return predicted, true, None

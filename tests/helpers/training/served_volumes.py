@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
-from model_store.preprocessing import VolumeRestorer, prepare_volume
+from model_store.preprocessing import VolumeRestorer, keep_largest, prepare_volume
 from model_store.preprocessing.windows import slide
 from model_store.scan import decode
 
@@ -44,4 +44,6 @@ def mask_of(artefact: Artefact[Any], path: Path) -> NDArray[np.int64]:
     for _, plane in slide(prepared.volume, geometry.patch, geometry.overlap, geometry.window, predict):
         restorer.add(plane)
     values = np.array([each.values[0] for each in task.classes])
-    return values[restorer.finish()]
+    found = restorer.finish()
+    keep_largest(found, task)
+    return values[found]

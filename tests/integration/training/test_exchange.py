@@ -44,6 +44,7 @@ _ZSCORE = {"_target_": "NormalizeIntensityd", "keys": "image", "nonzero": True}
 _UNIT = {"_target_": "ScaleIntensityd", "keys": "image", "minv": -1.0, "maxv": 1.0}
 _SIGMOID = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
 _HALF = {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}
+_LARGEST = {"_target_": "KeepLargestConnectedComponentd", "keys": "pred", "applied_labels": [1, 2]}
 _REGIONS = [_SIGMOID, INVERT, _HALF, SAVE]
 _BRATS = {"enhancing": (4,), "whole": (1, 2, 4), "core": (2, 4)}
 
@@ -87,11 +88,14 @@ def _imported(store: Store, folder: Path, **options: Any) -> Any:
         {"after": _LOGITS, "before": [*SPLEEN[:4], _ZSCORE, _UNIT]},
         {"before": _STORED},
         {"before": [*SPLEEN[:3], _ZSCORE, SPLEEN[3]]},
+        {"after": [SOFTMAX, INVERT, ARGMAX, _LARGEST, SAVE]},
     ],
-    ids=["spleen", "labels", "logits", "stored axes", "normalised before"],
+    ids=["spleen", "labels", "logits", "stored axes", "normalised before", "largest"],
 )
 @pytest.mark.filterwarnings("ignore")  # of MONAI
 def test_an_imported_bundle_gives_monais_mask(tmp_path: Path, scan: Path, options: dict[str, Any]) -> None:
+    if _LARGEST in options.get("after", ()):
+        pytest.importorskip("skimage", reason="MONAI's transform needs scikit-image")
     folder = make_bundle(tmp_path / "bundle", **options)
     expected = _by_monai(folder, scan)
 

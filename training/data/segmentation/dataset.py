@@ -154,6 +154,7 @@ def _prepared(
         tuple(names),
         tuple(positions),
         tuple(spacings),
+        task,
     )
 
 

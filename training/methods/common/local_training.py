@@ -425,7 +425,8 @@ def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers: 
 @torch.no_grad()
 def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of
-    images with classes; [X, Y, Z] of each volume, by windows as the service answers."""
+    images with classes; [X, Y, Z] of each volume, by windows as the service answers. Masks are what the
+    task's `keep_largest` leaves."""
     network.eval()
     device = next(network.parameters()).device
     if isinstance(slices, Volumes):
@@ -433,7 +434,8 @@ def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers:
     parts = torch.split(torch.from_numpy(slices.images), batch_size)
     # A copy is aligned as torch aligns, whatever numpy did: some kernels add up in another order otherwise.
     classes = [network(part.clone().to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts]
-    return torch.cat(classes)
+    found = torch.cat(classes)
+    return torch.from_numpy(slices.answered(found.numpy())) if slices.has_masks else found
 
 
 def dice_per_patient(

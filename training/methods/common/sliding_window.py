@@ -15,13 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from model_store.preprocessing import keep_largest
 from model_store.preprocessing.volume_restore import classes_of
 from model_store.preprocessing.windows import slab_axis, slide
 from model_store.task import Task
 
 
 def answer_volume(network: nn.Module, image: NDArray[np.float32], task: Task, device: torch.device) -> Tensor:
-    """Class indices [X, Y, Z] uint8 of a volume [C, X, Y, Z], by the windows' weighted mean.
+    """Class indices [X, Y, Z] uint8 of a volume [C, X, Y, Z], by the windows' weighted mean, of which the
+    task's `keep_largest` leaves what the service leaves.
 
     The network is in evaluation mode.
     """
@@ -29,9 +31,9 @@ def answer_volume(network: nn.Module, image: NDArray[np.float32], task: Task, de
     assert geometry is not None
     axis = slab_axis(image.shape[1:], geometry.patch)
     planes = windowed(network, image, task, device, axis)
-    return torch.from_numpy(
-        np.stack([classes_of(plane, task, geometry.average) for plane in planes], axis=axis)
-    )
+    found = np.stack([classes_of(plane, task, geometry.average) for plane in planes], axis=axis)
+    keep_largest(found, task)
+    return torch.from_numpy(found)
 
 
 @torch.no_grad()

@@ -301,7 +301,8 @@ class FedIns(Algorithm):
     ) -> Tensor:
         config = self.config
         draw = context.generator(purpose)
-        return predict_pool(network, examples, queries_NQ, config.batch_size, config.routing, draw)
+        found = predict_pool(network, examples, queries_NQ, config.batch_size, config.routing, draw)
+        return torch.from_numpy(examples.answered(found.numpy())) if examples.has_masks else found
 
     def _received(self, context: StepContext, received: Mapping[str, State]) -> InstanceAdaptive:
         """The backbone with the pool that came."""

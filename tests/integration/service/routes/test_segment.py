@@ -104,6 +104,22 @@ def test_json_report_has_measures_and_receipt(
     assert {"decode", "prepare", "inference", "restore"} <= report["timing_ms"].keys()
 
 
+def test_islands_of_slices_are_taken_off_by_the_volume(
+    start: Any, tmp_path: Path, publish_bright: Any, make_nifti: Callable[..., bytes]
+) -> None:
+    one = publish_bright(tmp_path).manifest.task.model_copy(update={"keep_largest": ("bright",)})
+    publish_bright(tmp_path, "one", task=one)
+    voxels = np.zeros((32, 32, 5), np.int16)
+    # Two pieces of 32 voxels, of which one goes on in the next slice.
+    voxels[4:8, 4:12, 1] = voxels[20:24, 20:28, 1] = voxels[24:26, 28:30, 2] = 200
+    api = start(tmp_path)
+    answer = api.segment(make_nifti(voxels), model="one")
+    assert answer.status_code == 200, answer.text
+    found = volume_of(answer).get_fdata()
+    assert volume_of(api.segment(make_nifti(voxels), model="bright")).get_fdata().sum() == 68
+    assert (found.sum(), found[20:26].sum()) == (36, 36)
+
+
 def test_reported_uncertainty_matches_the_documented_formula(
     api: Any, make_png: Callable[..., bytes]
 ) -> None:

@@ -21,6 +21,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from pydicom import dcmread
+from scipy import ndimage
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
@@ -92,6 +93,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publish(root, "volume")
     publish(root, "two", ("T1", "FLAIR"))
     publish(root, "stacked", ("T1", "FLAIR"), stacked=True)
+    publish(root, "largest", keep_largest=["bright"])
     return root
 
 
@@ -130,6 +132,23 @@ def test_the_mask_is_on_the_files_own_grid_with_a_receipt(api: Any, store: Path)
     assert receipt["graph"] == manifest.files[GRAPH].sha256
     # The same scan, the same bytes.
     assert api.segment(scan, model="volume").content == api.segment(scan, model="volume").content
+
+
+def test_islands_are_taken_off_where_the_task_says_so_and_the_report_counts_them(api: Any) -> None:
+    smooth = ndimage.gaussian_filter(np.random.default_rng(8).normal(size=(32, 27, 21)), 1.5)
+    scan = nifti(np.where(smooth > np.quantile(smooth, 0.85), 200, 0).astype(np.int16))
+    whole = mask_of(api.segment(scan, model="volume")).get_fdata() > 0
+    labelled, count = ndimage.label(whole, np.ones((3, 3, 3)))
+    assert count > 3
+    expected = labelled == 1 + np.bincount(labelled.ravel())[1:].argmax()
+    found = mask_of(api.segment(scan, model="largest")).get_fdata()
+    np.testing.assert_array_equal(found > 0, expected)
+    report = api.segment(scan, model="largest", output="json").json()
+    assert report["labels"]["bright"]["voxels"] == expected.sum()
+    assert report["removed"] == {"bright": whole.sum() - expected.sum()}
+    assert report["receipt"]["keep_largest"] == ["bright"]
+    without = api.segment(scan, model="volume", output="json").json()
+    assert (without["removed"], without["receipt"]["keep_largest"]) == ({}, [])
 
 
 def test_uncertainty_and_overlay_are_of_the_volume(api: Any) -> None:

@@ -19,6 +19,7 @@ from training.exchange.source import Source
 
 _SIGMOID = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
 _HALF = {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}
+_LARGEST = {"_target_": "KeepLargestConnectedComponentd", "keys": "pred"}
 _LAMBDA = {"_target_": "Lambdad", "keys": "pred", "func": "$lambda x: x"}
 
 
@@ -112,6 +113,15 @@ def test_order_of_the_transforms_is_kept(tmp_path: Path) -> None:
     assert found.task.geometry.restore == "labels"
 
 
+@pytest.mark.parametrize(("applied", "labels"), [(None, ("anterior", "posterior")), ([2], ("posterior",))])
+def test_the_largest_component_is_a_field_of_the_task(tmp_path: Path, applied: Any, labels: Any) -> None:
+    largest = {**_LARGEST, **({} if applied is None else {"applied_labels": applied})}
+    found = _read(make_bundle(tmp_path / "b", after=[SOFTMAX, INVERT, ARGMAX, largest]))
+    assert (found.task.keep_largest, found.notes) == (labels, ())
+    note, *_ = _read(make_bundle(tmp_path / "c", after=[SOFTMAX, ARGMAX, largest, INVERT])).notes
+    assert "on the scan's own" in note
+
+
 def test_normalisation_before_spacing_stays_before(tmp_path: Path) -> None:
     before = [*SPLEEN[:3], _scale("ScaleIntensityd"), SPLEEN[3]]
     geometry = _read(make_bundle(tmp_path / "b", before=before)).task.geometry
@@ -164,10 +174,9 @@ def test_regions_are_declared_by_the_user_and_the_lambda_left_out(tmp_path: Path
         ({"before": [*SPLEEN, _scale("CastToTyped", dtype="uint8")]}, "expected a dtype"),
         ({"before": [*SPLEEN, _scale("ScaleIntensityd", factor=0.2)]}, "found factor"),
         ({"before": [*SPLEEN, _scale("CropForegroundd", source_key="image")]}, "--without CropForegroundd"),
-        (
-            {"after": [SOFTMAX, ARGMAX, {"_target_": "KeepLargestConnectedComponentd", "keys": "pred"}]},
-            "keeps the largest component",
-        ),
+        ({"after": [SOFTMAX, _LARGEST, ARGMAX]}, "after argmax"),
+        ({"after": [SOFTMAX, ARGMAX, {**_LARGEST, "independent": False}]}, "of each label by itself"),
+        ({"after": [SOFTMAX, ARGMAX, {**_LARGEST, "applied_labels": [3]}]}, r"mask values of \[1, 2\]"),
         ({"inferer": {"_target_": "SimpleInferer"}}, "--set .inferer="),
         ({"inferer": {"_target_": "SlidingWindowInferer", "roi_size": [96, 96, -1]}}, "roi_size="),
         (

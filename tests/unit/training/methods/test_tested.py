@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from training.engine.history import (
     is_final,
     never_found,
 )
+from training.methods.common.local_training import predict
 from training.methods.common.tested import keep_scores, predicting, score_once, scored_metrics, scoring_phase
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import method, methods
@@ -46,6 +48,17 @@ class Says(nn.Module):
         if whole.ndim == 3 and self.classes == 2:
             whole = whole[:, 0, 0]
         return nn.functional.one_hot(whole, self.classes).movedim(-1, 1).float()
+
+
+class Bright(nn.Module):
+    """Finds what is brighter than 1, whatever the window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.ones_like(images), images * 1.0], dim=1)
 
 
 def overlaps(metrics: dict[str, float]) -> dict[str, float]:
@@ -96,6 +109,26 @@ def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
     assert never_found([entry]) == []
 
 
+def test_slices_are_scored_by_what_keep_largest_leaves_of_a_scan():
+    task = FUNDUS.model_copy(update={"keep_largest": ("disc",)})
+    # A scan of two slices with one disc across them, and an image of another patient.
+    found = slices([[1, 1, 0, 0, 1], [0, 0, 2, 0, 0], [1, 0, 0, 1, 1]], [[0] * 5] * 3, ("p", "p", "q"))
+    found = replace(found, cases=("a", "a", "b"), task=task)
+    answers = predict(Says(3), found)
+    assert answers[:, 0].tolist() == [[1, 1, 0, 0, 0], [0, 0, 2, 0, 0], [0, 0, 0, 1, 1]]
+    assert predict(Says(3), replace(found, task=FUNDUS))[:, 0, 4].tolist() == [1, 0, 1]
+
+
+def test_volumes_are_scored_by_what_keep_largest_leaves():
+    task = BALLS.model_copy(update={"keep_largest": tuple(BALLS.labels)})
+    seen = np.zeros((1, 20, 12, 12), np.float32)
+    seen[0, 2:5, 2:5, 2:5] = seen[0, 15:17, 3:5, 3:5] = 3
+    for own, expected in ((BALLS, 27 + 8), (task, 27)):
+        data = Volumes((seen,), (np.zeros(seen.shape[1:], np.uint8),), ("p",), ("p",), ((1.0,) * 3,), own)
+        (answer,) = predict(Bright(), data)
+        assert int((answer > 0).sum()) == expected
+
+
 def test_surfaces_are_by_patient_and_scan_in_millimetres_or_pixels_and_absent_labels_are_counted():
     task = Task(name="discs", labels={"disc": (1,)}, size=(16, 16))
     truth = np.zeros((5, 16, 16), np.uint8)
@@ -123,16 +156,6 @@ def test_surfaces_are_by_patient_and_scan_in_millimetres_or_pixels_and_absent_la
 
 
 def test_volumes_are_scored_as_their_slices_are_and_by_windows():
-    class Bright(nn.Module):
-        """Finds what is brighter than 1, whatever the window."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(1))
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return torch.cat([torch.ones_like(images), images * 1.0], dim=1)
-
     test = volumes(3, 5)
     test = Volumes(test.images, test.targets, ("p", "q", "p"), test.cases, test.spacings, BALLS)
     data = SiteData("S", test, test, test, None)
