@@ -33,7 +33,7 @@ from model_store.staging import staging, sweep
 
 _STAGING = ".staging"
 _INDEX = ".index"
-_WITHDRAWN = ".withdrawn.json"
+_WITHDRAWN = b".withdrawn.json"
 # After so long, no other change has the modification time that was seen.
 _SETTLED_NS = 2 * 10**9
 # So many folders are looked at by every survey, more of them at most once in a second.
@@ -139,13 +139,24 @@ class Folder:
                     write_durably(staged / file, data, mode=0o444)
                 if admit is not None:
                     admit()
-                number = max(_list(str(folder)).numbers, default=0) + 1
+                number = self._next(name)
                 with _later(folder):
                     staged.rename(folder / str(number))
             sync_folder(folder)
             # The folder itself may be new.
             sync_folder(self.root)
         return number
+
+    def _next(self, name: str) -> int:
+        """The number after the last of a locked name; `earlier` has just listed it."""
+        seen, path = self._seen.get(name), self.root / name
+        state = _state(str(path))
+        if seen is not None and state is not None and seen.state == state[:2]:
+            number = max(seen.listed.numbers, default=0) + 1
+            # By hand, or by another user, it may have been made within a tick of the clock.
+            if not os.path.lexists(path / str(number)):
+                return number
+        return max(_list(str(path)).numbers, default=0) + 1
 
     def restore(self, artefact: Artefact, files: Mapping[str, bytes]) -> None:
         """Write those of a version's files again that are missing or not as published."""
@@ -207,7 +218,7 @@ class Folder:
         return {name: listed for name, listed in found.items() if listed.numbers}
 
     def _tombstone(self, name: str, number: int) -> Path:
-        return self.root / name / f"{number}{_WITHDRAWN}"
+        return self.root / name / f"{number}{_WITHDRAWN.decode()}"
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[Path]:
@@ -228,14 +239,15 @@ def _state(path: str) -> tuple[int, int, int] | None:
 
 
 def _list(path: str) -> Listed:
-    numbers, withdrawn = [], []
+    names: list[bytes] = []
     with suppress(FileNotFoundError, NotADirectoryError):
-        for name in os.listdir(path):  # noqa: PTH208
-            if name.isascii() and name.isdigit():
-                numbers.append(int(name))
-            elif name.endswith(_WITHDRAWN) and name[: -len(_WITHDRAWN)].isdigit():
-                withdrawn.append(int(name[: -len(_WITHDRAWN)]))
-    return Listed(tuple(sorted(numbers)), frozenset(withdrawn))
+        # As bytes, of which `isdigit` means 0 to 9.
+        names = os.listdir(os.fsencode(path))  # noqa: PTH208
+    buried = [name.removesuffix(_WITHDRAWN) for name in names if name.endswith(_WITHDRAWN)]
+    return Listed(
+        tuple(sorted(map(int, filter(bytes.isdigit, names)))),
+        frozenset(map(int, filter(bytes.isdigit, buried))),
+    )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,8 +37,6 @@ from model_store.signing import SIGNATURE, Signer, TrustedKeys
 _BUCKET = "s3://"
 REPORT = "report.html"
 _MOST_NAMED = 20
-# So many manifests are read rather than the whole index.
-_MANY = 50
 # Of files of a bucket, on this machine.
 DEFAULT_CACHE = Path(".locum/cache")
 
@@ -154,7 +152,9 @@ class Store:
         found: list[int] = []
 
         def earlier() -> int | None:
-            found[:] = [record.number for record in self._of(manifest.name) if record.digest == digest]
+            same = [each.number for each in self._of(manifest.name, digest) if each.digest == digest]
+            # The index may have been of another content.
+            found[:] = [each for each in same if self._index.artefact(manifest.name, each).digest == digest]
             return next(iter(found), None)
 
         number = self._backend.publish(
@@ -229,7 +229,7 @@ class Store:
         name, number, digest = parse_reference(reference)
         numbers = self.numbers(name)
         if digest is not None:
-            numbers = [record.number for record in self._of(name) if record.digest == digest]
+            numbers = [record.number for record in self._of(name, digest) if record.digest == digest]
         elif number is not None:
             numbers = [n for n in numbers if n == number]
         if not numbers:
@@ -330,7 +330,7 @@ class Store:
 
     def made_by(self, name: str, run: str) -> Artefact | None:
         """Find the first version of a name that this run, or this job, made, withdrawn or not."""
-        for record in self._of(name):
+        for record in self._of(name, run):
             if record.run == run:
                 return self._artefact(name, record.number)
         return None
@@ -511,15 +511,12 @@ class Store:
                     hidden.add(number)
         return [n for n in numbers if n not in hidden] if readable - hidden else []
 
-    def _of(self, name: str) -> Iterator[Record]:
-        """Yield the readable versions: one damaged manifest must not make the whole store unusable."""
-        numbers = self.numbers(name)
-        if len(numbers) > _MANY:
-            self._index.load()
-        for number in numbers:
-            record = self._index.record(name, number)
-            if record is not None:
-                yield record
+    def _of(self, name: str, sought: str) -> list[Record]:
+        """Records of readable versions, each with the digest or the run that is sought among them.
+
+        One damaged manifest must not make the whole store unusable.
+        """
+        return self._index.of(name, self.numbers(name), sought)
 
     def _is_withdrawn(self, name: str, version: int) -> bool:
         # An unreadable tombstone is one, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store import folder
+from model_store import folder, index
 from model_store.artefact import Artefact
 from model_store.errors import ArtefactWithdrawn, ReferenceNotFound
 from model_store.index import Record
@@ -25,6 +26,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """As in a small store, and as in one so large that not every call looks at every folder."""
     if request.param == "many":
         monkeypatch.setattr(folder, "_FEW", 0)
+        monkeypatch.setattr(index, "_MANY", 0)
         monkeypatch.setattr(folder, "_SWEEP_S", 3600.0)
         # What tells of a change has to do it, not the seconds after it.
         monkeypatch.setattr(folder, "_SETTLED_NS", 0)
@@ -148,10 +150,10 @@ def test_view_of_a_request_sees_what_was_published_before_it(store: Store) -> No
 )
 def test_damaged_index_changes_no_answer(store: Store, damage: bytes) -> None:
     made = publish_family(store)
-    index = store.root / ".index"
-    whole = index.read_bytes()
+    file = store.root / ".index"
+    whole = file.read_bytes()
     for content in (damage, whole + damage, damage + b"\n" + whole, whole[: len(whole) // 2] + damage):
-        index.write_bytes(content)
+        file.write_bytes(content)
         other = Store(store.root)
         assert {record.digest for record in other.records()} >= {artefact.digest for artefact in made}
         assert all(other.locate(artefact.digest) == Record.of(artefact) for artefact in made)
@@ -205,3 +207,62 @@ def test_version_copied_by_hand_is_seen_at_once_in_its_name(store: Store, tmp_pa
     assert other.numbers("brain") == [1, 2]
     assert other.open("brain").digest == published.digest
     assert other.by_digest(published.digest).version == 2
+
+
+@in_a_folder
+def test_publication_finds_equal_content_where_its_line_is_cut_at_any_byte(store: Store) -> None:
+    made = [
+        store.publish(model(lineage=LINEAGE.model_copy(update={"run": run})), files(run)) for run in "abc"
+    ]
+    line = Record.of(made[1]).to_line()
+    lines = [Record.of(each).to_line() for each in (made[0], made[2])]
+    for cut in range(0, len(line), 5):
+        (store.root / ".index").write_bytes(b"\n".join([lines[0], line[:cut], lines[1], b""]))
+        again = Store(store.root).publish(made[1].manifest, files("b"))
+        assert again == Store(store.root).made_by("brain", "b") == made[1]
+    assert store.numbers("brain") == [1, 2, 3]
+
+
+@in_a_folder
+def test_publication_of_what_the_index_has_under_another_version_makes_a_version(store: Store) -> None:
+    first = store.publish(model(), files("1"))
+    other = Store(store.root.with_name("other")).publish(model(), files("2"))
+    wrong = Record.of(first)._replace(digest=other.digest).to_line()
+    (store.root / ".index").write_bytes(wrong + b"\n")
+    published = Store(store.root).publish(model(), files("2"))
+    assert (published.version, published.digest) == (2, other.digest)
+    for each in opened(store):
+        assert (each.by_digest(first.digest), each.by_digest(other.digest)) == (first, published)
+
+
+@in_a_folder
+def test_publication_into_a_long_name_parses_only_the_lines_that_it_needs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_MANY", 3)
+    made = [store.publish(model(), files(str(number))) for number in range(6)]
+    parsed: list[bytes] = []
+    parse = index._parse
+    monkeypatch.setattr(index, "_parse", lambda text: parsed.append(text) or parse(text))
+    new = Store(store.root)
+    assert new.by_digest(made[2].digest) == made[2]
+    assert new.publish(model(), files("new")).version == 7
+    assert [Record(*json.loads(text)).number for text in parsed if text] == [3]
+    # What was not parsed is there.
+    assert [record.number for record in new.records()] == [*range(1, 8)]
+
+
+@in_a_folder
+def test_version_made_by_hand_during_a_publication_is_not_replaced(store: Store) -> None:
+    first = store.publish(model(), files("1"))
+    name = store.root / "brain"
+
+    def copy() -> None:
+        before = name.stat()
+        (name / "2").mkdir()
+        # As within one tick of the clock.
+        os.utime(name, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    assert store.publish(model(), files("3"), admit=copy).version == 3
+    assert [*(name / "2").iterdir()] == []
+    assert store.open("brain@1") == first
