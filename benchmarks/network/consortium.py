@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import Protocol
 
 from demo.service_process import free_port
 from training.network import kits
@@ -18,11 +18,31 @@ from training.network import kits
 POLICY = "allows: [weights, features, statistics, images]\nconsents: true\n"
 
 
+class Process(Protocol):
+    """What a member needs of its process, as of a `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
 @dataclass
 class Member:
     """A process and the file with its output."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
 
     def text(self) -> str:
@@ -52,12 +72,16 @@ class Member:
 
 @dataclass
 class Consortium:
-    """Kits for `sites` under `root`, and commands to start the members. `data` is a federation's folder."""
+    """Kits for `sites` under `root`, and commands to start the members. `data` is a federation's folder.
+
+    `begin` starts `python -m MODULE OPTIONS…` with its output appended to a file, and an environment.
+    """
 
     root: Path
     data: Path
     sites: Sequence[str]
     port: int = 0
+    begin: Callable[[str, Sequence[object], Path, Mapping[str, str]], Process] | None = None
     members: list[Member] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -104,21 +128,25 @@ class Consortium:
     def start(self, log: str, module: str, *options: object) -> Member:
         """Start a process of a module; its output is appended to `log`."""
         path = self.root / log
-        with path.open("ab") as output:
-            member = Member(_process(module, options, output), path)
+        path.touch()
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        member = Member((self.begin or by_command)(module, options, path, environment), path)
         self.members.append(member)
         return member
 
 
-def _process(module: str, options: Sequence[object], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, options)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=environment,
-    )
+def by_command(
+    module: str, options: Sequence[object], log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process by its command."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, options)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from model_store.store import Store
-from tests.helpers.training.killing import Zygote, committed, kill
+from tests.helpers.training.killing import Killable, committed, kill
 from training.phantom import write_federation
 
 NAMES = ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
-KILLS = 10
+KILLS = 6
 
 
 def digests(root: Path) -> dict[str, str]:
@@ -25,28 +25,26 @@ def digests(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory):
+def killable(tmp_path_factory):
     data = write_federation(
         tmp_path_factory.mktemp("phantom"), sites=("aster", "birch"), patients_per_site=3, size=16
     )
     # The moving average, so that every site has a model to publish.
     fields = {"personal": "moving-average", "domain_randomisation": "late"}
-    zygote = Zygote(data, "iop-fl", rounds=4, batch_size=8, **fields)
-    yield zygote
-    zygote.close()
+    return Killable(data, "iop-fl", rounds=4, batch_size=8, **fields)
 
 
 @pytest.fixture(scope="module")
-def reference(zygote, tmp_path_factory):
+def reference(killable, tmp_path_factory):
     """The digests of an undisturbed run."""
     root = tmp_path_factory.mktemp("reference")
-    assert zygote.run(root, workers=1)
+    assert killable.run(root, workers=1)
     return digests(root)
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_run_killed_at_random_instants_publishes_the_same_bytes(zygote, reference, tmp_path, workers):
+def test_run_killed_at_random_instants_publishes_the_same_bytes(killable, reference, tmp_path, workers):
     draw = random.Random(workers)
     kills: list[tuple[int, float]] = []
     attempt = 0
@@ -57,25 +55,25 @@ def test_run_killed_at_random_instants_publishes_the_same_bytes(zygote, referenc
         while not ended:
             # Any instant from before the next round to the end of the publication after the last one.
             instant = (committed(root) + draw.randint(0, 2), draw.uniform(0, 0.25))
-            ended = zygote.run(root, workers, instant if len(kills) < KILLS else None)
+            ended = killable.run(root, workers, instant if len(kills) < KILLS else None)
             if not ended:
                 kills.append((committed(root), instant[1]))
         assert digests(root) == reference, kills
 
 
-def publish_with_kills(zygote, out, draw):
+def publish_with_kills(killable, out, draw):
     """Run to the end, killed up to four times while it publishes; how many kills came before the end."""
     ended, kills = False, 0
     while not ended:
         if kills < 4:
             # Watch the store, and kill the run once one of its parts is there.
-            pid, part = zygote.start(out, 1), draw.choice(NAMES[1:])
+            run, part = killable.start(out, 1), draw.choice(NAMES[1:])
             while not (out / "store" / part / "1").exists():
                 time.sleep(0.002)
-            kill(pid)
-            ended = zygote.end(out)
+            kill(run.pid)
+            ended = killable.end(out, run)
         else:
-            ended = zygote.run(out, 1)
+            ended = killable.run(out, 1)
         kills += not ended
         store = Store(out / "store")
         for name in store.names():
@@ -86,13 +84,13 @@ def publish_with_kills(zygote, out, draw):
 
 
 @pytest.mark.timeout(200)
-def test_run_killed_while_publishing_leaves_only_whole_artefacts(zygote, reference, tmp_path):
+def test_run_killed_while_publishing_leaves_only_whole_artefacts(killable, reference, tmp_path):
     draw = random.Random(7)
     # On a busy machine a run may end before its first kill. It shows nothing, so start another one.
     for attempt in range(5):
         out = tmp_path / str(attempt)
         out.mkdir()
-        if publish_with_kills(zygote, out, draw):
+        if publish_with_kills(killable, out, draw):
             break
     else:
         pytest.fail("no kill came before the end of a run, in five runs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import onnxruntime
 import pytest
 
 from model_store.store import Store
-from tests.helpers.training.killing import Zygote
+from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, EgressRefused
@@ -71,21 +70,19 @@ def test_uploads_cannot_have_differential_privacy_and_the_run_says_so(data: Path
 
 
 @pytest.fixture(scope="module")
-def zygote(data: Path) -> Iterator[Zygote]:
-    zygote = Zygote(data, "dense", **{**CONFIG, "epochs": 12})
-    yield zygote
-    zygote.close()
+def killable(data: Path) -> Killable:
+    return Killable(data, "dense", **{**CONFIG, "epochs": 12})
 
 
 @pytest.mark.timeout(200)
-def test_dense_killed_and_resumed_publishes_the_same_bytes(zygote: Zygote, tmp_path: Path) -> None:
+def test_dense_killed_and_resumed_publishes_the_same_bytes(killable: Killable, tmp_path: Path) -> None:
     digests = []
     for name, kills in (("whole", []), ("killed", [0, 1, 4, 7])):
         root, struck = tmp_path / name, 0
         for rounds in kills:
-            struck += not zygote.run(root, 1, (rounds, 0.0))
+            struck += not killable.run(root, 1, (rounds, 0.0))
         # A busy machine may end a run before its kill.
         assert struck >= min(len(kills), 1)
-        assert zygote.run(root, 1)
+        assert killable.run(root, 1)
         digests.append(Store(root / "store").open("shapes").digest)
     assert digests[0] == digests[1]

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from model_store.store import Store
-from tests.helpers.training.killing import Zygote
+from tests.helpers.training.killing import Killable
 from training.data.classification import LabelledData
 from training.data.federation import load_federation
 from training.methods.fedbicross.method import SYNTHESIS
@@ -97,10 +97,8 @@ def _tensors(path: Path):
 
 
 @pytest.fixture(scope="module")
-def zygote(data):
-    zygote = Zygote(data, "fedbicross", **CONFIG)
-    yield zygote
-    zygote.close()
+def killable(data):
+    return Killable(data, "fedbicross", **CONFIG)
 
 
 def digests(root: Path) -> dict[str, str]:
@@ -116,8 +114,8 @@ def phases(root: Path) -> list[str]:
 
 
 @pytest.mark.timeout(200)
-def test_fedbicross_killed_in_every_stage_publishes_the_same_bytes(zygote, tmp_path):
-    assert zygote.run(tmp_path / "whole", workers=1)
+def test_fedbicross_killed_in_every_stage_publishes_the_same_bytes(killable, tmp_path):
+    assert killable.run(tmp_path / "whole", workers=1)
     whole = digests(tmp_path / "whole")
     assert {"shapes", "shapes.cluster-1", "shapes.elm", "shapes.fir", "shapes.hazel"} <= set(whole)
     steps = phases(tmp_path / "whole").count(SYNTHESIS)
@@ -126,9 +124,9 @@ def test_fedbicross_killed_in_every_stage_publishes_the_same_bytes(zygote, tmp_p
     # After local training, clustering, each part of the synthesis, and personalisation. No delay in Stage 2,
     # since the stage could end before the kill.
     for rounds, delay in ((1, 0.15), (2, 0), (3, 0), (4, 0), (5, 0), (7, 0.15)):
-        if not zygote.run(root, 1, (rounds, draw.uniform(0, delay))):
+        if not killable.run(root, 1, (rounds, draw.uniform(0, delay))):
             kills.append(phases(root))
-    while not zygote.run(root, workers=1):
+    while not killable.run(root, workers=1):
         pass
     assert len(kills) >= 3
     # At least one kill struck when a part of Stage 2 was done.

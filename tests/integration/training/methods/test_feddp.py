@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from personalization.fedoap.parts import split
 from personalization.labelled_slices import LabelledSlices
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors
-from tests.helpers.training.killing import Zygote
+from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import EgressRefused
@@ -97,20 +96,18 @@ def test_its_models_answer_as_graphs_and_a_hospital_joins_the_global_one(data: P
 
 
 @pytest.fixture
-def zygote(data: Path) -> Iterator[Zygote]:
-    zygote = Zygote(data, "feddp", **{**SMALL, "fine_tune_rounds": 2})
-    yield zygote
-    zygote.close()
+def killable(data: Path) -> Killable:
+    return Killable(data, "feddp", **{**SMALL, "fine_tune_rounds": 2})
 
 
 @pytest.mark.timeout(200)
-def test_killed_and_resumed_it_publishes_the_same_bytes(zygote: Zygote, tmp_path: Path) -> None:
+def test_killed_and_resumed_it_publishes_the_same_bytes(killable: Killable, tmp_path: Path) -> None:
     """Killed in the collection, and in the calibration."""
     digests = []
     for root, kills in ((tmp_path / "undisturbed", []), (tmp_path / "killed", [4, 6])):
-        ended = [zygote.run(root, 1, (rounds, 0.02)) for rounds in kills]
+        ended = [killable.run(root, 1, (rounds, 0.02)) for rounds in kills]
         assert not any(ended)
-        assert zygote.run(root, 2)
+        assert killable.run(root, 2)
         store = Store(root / "store")
         digests.append({name: store.open(name).digest for name in store.names()})
     assert digests[0] == digests[1]

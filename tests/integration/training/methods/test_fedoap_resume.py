@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_store.store import Store
-from tests.helpers.training.killing import Zygote, committed
+from tests.helpers.training.killing import Killable, committed
 from training.phantom import write_federation
 
 NAMES = ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
@@ -22,18 +22,16 @@ def digests(root: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def zygote(tmp_path):
+def killable(tmp_path):
     data = write_federation(tmp_path / "data", ("aster", "birch"), patients_per_site=3, size=32)
     config = {"heads": 4, "rounds": 3, "local_steps": 2, "batch_size": 4, "bank_clip": 5.0, "bank_noise": 0.1}
-    zygote = Zygote(data, "fedoap", **config)
-    yield zygote
-    zygote.close()
+    return Killable(data, "fedoap", **config)
 
 
 @pytest.mark.timeout(200)
-def test_fedoap_killed_at_random_instants_publishes_the_same_bytes(zygote, tmp_path):
+def test_fedoap_killed_at_random_instants_publishes_the_same_bytes(killable, tmp_path):
     reference = tmp_path / "reference"
-    assert zygote.run(reference, workers=1)
+    assert killable.run(reference, workers=1)
     draw, kills, attempt = random.Random(0), [], 0
     while len(kills) < KILLS:
         root = tmp_path / str(attempt)
@@ -46,7 +44,7 @@ def test_fedoap_killed_at_random_instants_publishes_the_same_bytes(zygote, tmp_p
         ended = False
         while not ended:
             instant = (committed(root) + draw.randint(0, 2), draw.uniform(0, 0.25))
-            ended = zygote.run(root, 2, instant if len(kills) < KILLS else None)
+            ended = killable.run(root, 2, instant if len(kills) < KILLS else None)
             if not ended:
                 kills.append((committed(root), instant[1]))
         assert digests(root) == digests(reference), kills

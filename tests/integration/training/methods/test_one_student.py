@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import onnxruntime
 import pytest
 
 from model_store.store import Store
-from tests.helpers.training.killing import Zygote
+from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, EgressRefused
@@ -72,24 +71,24 @@ def test_a_policy_that_keeps_weights_and_privacy_are_refused(data: Path, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def zygote(data: Path) -> Iterator[Zygote]:
-    zygote = Zygote(data, "")
-    yield zygote
-    zygote.close()
+def killable(data: Path) -> Killable:
+    return Killable(data, "")
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", METHODS)
-def test_killed_and_resumed_it_publishes_the_same_bytes(zygote: Zygote, tmp_path: Path, name: str) -> None:
+def test_killed_and_resumed_it_publishes_the_same_bytes(
+    killable: Killable, tmp_path: Path, name: str
+) -> None:
     """Killed within the distillation, where moments of optimisers go on from epoch to epoch."""
-    zygote.method, zygote.config = name, {**CONFIGS[name], "epochs": 12}
+    killable.method, killable.config = name, {**CONFIGS[name], "epochs": 12}
     digests = []
     for root, kills in ((tmp_path / "whole", []), (tmp_path / "killed", [0, 2, 5, 8])):
         struck = 0
         for rounds in kills:
-            struck += not zygote.run(root, 1, (rounds, 0.0))
+            struck += not killable.run(root, 1, (rounds, 0.0))
         # A busy machine may end a run before its kill.
         assert struck >= min(len(kills), 1)
-        assert zygote.run(root, 1)
+        assert killable.run(root, 1)
         digests.append(Store(root / "store").open("shapes").digest)
     assert digests[0] == digests[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from model_store.store import Store
 from personalization.metrics import metrics_of
 from personalization.networks import build
 from personalization.state import from_safetensors
-from tests.helpers.training.killing import Zygote
+from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import PublishError
@@ -216,13 +215,11 @@ def test_a_site_keeps_its_part_through_rounds_in_which_it_is_not_drawn(scans: Pa
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def killable(tmp_path_factory: pytest.TempPathFactory) -> Killable:
     """Runs with two of three sites drawn for each round."""
     names = ("aster", "birch", "cedar")
     data = write_federation(tmp_path_factory.mktemp("three"), names, patients_per_site=3, size=16)
-    zygote = Zygote(data, "", rounds=4, batch_size=8, width=2, least_steps=2)
-    yield zygote
-    zygote.close()
+    return Killable(data, "", rounds=4, batch_size=8, width=2, least_steps=2)
 
 
 @pytest.mark.timeout(200)
@@ -245,15 +242,15 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     ],
 )
 def test_killed_and_resumed_it_publishes_the_same_bytes(
-    zygote: Zygote, tmp_path: Path, name: str, kills: list[int]
+    killable: Killable, tmp_path: Path, name: str, kills: list[int]
 ) -> None:
     """Killed after so many rounds of seven, in the middle of the next one."""
-    zygote.method = name
+    killable.method = name
     digests = []
     for root, after in ((tmp_path / "undisturbed", []), (tmp_path / "killed", kills)):
-        ended = [zygote.run(root, 1, (rounds, 0.02)) for rounds in after]
+        ended = [killable.run(root, 1, (rounds, 0.02)) for rounds in after]
         assert not any(ended)
-        assert zygote.run(root, 2)
+        assert killable.run(root, 2)
         store = Store(root / "store")
         labels = ["aster", "birch", "cedar", *(["global"] if name in FULL else [])]
         assert store.names() == ["phantom", *(f"phantom.{label}" for label in labels if name in OWN)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.network.consortium import Consortium
+from tests.helpers.forked import Forked
 from training.network.kits import provision
 from training.phantom.federation import TASK
 
@@ -24,7 +25,7 @@ def consortium(tmp_path_factory):
     root = tmp_path_factory.mktemp("hostile")
     (root / "data").mkdir()
     TASK.dump(root / "data" / "task.yaml")
-    with Consortium(root, root / "data", ("birch", "cedar")) as made:
+    with Consortium(root, root / "data", ("birch", "cedar"), begin=Forked) as made:
         made.start_operator("--method", "fedavg").wait_for("listening on")
         yield made
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.network.consortium import Consortium, Member, until
 from model_store.store import Store
+from tests.helpers.forked import Forked
 from tests.helpers.training.backbones import publish, unet
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -32,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def consortium(data, tmp_path):
     (tmp_path / "config.yaml").write_text(CONFIG)
-    with Consortium(tmp_path, data, SITES) as made:
+    with Consortium(tmp_path, data, SITES, begin=Forked) as made:
         yield made
 
 
@@ -169,15 +170,6 @@ def test_run_of_which_a_hospital_was_revoked_is_resumed_without_it(consortium):
     assert trained[-1]["dropped"] == {"cedar": "its certificate was revoked"}
 
 
-@pytest.fixture
-def interruptible():
-    """Processes that obey SIGINT, also where the shell that runs the tests in its background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_hospital_stopped_by_ctrl_c_notifies_the_operator_and_the_rounds_go_on(consortium):
     """Without the notice, the operator would wait for it: there is no deadline."""
     operator = started(consortium, "--method", "fedavg", "--config", consortium.root / "config.yaml")

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.network.consortium import Consortium
 from model_store.store import Store
+from tests.helpers.forked import Forked
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods.iop_fl import IopFlConfig
@@ -32,7 +33,7 @@ def test_a_federation_on_volumes_has_the_digests_of_one_in_process(tmp_path: Pat
 
     (tmp_path / "network").mkdir()
     (tmp_path / "network" / "config.yaml").write_text(CONFIG)
-    with Consortium(tmp_path / "network", data, SITES) as consortium:
+    with Consortium(tmp_path / "network", data, SITES, begin=Forked) as consortium:
         operator = consortium.start_operator(
             "--method", "iop-fl", "--config", consortium.root / "config.yaml"
         )

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.network.consortium import Consortium
 from model_store.store import Store
 from model_store.task import Task
+from tests.helpers.forked import Forked
 from tests.helpers.training.ct_volumes import write_volumes
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -55,7 +56,7 @@ def test_hospitals_that_planned_train_what_was_planned(tmp_path):
     data = write(tmp_path / "data", (2.0, 2.0, 2.5), (24, 20, 20))
     options = {"rounds": 2, "least_steps": 2}
     (tmp_path / "config.yaml").write_text(json.dumps({"method": options, "run": {"seed": 4}}))
-    with Consortium(tmp_path, data, SITES) as consortium:
+    with Consortium(tmp_path, data, SITES, begin=Forked) as consortium:
         consortium.policy("cedar", "allows: [weights]\nconsents: true\n")
         command = ("--method", "fedavg", "--config", tmp_path / "config.yaml", "--plan")
         operator = consortium.start_operator(*command)
