@@ -77,7 +77,7 @@ def killable(data: Path) -> Killable:
 @pytest.mark.timeout(200)
 def test_dense_killed_and_resumed_publishes_the_same_bytes(killable: Killable, tmp_path: Path) -> None:
     digests = []
-    for name, kills in (("whole", []), ("killed", [0, 1, 4, 7])):
+    for name, kills in (("whole", []), ("killed", [0, 4])):
         root, struck = tmp_path / name, 0
         for rounds in kills:
             struck += not killable.run(root, 1, (rounds, 0.0))
