@@ -28,8 +28,9 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from torch import Tensor
 
 from personalization.iop_fl.batch_norm import Profile
+from personalization.options.presets import SPREAD
 
-FILE = "spread.json"
+FILE = SPREAD
 # Share of a member's shift that counts as natural at least: its patients may explain all of it by chance.
 LEAST_NATURAL = 0.2
 # A layer without any shift has no logarithm.

@@ -14,7 +14,16 @@ from pydantic import (
     model_validator,
 )
 
-from personalization.options.presets import AUTO, FOR_COHORTS, PRESETS, CohortPreset, Router, describe
+from personalization.options.presets import (
+    AUTO,
+    FOR_COHORTS,
+    OF_ONE_MODEL,
+    PRESETS,
+    CohortPreset,
+    ModelPreset,
+    Router,
+    describe,
+)
 
 Dose = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
@@ -96,3 +105,16 @@ class RoutingOptions(BaseModel):
         if not value and preset is not None and preset.learns == {"bn"}:
             raise ValueError(f"expected true: preset '{preset.name}' learns nothing else")
         return value
+
+
+class ModelOptions(RoutingOptions):
+    """Options of adapting one model, which has no others to weigh."""
+
+    preset: ModelPreset = Field(
+        AUTO,
+        description="What is done with the scans: `auto`, the `ladder` with a dose that grows with the "
+        "scans' distance from what is usual between the federation's members (without such members, by "
+        "`doses`; `blend` of a network with instance norm that tracks); `masks`, with options of its own, "
+        f"fine-tunes on the cohort's masks, and is what `auto` stands for where they suffice; "
+        f"{describe(OF_ONE_MODEL)}.",
+    )

@@ -168,7 +168,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 # The presets for a hospital's cohort, and for one scan.
 FOR_COHORTS = tuple(name for name, preset in PRESETS.items() if preset.unit != "scan")
 FOR_SCANS = tuple(name for name, preset in PRESETS.items() if preset.unit != "cohort")
+# Those of them that need one model alone.
+OF_ONE_MODEL = tuple(name for name in FOR_COHORTS if PRESETS[name].models == "global")
+OF_ONE_MODEL_FOR_SCANS = tuple(name for name in FOR_SCANS if PRESETS[name].models == "global")
 AUTO = "auto"
+# The file of an artefact that says how far its members are apart (`personalization.iop_fl.spread`).
+SPREAD = "spread.json"
 # What `auto` does with one scan where it is not known how far the members are apart: no gradient, and the
 # least spread of those that were compared.
 SCAN_FALLBACK = "intent"
@@ -176,10 +181,12 @@ SCAN_FALLBACK = "intent"
 if TYPE_CHECKING:
     PresetName: TypeAlias = str
     CohortPreset: TypeAlias = str
+    ModelPreset: TypeAlias = str
     ScanPreset: TypeAlias = str
 else:
     PresetName = Literal[tuple(PRESETS)]
     CohortPreset = Literal[AUTO, *FOR_COHORTS]
+    ModelPreset = Literal[AUTO, *OF_ONE_MODEL]
     ScanPreset = Literal[AUTO, *FOR_SCANS]
 
 

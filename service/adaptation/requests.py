@@ -23,7 +23,7 @@ from service.database import Job
 from service.database.hospitals import require_hospital
 from service.errors import CohortEmpty, MasksInvalid, MasksMissing
 from service.jobs import records, submission
-from service.kinds import HospitalAdaptation, adaptation_by_masks, adaptation_of, kind_of
+from service.kinds import HospitalAdaptation, adaptation_by_masks, adaptation_of
 from service.runtime.spool import Upload
 from service.validation import COHORT_ID, parse
 
@@ -164,7 +164,7 @@ class AdaptationSubmission:
         if by_masks is None or asked.get("preset", AUTO) != AUTO:
             return asked
         chosen = {**asked, "preset": MASKS}
-        if kind_of(parent).adaptation is None:
+        if adaptation_of(parent) is by_masks:
             return chosen
         if (
             not isinstance(self.asked, CohortAdaptation)

@@ -19,7 +19,7 @@ from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import PreparedVolume
 from model_store.task import Task
-from personalization.options.presets import AUTO, SCAN_FALLBACK
+from personalization.options.presets import AUTO, SCAN_FALLBACK, SPREAD
 from service.adaptation.scan_jobs import create, kept_of
 from service.catalog.adapted import require_parts, resolve_adaptable
 from service.catalog.network import adapted_to_scan
@@ -30,7 +30,7 @@ from service.errors import NotAdaptableToScan, ParametersContradict, PrecisionUn
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.volumes import is_taken_together
 from service.jobs.files import StoredScan
-from service.kinds import SCAN_BY_JOB, kind_of
+from service.kinds import SCAN_BY_JOB, adaptation_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import ScanFile
@@ -83,7 +83,7 @@ class ScanRequest:
                 "again with precision=float32."
             )
         parent = resolve_adaptable(context.store, found.artefact)
-        adaptation = kind_of(parent).adaptation
+        adaptation = adaptation_of(parent)
         if adaptation is None or adaptation.scan is None:
             raise NotAdaptableToScan(
                 f"'{parent}' is of kind {parent.manifest.kind}: ask without personalization=scan, or name "
@@ -92,7 +92,12 @@ class ScanRequest:
         model = context.store.by_digest(adaptation.scan.network(parent), ModelManifest)
         graphs = adaptation.scan.graphs
         preset = options.preset or AUTO
-        if preset == AUTO and graphs.get(AUTO) not in parent.manifest.files:
+        if preset not in (AUTO, *adaptation.scan.presets):
+            raise NotAdaptableToScan(
+                f"preset '{preset}' weighs models of a federation's members, and '{parent}' is one model: "
+                f"leave `preset` out, or name one of {', '.join(adaptation.scan.presets)}."
+            )
+        if preset == AUTO and not {SPREAD, graphs.get(AUTO)} & parent.manifest.files.keys():
             preset = SCAN_FALLBACK
         why = f"`{preset}`, for this scan alone"
         predictor = SegmentationPredictor(

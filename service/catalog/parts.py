@@ -40,14 +40,14 @@ def personalizations(artefact: Artefact) -> list[str]:
     kind = kind_of(artefact)
     if kind.adapts_itself_by is not None:
         return ["auto", "scan"]
-    parts = kind.parts(artefact)
+    parts, adaptation = kind.parts(artefact), adaptation_of(artefact)
     offered = {
         "auto": True,
-        "hospital": adaptation_of(artefact) is not None,
+        "hospital": adaptation is not None,
         "member": bool(parts.members),
         "cluster": bool(parts.clusters),
         "global": parts.global_model is not None,
-        "scan": kind.adaptation is not None and kind.adaptation.scan is not None,
+        "scan": adaptation is not None and adaptation.scan is not None,
     }
     return [name for name, there in offered.items() if there]
 

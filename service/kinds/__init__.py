@@ -13,10 +13,9 @@ from typing import Any
 
 from model_store import manifest
 from model_store.artefact import Artefact
-from model_store.manifest import WEIGHTS
 from personalization.options.masks import MASKS
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
-from service.kinds.masks import BY_MASKS
+from service.kinds.masks import BY_MASKS, starts_from_weights
 
 __all__ = [
     "ADAPTABLE",
@@ -65,16 +64,8 @@ def kind_of(artefact: Artefact) -> ArtefactKind[Any]:
 
 def adaptation_by_masks(artefact: Artefact) -> HospitalAdaptation[Any] | None:
     """How an artefact of the federation is adapted by masks; None where it cannot be."""
-    kind, offered = kind_of(artefact), artefact.manifest
-    if kind.masks is None or offered.task.kind != "segmentation" or offered.task.regions:
-        return None
-    # A part is adapted as the whole, and what was adapted as what it was adapted from.
-    if offered.part_of is not None or offered.adapted_to is not None:
-        return None
-    start = kind.parts(artefact).global_model
-    # A model of a graph alone has no weights to fine-tune.
-    graph_alone = start == artefact.digest and WEIGHTS not in offered.files
-    return None if start is None or graph_alone else kind.masks
+    kind = kind_of(artefact)
+    return kind.masks if starts_from_weights(artefact, kind.parts(artefact).global_model) else None
 
 
 def adaptation_of(
@@ -85,7 +76,7 @@ def adaptation_of(
     """
     if artefact.manifest.task.regions:
         return None
-    by_masks = adaptation_by_masks(artefact)
+    by_masks, own = adaptation_by_masks(artefact), kind_of(artefact).adaptation
     if options is not None and options.get("preset") == MASKS and by_masks is not None:
         return by_masks
-    return kind_of(artefact).adaptation or by_masks
+    return own if own is not None and own.suits(artefact) else by_masks

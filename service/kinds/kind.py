@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.manifest import BaseManifest
+from personalization.options.presets import FOR_SCANS
 from service.jobs.sections import Section
 
 Manifest = TypeVar("Manifest", bound=BaseManifest)
@@ -65,11 +66,13 @@ class ScanAdaptation(Generic[Manifest]):
             an `AttemptOutcome`.
         graphs: the files of the artefact that answer a scan at once, without a job, by preset. An artefact
             need not have them.
+        presets: what a request may name, beside `auto`.
     """
 
     network: Callable[[Artefact[Manifest]], str]
     run: str
     graphs: Mapping[str, str] = field(default_factory=dict)
+    presets: Sequence[str] = FOR_SCANS
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class HospitalAdaptation(Generic[Manifest]):
         sections: of the card, beyond those that every kind has.
         scan: how it is adapted to one scan; None where it cannot be.
         needs_masks: whether it learns from masks of some scans.
+        suits: whether it adapts this artefact of its kind.
     """
 
     source: str
@@ -100,6 +104,7 @@ class HospitalAdaptation(Generic[Manifest]):
     sections: CardSections = lambda _result, _epochs: ()
     scan: ScanAdaptation[Manifest] | None = None
     needs_masks: bool = False
+    suits: Callable[[Artefact[Manifest]], bool] = lambda _: True
 
 
 @dataclass(frozen=True)

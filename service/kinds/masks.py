@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.errors import TaskError
+from model_store.manifest import WEIGHTS
 from model_store.preprocessing import check_values
 from personalization.options.masks import MasksOptions
 from service.cohorts import cohorts, masks
@@ -37,6 +38,19 @@ def check_masks(session: Session, parent: Artefact, cohort: str) -> None:
     except AdaptationRejected as error:
         hint = other_values({name: mask.label_values for name, mask in drawn.items()}, digests, task)
         raise MasksMissing(f"{error}. {hint}" if hint else str(error)) from error
+
+
+def starts_from_weights(artefact: Artefact, start: str | None) -> bool:
+    """Whether it is a whole artefact of the federation, and `start`, its global model, has weights that
+    segment by classes. Without a global model it has not."""
+    offered = artefact.manifest
+    if start is None or offered.task.kind != "segmentation" or offered.task.regions:
+        return False
+    # A part is adapted as the whole, and what was adapted as what it was adapted from.
+    if offered.part_of is not None or offered.adapted_to is not None:
+        return False
+    # A model of a graph alone has no weights.
+    return start != artefact.digest or WEIGHTS in offered.files
 
 
 def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:

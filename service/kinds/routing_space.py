@@ -150,6 +150,33 @@ def _gains(manifest: RoutingSpaceManifest) -> dict[str, float]:
     }
 
 
+SCAN = ScanAdaptation[RoutingSpaceManifest](
+    network=lambda artefact: artefact.manifest.global_model,
+    run="service.worker.routing_scan:run_routing_scan",
+    graphs={AUTO: SHIFT_GRAPH, SCAN_FALLBACK: SCAN_GRAPH},
+)
+ADAPTATION = HospitalAdaptation[RoutingSpaceManifest](
+    source="a global model with those of the federation's sites, as `python -m training.federate "
+    "--method iop-fl` publishes it with consent",
+    options=RoutingOptions,
+    work="service.worker.routing_space:RoutingWork",
+    fallback_reason="no epoch was better than step 0 by the loss; the candidate is step 0",
+    sections=sections,
+    scan=SCAN,
+    words=Words(
+        truth="no score on it was taken against a ground truth: this hospital sent none.",
+        gate="No check has seen a drawn mask: look at the pictures too.",
+        epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
+        "equal parts, or the global model alone, by the preset. “ladder” learns nothing.",
+        before="The global model it came from first",
+        parts={
+            "consistency": "Mean squared difference between the answers to an image and to the image "
+            "with noise.",
+            "entropy": "How undecided the answers are. A low value is not a good mask.",
+            "shape": "How far the answers are from compact shapes.",
+        },
+    ),
+)
 KIND = ArtefactKind(
     manifest=RoutingSpaceManifest,
     noun="a routing-space",
@@ -159,30 +186,5 @@ KIND = ArtefactKind(
         artefact.manifest.global_model, artefact.manifest.inside, gains=_gains(artefact.manifest)
     ),
     masks=BY_MASKS,
-    adaptation=HospitalAdaptation(
-        source="a global model with those of the federation's sites, as `python -m training.federate "
-        "--method iop-fl` publishes it with consent",
-        options=RoutingOptions,
-        work="service.worker.routing_space:RoutingWork",
-        fallback_reason="no epoch was better than step 0 by the loss; the candidate is step 0",
-        sections=sections,
-        scan=ScanAdaptation(
-            network=lambda artefact: artefact.manifest.global_model,
-            run="service.worker.routing_scan:run_routing_scan",
-            graphs={AUTO: SHIFT_GRAPH, SCAN_FALLBACK: SCAN_GRAPH},
-        ),
-        words=Words(
-            truth="no score on it was taken against a ground truth: this hospital sent none.",
-            gate="No check has seen a drawn mask: look at the pictures too.",
-            epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
-            "equal parts, or the global model alone, by the preset. “ladder” learns nothing.",
-            before="The global model it came from first",
-            parts={
-                "consistency": "Mean squared difference between the answers to an image and to the image "
-                "with noise.",
-                "entropy": "How undecided the answers are. A low value is not a good mask.",
-                "shape": "How far the answers are from compact shapes.",
-            },
-        ),
-    ),
+    adaptation=ADAPTATION,
 )

@@ -101,11 +101,12 @@ class SegmentOptions(ScanOptions):
         "member model of its site (of a routing-space, where it beat the global model on the site's "
         "validation patients), else the global model. `hospital`: the first of these, or a refusal. "
         f"`scan`: one adapted to this scan alone: of {ADAPTING_ITSELF} at once, and its `auto`; of "
-        f"{SCAN_BY_JOB} at once with the default preset, unless the scan is too large, else by a job.",
+        f"{SCAN_BY_JOB} at once with the default preset, where it has a graph for that and the scan is not "
+        "too large, else by a job.",
     )
     preset: ScanPreset | None = Field(
         None,
-        description=f"With `scan` of a routing-space: what is done with the scan. `{AUTO}`, the default: the "
+        description=f"With `scan` of {SCAN_BY_JOB}: what is done with the scan. `{AUTO}`, the default: the "
         "`ladder`, with a dose that grows with the scan's distance from what is usual between the "
         f"federation's members; where that is not known, `{SCAN_FALLBACK}`. By name: {describe(FOR_SCANS)}.",
     )

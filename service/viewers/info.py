@@ -10,13 +10,12 @@ from typing import Any
 
 from model_store.artefact import Artefact
 from model_store.store import Store
-from personalization.options.presets import FOR_SCANS
 from service.about import NOTICE, locum_version
 from service.catalog.parts import personalizations
 from service.catalog.version import offered_names
 from service.database import Database
 from service.database.hospitals import visible_hospitals
-from service.kinds import kind_of
+from service.kinds import adaptation_of
 from service.prediction.output import label_names
 
 _NO_CHOICE = ""
@@ -56,9 +55,9 @@ def describe(store: Store, database: Database) -> dict[str, Any]:
 
 def _model(newest: Artefact, hospitals: list[str]) -> dict[str, Any]:
     config = {"personalization": personalizations(newest), "hospital": hospitals or [_NO_CHOICE]}
-    adaptation = kind_of(newest).adaptation
+    adaptation = adaptation_of(newest)
     if adaptation is not None and adaptation.scan is not None:
-        config["preset"] = [_NO_CHOICE, *FOR_SCANS]
+        config["preset"] = [_NO_CHOICE, *adaptation.scan.presets]
     return {
         "type": "segmentation",
         "labels": label_names(newest.manifest.task),

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model_store.artefact import Artefact
-from model_store.manifest import WEIGHTS, ModelManifest, RoutingSpaceManifest
+from model_store.manifest import WEIGHTS, ModelManifest
 from model_store.store import Store
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
 from personalization.export import to_onnx
 from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
-from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread
 from personalization.networks.capabilities import norms
@@ -30,6 +30,7 @@ from personalization.state import State, from_safetensors
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import BATCH, suits
 from service.errors import AdaptationRejected
+from service.kinds import kind_of
 
 # What a preset needs of a network, by `Preset.norm`.
 _NEEDS = {
@@ -37,18 +38,18 @@ _NEEDS = {
     "instance": "instance norm that tracks, trained with norm_name: [instance, {track: true}]",
     "either": "batch norm that keeps running statistics, or instance norm that tracks",
     "ttt": "a head that predicts quarter turns, trained with --rotation-head",
-    None: "nothing",
+    "models": "models of members to weigh",
 }
 
 
 @dataclass(frozen=True)
 class LoadedSpace:
-    """A routing space artefact, `offered`, and its global model with its manifest.
+    """An artefact, `offered`, and its global model with its manifest: a routing space, or one model.
 
     `playbook` is what the members practised, `spread` how far they are apart; None of an artefact without.
     """
 
-    offered: Artefact[RoutingSpaceManifest]
+    offered: Artefact
     global_model: Artefact[ModelManifest]
     manifest: ModelManifest
     space: RoutingSpace
@@ -57,22 +58,31 @@ class LoadedSpace:
 
     @property
     def task(self) -> Task:
-        """Task of the routing space."""
+        """Task of the models."""
         return self.manifest.task
 
+    def suits(self, preset: str) -> bool:
+        """Whether there is what a preset moves: layers of the network, or other models to weigh."""
+        weighs = PRESETS[preset].models == "all"
+        return suits(preset, self.space.outline()) and not (weighs and self.space.names == (GLOBAL,))
 
-def load_space(store: Store, offered: Artefact[RoutingSpaceManifest]) -> LoadedSpace:
-    """Load the models of a routing space.
+
+def load_space(store: Store, offered: Artefact) -> LoadedSpace:
+    """Load the global model of an artefact, and those of its members.
 
     Raises:
         StoreError: one of them is missing, withdrawn, damaged or of another kind.
         StateError: the models do not fit each other.
+        AdaptationRejected: it has no global model.
         NetworkError: the package that has their network is not installed here, or in another version.
     """
-    global_model = store.by_digest(offered.manifest.global_model, ModelManifest)
+    parts = kind_of(offered).parts(offered)
+    if parts.global_model is None:
+        raise AdaptationRejected(f"'{offered}' has no global model to start from")
+    global_model = store.by_digest(parts.global_model, ModelManifest)
     manifest = global_model.manifest
     check_origin(manifest.network.name, manifest.network.origin)
-    inside = {site: _state(store.by_digest(part)) for site, part in offered.manifest.inside.items()}
+    inside = {site: _state(store.by_digest(part)) for site, part in parts.members.items()}
     space = RoutingSpace.of(manifest.network.name, manifest.network.arguments, inside, _state(global_model))
     files = offered.manifest.files
     playbook = Playbook.model_validate_json(offered.read(FILE)) if FILE in files else None
@@ -99,11 +109,15 @@ def configured(options: Mapping[str, Any], task: Task) -> AdaptationConfig:
     return config if fits == config.batch_size else config.model_copy(update={"batch_size": fits})
 
 
-def unsuited(preset: str, network: nn.Module, among: Sequence[str]) -> AdaptationRejected:
-    """Say what a preset needs that a network has not, and which of the presets the network suits."""
-    needed = "ttt" if preset == "ttt" else "either" if preset == AUTO else PRESETS[preset].norm
+def unsuited(preset: str, loaded: LoadedSpace, among: Sequence[str]) -> AdaptationRejected:
+    """Say what a preset needs that is not there, and which of the presets have what they need."""
+    network = loaded.space.outline()
+    if preset in (AUTO, "ttt"):
+        needed = "ttt" if preset == "ttt" else "either"
+    else:
+        needed = "models" if suits(preset, network) else str(PRESETS[preset].norm)
     found = ", ".join(sorted({type(norm).__name__ for norm in norms(network).values()})) or "no norm at all"
-    suited = [each for each in among if suits(each, network)]
+    suited = [each for each in among if loaded.suits(each)]
     if among is FOR_COHORTS:
         suited.append(f"{MASKS} (with masks of some scans)")
     return AdaptationRejected(

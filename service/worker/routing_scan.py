@@ -9,7 +9,6 @@ import torch
 
 from model_store.artefact import Artefact
 from model_store.digest import sha256
-from model_store.manifest import RoutingSpaceManifest
 from model_store.store import Store
 from personalization.cancellation import CancelCheck
 from personalization.iop_fl.batch_norm import profile
@@ -18,7 +17,7 @@ from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import SCAN_STEP, dose_by_shift
-from personalization.test_time.recipe import recipe_of, suits
+from personalization.test_time.recipe import recipe_of
 from service.catalog.network import adapted_to_scan
 from service.database.hospitals import site_of_hospital
 from service.errors import ScanGone
@@ -43,7 +42,7 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
         raise ScanGone("the scan is not there any more; send it again")
     options, watch = SegmentOptions.model_validate(attempt.job.options), Stopwatch()
     with watch.stage("load"):
-        loaded = load_space(store, parent.expect(RoutingSpaceManifest))
+        loaded = load_space(store, parent)
     why = "the models of the space, weighed for this scan alone"
     predictor = SegmentationPredictor(
         request_id=attempt.job.request_id or attempt.job.id,
@@ -106,10 +105,10 @@ def _configured(
     """The recipe that was asked for. For `auto` the ladder, with the dose that the scan's shift asks for."""
     # Missing options have the defaults of a hospital's adaptation.
     given = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
-    preset, outline = given.get("preset", AUTO), loaded.space.outline()
+    preset = given.get("preset", AUTO)
     chosen = preset if preset != AUTO else SCAN_FALLBACK if loaded.spread is None else "ladder"
-    if not suits(chosen, outline):
-        raise unsuited(preset, outline, FOR_SCANS)
+    if not loaded.suits(chosen):
+        raise unsuited(preset, loaded, FOR_SCANS)
     if preset != AUTO or loaded.spread is None:
         return configured({**given, "preset": chosen}, loaded.task)
     network = loaded.space.plain().to(slices.device)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from typing_extensions import override
 
-from model_store.manifest import GRAPH, WEIGHTS, NetworkSpec, RoutingSpaceManifest
+from model_store.manifest import GRAPH, WEIGHTS, NetworkSpec
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
 from personalization.errors import ExportError
@@ -33,7 +33,7 @@ from personalization.playbook import ByShift, Choice, Playbook, RecipeRecord, by
 from personalization.state import to_safetensors
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.recipe import Adapted, Routing, recipe_of, suits
+from personalization.test_time.recipe import Adapted, Routing, recipe_of
 from service.settings import cohort_limits
 from service.worker.attempt import as_json
 from service.worker.candidate import CandidateDraft
@@ -45,7 +45,6 @@ from service.worker.pictures import draw_pictures
 from service.worker.routing_adapt import class_maps, configured, graph_of, load_space, unsuited
 from service.worker.routing_gate import replicas_cost, verdict_on
 
-METHOD = "iop-fl-routing"
 # The recipes of `auto` without a playbook: the first that the network's norms suit.
 FALLBACKS = ("ladder", "blend")
 DYNAMIC = "dynamic.onnx"
@@ -74,9 +73,11 @@ class Candidate:
 class RoutingWork(CohortWork[CohortImages, Candidate]):
     """Adapt a routing space to a cohort."""
 
+    METHOD: ClassVar[str] = "iop-fl-routing"
+
     def __post_init__(self) -> None:
         """Load the models."""
-        self.loaded = load_space(self.store, self.parent.expect(RoutingSpaceManifest))
+        self.loaded = load_space(self.store, self.parent)
         self.device = device_of(self.attempt.settings)
 
     @override
@@ -176,7 +177,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         return CandidateDraft(
             parent=self.parent,
             model=loaded.manifest.model_copy(update={"network": network}),
-            method=METHOD,
+            method=self.METHOD,
             files=files if dynamic is None else {**files, DYNAMIC: dynamic},
             epochs=adapted.adaptation.history[-1].epoch,
             seed=config.seed,
@@ -195,11 +196,10 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         share = None if playbook is None else playbook.targets.share or None
         options = {**attempt.job.options, "target_share": share}
         preset = options.get("preset", AUTO)
-        network = self.loaded.space.outline()
         tried = FALLBACKS if preset == AUTO else (preset,)
-        chosen = next((each for each in tried if suits(each, network)), None)
+        chosen = next((each for each in tried if self.loaded.suits(each)), None)
         if chosen is None:
-            raise unsuited(preset, network, FOR_COHORTS)
+            raise unsuited(preset, self.loaded, FOR_COHORTS)
         config = configured({**options, "preset": chosen}, self.loaded.task)
         if preset != AUTO:
             return config
@@ -264,6 +264,12 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         except ExportError as error:
             self.attempt.warn(f"the candidate has no graph with its routers inside: {error}")
             return None
+
+
+class ModelWork(RoutingWork):
+    """Adapt one model to a cohort."""
+
+    METHOD = "test-time"
 
 
 def _coefficients(

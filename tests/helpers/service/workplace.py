@@ -72,10 +72,11 @@ class Workplace:
                 },
             ).id
 
-    def scan_job(self, scan: bytes, **options: Any) -> str:
+    def scan_job(self, scan: bytes, parent: str | None = None, **options: Any) -> str:
         job_id = records.new_id()
         self.folder(job_id).write_input(StoredScan(scan, sha256(scan), len(scan)))
-        return self.adaptation(None, kind="scan", hospital=None, options=options, job_id=job_id)
+        fields = {} if parent is None else {"parent": parent}
+        return self.adaptation(None, kind="scan", hospital=None, options=options, job_id=job_id, **fields)
 
     def folder(self, job_id: str) -> JobFolder:
         return JobFolder(self.settings.open_files(), job_id)

@@ -264,7 +264,7 @@ def test_service_answers_other_requests_while_a_client_waits(api: Any, scan: byt
 @pytest.mark.parametrize(
     ("fields", "status", "slug"),
     [
-        ({"model": "plain"}, 422, "not-adaptable"),
+        ({"model": "plain", "preset": "as-published"}, 422, "not-adaptable"),
         ({"model": "bright.aster"}, 422, "part-of-a-model"),
         ({"model": "nothing"}, 404, "artefact-not-found"),
         ({"hospital": "nobody"}, 404, "hospital-unknown"),

@@ -292,10 +292,10 @@ class TestSeveralChannels:
         assert re.search(says, json.loads(response.content)["detail"])
 
 
-def test_adapting_one_network_of_volumes_to_a_scan_is_refused_with_the_reason(api: Any) -> None:
-    response = api.segment(nifti(voxels()), model="volume", personalization="scan")
+def test_one_network_of_volumes_weighs_no_models_for_a_scan(api: Any) -> None:
+    response = api.segment(nifti(voxels()), model="volume", personalization="scan", preset="official")
     assert response.status_code == 422, response.text
-    assert "is of kind model: ask without personalization=scan" in response.json()["detail"]
+    assert "is one model: leave `preset` out" in response.json()["detail"]
 
 
 def test_an_image_is_refused(api: Any, make_png: Callable[..., bytes]) -> None:

@@ -208,6 +208,38 @@ def test_a_scan_has_the_dose_of_its_own_slices_by_a_job_as_by_the_graph(
     assert np.mean((at_once > 0) != (mask > 0)) < 1e-3
 
 
+def test_one_model_alone_is_adapted_as_its_space_is(place: Workplace, apart: Spread) -> None:
+    whole = place.loaded().global_model
+    files = {WEIGHTS: whole.read(WEIGHTS), GRAPH: whole.read(GRAPH), SPREAD: apart.to_bytes()}
+    manifest = whole.manifest.model_copy(update={"name": "alone", "part_of": None})
+    place.store.publish(manifest, files)
+    alone = place.store.open("alone")
+    scans = outside_scans(SCANS)
+    options = {"preset": "auto"}
+    for fields in ({}, {"model": "alone", "parent": alone.digest}):
+        job_id = place.adaptation(place.cohort(scans), options=options, **fields)
+        run_job(job_id, place.settings)
+        assert (place.job(job_id).state, place.job(job_id).reason) == ("succeeded", None)
+    candidate, adapted = candidate_of(place)[0], place.store.open("alone.at-dune")
+    assert adapted.read(WEIGHTS) == candidate.read(WEIGHTS)
+    assert adapted.manifest.lineage.method == "test-time"
+    assert adapted.manifest.lineage.parents == (alone.digest,)
+    # One scan: by the same recipe, in a job.
+    (data,) = outside_scans(1).values()
+    bodies = []
+    for parent in (place.space, alone.digest):
+        job_id = place.scan_job(data, parent=parent)
+        run_job(job_id, place.settings)
+        answer = place.folder(job_id).read_result()
+        assert answer is not None
+        bodies.append(answer.body)
+    assert bodies[0] == bodies[1]
+    # It has no other models to weigh.
+    job_id = place.adaptation(place.cohort(scans), options={}, model="alone", parent=alone.digest)
+    run_job(job_id, place.settings)
+    assert "it needs models of members to weigh" in (place.job(job_id).reason or "")
+
+
 # `ttt` needs rotation heads (test_ttt.py), `blend` instance norm (unit/personalization/test_dynunet.py).
 @pytest.mark.parametrize("preset", [name for name in FOR_COHORTS if name not in ("ttt", "blend")])
 def test_every_preset_makes_a_judged_candidate_that_answers(place: Workplace, preset: str) -> None:

@@ -201,13 +201,14 @@ def test_auto_without_enough_masks_says_why_they_are_not_used(api: Any) -> None:
 
 def test_masks_refuse_what_they_cannot_learn_from(api: Any) -> None:
     _, *others = SCANS
-    none = ask(api, upload(api, SCANS, without=tuple(SCANS)))
+    by_masks = {"options": {"preset": "masks"}}
+    none = ask(api, upload(api, SCANS, without=tuple(SCANS)), **by_masks)
     assert problem(none) == (422, "masks-missing")
     assert "no scan of the cohort has a mask" in none.json()["detail"]
-    few = ask(api, upload(api, SCANS, without=tuple(others)))
+    few = ask(api, upload(api, SCANS, without=tuple(others)), **by_masks)
     assert problem(few) == (422, "masks-missing")
     assert "found 1 among 1 masks of 1 patients" in few.json()["detail"]
-    foreign = ask(api, upload(api, SCANS), options={"preset": "ladder"})
+    foreign = ask(api, upload(api, SCANS), options={"preset": "paper"})
     assert problem(foreign) == (422, "invalid-request")
     assert foreign.json()["errors"][0]["field"] == "body.options.preset"
 
@@ -223,7 +224,7 @@ def test_masks_of_a_class_that_the_model_does_not_have_are_refused(api: Any) -> 
             "task-error",
         )
         api.client.put(f"{place}/scans/{name}/mask", content=other)
-    refused = ask(api, place.rpartition("/")[2])
+    refused = ask(api, place.rpartition("/")[2], options={"preset": "masks"})
     assert problem(refused) == (422, "mask-mismatch")
     assert "patient-500" in refused.json()["detail"]
 

@@ -45,7 +45,7 @@ def test_description_names_every_kind_and_groups_equal_ones() -> None:
         "`personal-models` one per site, with a global one where the method has one"
     )
     assert DESCRIPTION.endswith(".")
-    assert (ADAPTING_ITSELF, SCAN_BY_JOB) == ("an ssf-pool", "a routing-space")
+    assert (ADAPTING_ITSELF, SCAN_BY_JOB) == ("an ssf-pool", "a model or a routing-space")
 
 
 @pytest.mark.parametrize("name", ADAPTABLE)
