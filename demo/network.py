@@ -21,7 +21,7 @@ import typer
 import yaml
 from rich.console import Console
 
-from demo.__main__ import MEMBERS, OUTSIDE, federate
+from demo.course import MEMBERS, OUTSIDE, federate
 from demo.phantom_scans import PhantomScan
 from demo.service_process import check_port, free_port, running_service
 from demo.visit import MODEL, answered_by

@@ -8,10 +8,13 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 
 class _Commands(TyperGroup):
@@ -58,6 +61,18 @@ def serve(
         "state_dir": state_dir,
         "embedded_worker": worker,
     }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if context.invoked_subcommand is not None:
+        # Read by the command: its help needs no settings.
+        context.obj = lambda: _settings(chosen)
+        return
+    settings = _settings(chosen)
+    from service import server
+
+    server.run(settings)
+
+
+def _settings(given: dict[str, Any]) -> Settings:
     # Half a million objects are made, and none is garbage: looking for some takes a quarter of the start.
     gc.disable()
     from service import server
@@ -66,13 +81,9 @@ def serve(
     gc.freeze()
     gc.enable()
     try:
-        settings = server.settings_of({name: value for name, value in given.items() if value is not None})
+        return server.settings_of(given)
     except SettingsInvalid as error:
         raise typer.BadParameter(str(error)) from None
-    if context.invoked_subcommand is not None:
-        context.obj = settings
-        return
-    server.run(settings)
 
 
 @app.command()
@@ -83,7 +94,7 @@ def doctor(
     """Say what this machine has, what will be used, and what is wrong; end with 1 if anything is."""
     from service.commands.doctor import report
 
-    raise typer.Exit(int(report(context.obj, as_json)))
+    raise typer.Exit(int(report(context.obj(), as_json)))
 
 
 if __name__ == "__main__":

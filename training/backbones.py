@@ -32,7 +32,7 @@ from personalization.networks.vit_weights import vit_from_published
 from personalization.state import State, from_safetensors, to_safetensors
 from training.errors import ConfigurationError
 from training.publish import check_names, software
-from training.weights import READERS, Weights, is_file
+from training.weights.files import READERS, Weights, is_file
 
 _HEADING = "there is no backbone to adapt"
 
@@ -77,8 +77,8 @@ def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> Fro
 
     Args:
         asked: `name[@version]` of a model, or of a routing space, which stands for its global model; a file
-            with a ViT's published weights (`training.weights`), which is first published as a part of `name`;
-            or None, for the store's newest global model of the same task.
+            with a ViT's published weights (`training.weights.files`), first published as a part of `name`; or
+            None, for the store's newest global model of the same task.
 
     Raises ConfigurationError, which lists the candidates and why they do not fit.
     """

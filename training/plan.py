@@ -12,22 +12,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-import yaml
-from rich.console import Console
 
-from model_store.errors import LocumStoreError
-from model_store.task import Task
-from training.config import RunConfig
-from training.data.cases import Federation, Site, digest_of_sites
-from training.data.federation import load_federation
-from training.errors import ConfigurationError, TrainingError
-from training.planning.federated import plan_federation
 from training.planning.planner import BUDGETS
-from training.planning.proposal import budget_of
-from training.tasks import resolve
+
+if TYPE_CHECKING:
+    from model_store.task import Task
+    from training.data.cases import Federation, Site
 
 FAILED = 2
 
@@ -38,6 +31,10 @@ def load_hospitals(folders: Sequence[Path], task: Task | None = None) -> Federat
     Without a task, all folders must lead to the same one. Raises FederationError for a folder that cannot be
     read, ConfigurationError for tasks that differ and for hospitals of the same name.
     """
+    from training.data.cases import Federation, digest_of_sites
+    from training.data.federation import load_federation
+    from training.errors import ConfigurationError
+
     found = [load_federation(folder, task, by_value=True) for folder in folders]
     if len(found) == 1:
         return found[0]
@@ -79,6 +76,17 @@ def plan(
     ] = None,
 ) -> None:
     """Plan a federation of volumes, and print the plan: nothing is trained."""
+    # They import torch and the readers of scans, which help does not need.
+    import yaml
+    from rich.console import Console
+
+    from model_store.errors import LocumStoreError
+    from training.config import RunConfig
+    from training.errors import TrainingError
+    from training.planning.federated import plan_federation
+    from training.planning.proposal import budget_of
+    from training.tasks import resolve
+
     console = Console(highlight=False, markup=False, soft_wrap=True)
     try:
         found = load_hospitals(folders, resolve(task) if task else None)

@@ -7,17 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from sqlalchemy.orm import Session
 
-from service.audit import trail
-from service.audit.dicom import audit_message
-from service.audit.lines import line
-from service.commands.database import opened
-from service.errors import AuditNotComparable
-from service.settings import Settings
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from service.audit.trail import Head
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -36,7 +33,11 @@ def verify(
     Ends with status 1 where the trail is not in order, and with 3 where it is, but the expected row was
     removed.
     """
-    with _reading(context.obj) as session:
+    # What works on the database, help does not need.
+    from service.audit import trail
+    from service.errors import AuditNotComparable
+
+    with _reading(context) as session:
         try:
             found = trail.verify(session, None if expect is None else _head(expect))
         except AuditNotComparable as error:
@@ -57,8 +58,12 @@ def export(
     since: Annotated[int, typer.Option(min=0, help="Number of the first row.")] = 0,
 ) -> None:
     """Print the rows, oldest first. An export does not verify."""
+    from service.audit import trail
+    from service.audit.dicom import audit_message
+    from service.audit.lines import line
+
     write = line if form == "json" else audit_message
-    with _reading(context.obj) as session:
+    with _reading(context) as session:
         for row in trail.rows(session, since):
             sys.stdout.write(write(row) + "\n")
 
@@ -74,7 +79,10 @@ def remove(
 
     Prints the number and digest of the last row that was removed, and of the last row: keep both.
     """
-    with opened(context.obj) as database:
+    from service.audit import trail
+    from service.commands.database import opened
+
+    with opened(context.obj()) as database:
         found = trail.remove_before(database, before.replace(tzinfo=UTC))
     if found is None:
         typer.echo("no row is that old", err=True)
@@ -84,13 +92,17 @@ def remove(
 
 
 @contextmanager
-def _reading(settings: Settings) -> Iterator[Session]:
-    with opened(settings) as database, database.snapshot() as session:
+def _reading(context: typer.Context) -> Iterator[Session]:
+    from service.commands.database import opened
+
+    with opened(context.obj()) as database, database.snapshot() as session:
         yield session
 
 
-def _head(text: str) -> trail.Head:
+def _head(text: str) -> Head:
+    from service.audit.trail import Head
+
     found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text)
     if found is None:
         raise typer.BadParameter("expected NUMBER:DIGEST with a digest of 64 hexadecimal digits")
-    return trail.Head(int(found[1]), found[2])
+    return Head(int(found[1]), found[2])

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
-from rich.table import Table
-from sqlalchemy.orm import Session
 
-from service.commands.database import opened
-from service.database import Role
-from service.identity import keys
-from service.settings import Settings
-from service.validation import KeyName, reason
+from service.roles import Role
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from service.settings import Settings
 
 app = typer.Typer(no_args_is_help=True)
 
 
 def _name(found: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from service.validation import KeyName, reason
+
     try:
         return TypeAdapter(KeyName).validate_python(found)
     except ValidationError as error:
@@ -40,18 +41,27 @@ def create(
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires.")] = None,
 ) -> None:
     """Create a key and print it, once. The first key of an installation is made this way."""
+    # What works on the database, help does not need.
+    from service.identity import keys
+
+    settings = context.obj()
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    with _writing(context.obj) as session:
+    with _writing(settings) as session:
         _, key = keys.create(session, name, role, hospital, expires_at)
-    _show(context.obj, key)
+    _show(settings, key)
 
 
 @app.command("list")
 def show(context: typer.Context) -> None:
     """List the keys, without their secrets."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from service.identity import keys
+
     table = Table("id", "name", "role", "hospital", "created", "expires", "last used", "state", box=None)
     now = datetime.now(UTC)
-    with _writing(context.obj) as session:
+    with _writing(context.obj()) as session:
         for row in keys.listed(session):
             times = (_day(time) for time in (row.created_at, row.expires_at, row.last_used_at))
             over = "revoked" if row.revoked_at else "expired" if keys.refusal(row, now) else "valid"
@@ -66,9 +76,12 @@ def rotate(
     overlap_hours: Annotated[float, typer.Option(min=0, help="Hours the old key stays valid.")] = 24,
 ) -> None:
     """Create the successor of a key and print it, once."""
-    with _writing(context.obj) as session:
+    from service.identity import keys
+
+    settings = context.obj()
+    with _writing(settings) as session:
         _, secret = keys.rotate(session, _id(key), timedelta(hours=overlap_hours))
-    _show(context.obj, secret)
+    _show(settings, secret)
 
 
 @app.command()
@@ -76,13 +89,17 @@ def revoke(
     context: typer.Context, key: Annotated[str, typer.Argument(help="Its id, or the key itself.")]
 ) -> None:
     """Reject a key from now on. A running service rejects its next request."""
-    with _writing(context.obj) as session:
+    from service.identity import keys
+
+    with _writing(context.obj()) as session:
         row = keys.revoke(session, _id(key))
     typer.echo(f"revoked {keys.PREFIX}{row.id} ({row.name})", err=True)
 
 
 @contextmanager
 def _writing(settings: Settings) -> Iterator[Session]:
+    from service.commands.database import opened
+
     with opened(settings) as database, database.write() as session:
         yield session
 
@@ -97,6 +114,8 @@ def _show(settings: Settings, key: str) -> None:
 
 
 def _id(key: str) -> str:
+    from service.identity import keys
+
     return key.removeprefix(keys.PREFIX)[:12]
 
 

@@ -1,6 +1,6 @@
 """The database: hospitals, API keys, the serving log, cohorts, viewers' scans, jobs, verifications."""
 
-from service.database.caller import ANONYMOUS, PUBLIC, Caller, Role, caller_of
+from service.database.caller import ANONYMOUS, PUBLIC, Caller, caller_of
 from service.database.engine import DATABASE_ERRORS, Database, database_failure, database_now, in_turn
 from service.database.models import (
     ApiKey,
@@ -21,6 +21,7 @@ from service.database.models import (
     Worker,
 )
 from service.database.schema import check, is_current, upgrade
+from service.roles import Role
 
 __all__ = [
     "ANONYMOUS",

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, get_args
+from typing import get_args
 
 from sqlalchemy.orm import Session
 
-Role = Literal["reader", "operator", "approver", "admin", "federation"]
-"""What a caller may do; the reference of roles is docs/reference/roles.md."""
+from service.roles import Role
 
 # Each hospital role includes those before it. A federation operator has none of them.
 _HOSPITAL_ROLES: tuple[Role, ...] = ("reader", "operator", "approver", "admin")

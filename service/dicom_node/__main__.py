@@ -7,16 +7,12 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import typer
 
-from service.dicom_node.configuration import load_node
-from service.dicom_node.forward import Forwarder
-from service.dicom_node.scp import StorageScp
-from service.dicom_node.spool import Spool
-from service.errors import SettingsInvalid
-from service.runtime import logs
-from service.settings import Settings, settings_or_exit
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 _log = logging.getLogger("locum.node")
 
@@ -27,6 +23,12 @@ def run(settings: Settings, stopping: threading.Event) -> None:
     Raises:
         SettingsInvalid: there is no configuration, the port is taken, or another node has the queue.
     """
+    from service.dicom_node.configuration import load_node
+    from service.dicom_node.forward import Forwarder
+    from service.dicom_node.scp import StorageScp
+    from service.dicom_node.spool import Spool
+    from service.errors import SettingsInvalid
+
     if settings.dicom_node is None:
         raise SettingsInvalid("LOCUM_DICOM_NODE: expected the node's configuration (YAML), found none")
     node = load_node(settings.dicom_node)
@@ -51,6 +53,12 @@ def main() -> None:
 
     LOCUM_DICOM_NODE names the configuration (YAML), LOCUM_STATE_DIR the folder of the queue.
     """
+    # They import the readers of scans, which help does not need.
+    from service.dicom_node.configuration import load_node
+    from service.errors import SettingsInvalid
+    from service.runtime import logs
+    from service.settings import settings_or_exit
+
     settings = settings_or_exit({"dicom_node": load_node})
     logs.configure(settings, whole_process=True)
     stopping = threading.Event()

@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from model_store.artefact import Artefact
-from model_store.digest import sha256
 from model_store.errors import LocumStoreError, ReferenceNotFound
-from model_store.manifest import GRAPH
-from model_store.store import Store
 from service.errors import ServiceError
-from service.inference.sessions import GraphSession, probe_provider
-from service.kinds import kind_of
-from service.quantisation import work
-from service.quantisation.precision import PRECISIONS, check_provider
-from service.quantisation.verdict import Report
-from service.settings import Settings, graph_limits, read_settings, scan_limits
+
+if TYPE_CHECKING:
+    from model_store.artefact import Artefact
+    from model_store.store import Store
+    from service.inference.sessions import GraphSession
+    from service.quantisation.verdict import Report
+    from service.settings import Settings
 
 app = typer.Typer(add_completion=False)
 console = Console()
@@ -54,6 +51,13 @@ def quantise(
 
     Exit code 1 if its gate refuses it. A composite stands for its global model; name a part for another.
     """
+    # They import the readers of scans and onnxruntime, which help does not need.
+    from model_store.manifest import GRAPH
+    from service.inference.sessions import probe_provider
+    from service.quantisation import work
+    from service.quantisation.precision import PRECISIONS, check_provider
+    from service.settings import read_settings, scan_limits
+
     if precision not in PRECISIONS:
         raise typer.BadParameter(f"expected {' or '.join(PRECISIONS)}, found '{precision[:32]}'")
     settings = read_settings(store=store)
@@ -76,6 +80,8 @@ def quantise(
 
 def _network(store: Store, offered: Artefact) -> Artefact:
     """The network that a reference names: a composite's global model, else the artefact itself."""
+    from service.kinds import kind_of
+
     digest = kind_of(offered).parts(offered).global_model
     return offered if digest in (None, offered.digest) else store.by_digest(str(digest))
 
@@ -93,6 +99,10 @@ def _scans(folder: Path) -> list[_File]:
 
 
 def _load(settings: Settings, graph: bytes) -> GraphSession:
+    from model_store.digest import sha256
+    from service.inference.sessions import GraphSession
+    from service.settings import graph_limits
+
     return GraphSession(
         sha256(graph), graph, threads=settings.threads, device=settings.device, limits=graph_limits(settings)
     )

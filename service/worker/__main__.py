@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import sys
 
-from service.worker.celery import worker
+
+def main(options: list[str]) -> None:
+    """Run the worker, or print Celery's help of it, which needs none of what a worker imports."""
+    if "--help" in options:
+        from celery import Celery
+
+        worker = Celery()
+    else:
+        from service.worker.celery import worker
+    worker.worker_main(["--quiet", "worker", *options])
+
 
 if __name__ == "__main__":
-    worker.worker_main(["--quiet", "worker", *sys.argv[1:]])
+    main(sys.argv[1:])

@@ -13,9 +13,6 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from training.errors import TrainingError
-from training.network import kits
-
 Made = TypeVar("Made")
 app = typer.Typer(help="Make and revoke the kits of a consortium.", no_args_is_help=True)
 console = Console()
@@ -29,6 +26,8 @@ def provision(
     project: Annotated[str, typer.Option(help="The consortium's name.")] = "locum",
 ) -> None:
     """Make the certificate authority and the kits, or kits for further hospitals."""
+    from training.network import kits
+
     made = _run(lambda: kits.provision(out, project, address, site))
     if not made:
         console.print("every hospital has a kit already; nothing was made")
@@ -50,11 +49,16 @@ def revoke(
     ),
 ) -> None:
     """Revoke a hospital's certificate; a running federation rejects it at its next request."""
+    from training.network import kits
+
     serial = _run(lambda: kits.revoke(kits_folder, site))
     console.print(f"revoked the certificate of {site}, serial number {serial:x}", highlight=False)
 
 
 def _run(action: Callable[[], Made]) -> Made:
+    # It imports the readers of scans, which help does not need.
+    from training.errors import TrainingError
+
     try:
         return action()
     except TrainingError as error:

@@ -58,7 +58,7 @@ from training.methods.fedins.client import PoolPicking, queries_of, routed
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns, pool_network
 from training.methods.registry import method
-from training.weights import Weights
+from training.weights.files import Weights
 
 SETS = ("wbc5_28_shift", "pneumoniamnist")
 # Images per batch when a pool is tested: the batch size of the public code's loader.

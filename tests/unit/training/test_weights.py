@@ -19,7 +19,8 @@ from personalization.networks import build, initialise
 from personalization.networks.vit import ViT
 from personalization.networks.vit_weights import vit_from_published
 from training.errors import ConfigurationError
-from training.weights import Weights, from_archive, take
+from training.weights.__main__ import take
+from training.weights.files import Weights, from_archive
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, -2.0])}
 

