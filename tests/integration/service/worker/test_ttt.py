@@ -1,4 +1,4 @@
-"""Preset ttt as a job: of a cohort, of one scan, and of a federation without rotation heads."""
+"""Preset ttt as a job: of a cohort, of one scan, of a model alone, and of those without rotation heads."""
 
 from __future__ import annotations
 
@@ -71,6 +71,31 @@ def test_a_scan_is_answered_from_the_trained_weights_the_same_every_time(place: 
         assert answer is not None
         answers.append(answer.body)
     assert answers[0] == answers[1]
+
+
+def test_the_model_of_fedavg_is_adapted_as_the_global_one_of_a_space(place: Workplace) -> None:
+    shared = place.store.open("organ.global")
+    files = {name: shared.read(name) for name in (WEIGHTS, GRAPH)}
+    place.store.publish(shared.manifest.model_copy(update={"name": "alone", "part_of": None}), files)
+    alone, scans = place.store.open("alone"), outside_scans(2)
+    for fields in ({}, {"model": "alone", "parent": alone.digest}):
+        job_id = place.adaptation(place.cohort(scans), options=OPTIONS, **fields)
+        run_job(job_id, place.settings)
+        job = place.job(job_id)
+        assert job.state in ("succeeded", "fell_back"), job.reason
+    # A model is nearest to itself, so that no other confirms what was learned.
+    assert job.gate is not None
+    assert not {check["name"]: check["passed"] for check in job.gate["checks"]}["consensus_gain"]
+    made = place.store.open("alone.at-dune")
+    assert made.read(WEIGHTS) == place.store.open("organ.at-dune").read(WEIGHTS)
+    bodies = []
+    for parent in (place.space, alone.digest):
+        job_id = place.scan_job(next(iter(scans.values())), parent=parent, preset="ttt")
+        run_job(job_id, place.settings)
+        answer = place.folder(job_id).read_result()
+        assert answer is not None, place.job(job_id).reason
+        bodies.append(answer.body)
+    assert bodies[0] == bodies[1]
 
 
 def test_a_federation_without_heads_is_refused_with_what_to_do(tmp_path: Path, routing_store: Path) -> None:
