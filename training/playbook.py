@@ -68,6 +68,7 @@ from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
+from training.methods.common.local_training import as_met
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import FedAvg
 from training.progress import Progress
@@ -249,10 +250,13 @@ def check_practises(run: Run) -> tuple[str, ...]:
             "the federation cannot practise",
             [f"expected --method iop-fl, which publishes a routing space, found {run.method}"],
         )
-    if run.federation.task.is_volume:
+    if run.federation.task.regions:
         raise ConfigurationError(
             "the federation cannot practise",
-            ["expected a task of slices: practice measures recipes on slices; leave out --playbook"],
+            [
+                "expected classes that exclude each other, which every recipe compares, found regions: "
+                "leave out --playbook"
+            ],
         )
     specs = run.specs()
     private = [spec.name for spec in specs if spec.privacy or spec.demand]
@@ -396,8 +400,8 @@ class Rotations(Algorithm):
 
 
 def _scans(data: SiteData) -> tuple[Tensor, Tensor, list[str]]:
-    """Images, targets and patients of training and validation."""
-    sets = [data.all_train, data.val] if data.held_out else [data.all_train]
+    """Images, targets and patients of training and validation; of volumes patches, as a job sees them."""
+    sets = [as_met(each) for each in ([data.all_train, data.val] if data.held_out else [data.all_train])]
     return (
         torch.cat([torch.from_numpy(each.images) for each in sets]),
         torch.cat([torch.from_numpy(each.targets) for each in sets]),

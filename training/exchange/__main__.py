@@ -127,13 +127,22 @@ def export_bundle(
     reference: Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")],
     store: StoreOption = DEFAULT_STORE,
+    closest: Annotated[
+        bool,
+        typer.Option(
+            "--closest",
+            help="Have MONAI's nearest in place of what it has no transform for, as of nnU-Net's.",
+        ),
+    ] = False,
 ) -> None:
     """Write a version of one MONAI network as a MONAI bundle."""
     from training.exchange import to_bundle
 
     artefact = _opened(store).open(reference)
-    to_bundle.write(artefact, out)
+    notes = to_bundle.write(artefact, out, closest=closest)
     console.print(f"exported {artefact} to {out}", **_AS_IT_IS)
+    for note in notes:
+        console.print(f"  note: {note}", **_AS_IT_IS)
 
 
 def _labels(texts: list[str]) -> dict[str, tuple[int, ...]]:

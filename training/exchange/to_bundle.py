@@ -1,14 +1,15 @@
 """Write a version as a MONAI bundle, which MONAI's own parser opens and which gives the same mask.
 
-The configuration has what the task says, as MONAI's transforms in the order in which Locum works. What MONAI
-has no transform for is refused: nnU-Net's resampling and window, stored axes in another order, normalisation
-within a region.
+The configuration has what the task says, as MONAI's transforms in the order in which Locum works. A network
+that sees the stored axes in another order than MONAI, as nnU-Net's do, gets its kernels turned. What MONAI
+has no transform for is refused, or on request replaced by the closest that it has: nnU-Net's resampling and
+window, mirrored answers, normalisation within a region.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ from personalization.state import State, from_safetensors
 from training.errors import ImportRefused
 from training.publish import software
 
-_IMAGE, _PREDICTION = "image", "pred"
+_IMAGE, _PREDICTION, _GRID = "image", "pred", "grid"
 _FAMILY = "monai."
 _NOTICE = "Research use only: not a medical device."
 
 
-def write(artefact: Artefact[BaseManifest], out: Path) -> None:
-    """Write the bundle into the new folder `out`.
+def write(artefact: Artefact[BaseManifest], out: Path, *, closest: bool = False) -> tuple[str, ...]:
+    """Write the bundle into the new folder `out`, and return what it does in another way than the version.
+
+    That is nothing, but with `closest`, which the folder's README says too.
 
     Raises ImportRefused for a version that is no single MONAI network of volumes, for a field of its task
     that MONAI has nothing for, and where `out` has files already.
@@ -44,7 +47,10 @@ def write(artefact: Artefact[BaseManifest], out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ImportRefused(f"{out}: expected a new or empty folder, found files")
     state, target, arguments = _network(artefact, manifest)
-    inference = _inference(manifest.task, str(artefact), target, arguments)
+    task, notes = closest_to(manifest.task) if closest else (manifest.task, ())
+    task, state, arguments = _with_stored_axes(task, state, target, arguments)
+    manifest = manifest.model_copy(update={"task": task})
+    inference = _inference(task, str(artefact), target, arguments)
     for folder in ("configs", "models", "docs"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     for name, content in (("inference", inference), ("metadata", _metadata(artefact, manifest))):
@@ -52,12 +58,78 @@ def write(artefact: Artefact[BaseManifest], out: Path) -> None:
         (out / "configs" / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
     torch.save(state, out / "models" / "model.pt")
     (out / "LICENSE").write_text(f"Licence of the weights: {_licence(manifest)}\n", encoding="utf-8")
-    (out / "docs" / "README.md").write_text(_readme(artefact, manifest), encoding="utf-8")
+    (out / "docs" / "README.md").write_text(_readme(artefact, manifest, notes), encoding="utf-8")
+    return notes
+
+
+def closest_to(task: Task) -> tuple[Task, tuple[str, ...]]:
+    """The task with MONAI's nearest in place of what MONAI has nothing for, and a note on each such place."""
+    geometry = task.geometry
+    if geometry is None:
+        return task, ()
+    changed: dict[str, Any] = {}
+    notes: list[str] = []
+    if geometry.window == "nnunet":
+        changed["window"] = "gaussian"
+        notes.append("windows are placed in equal steps, where nnU-Net spreads them evenly")
+    if geometry.resampling == "nnunet":
+        changed["resampling"] = "linear"
+        notes.append("scans are resampled linearly, where nnU-Net uses cubic splines")
+    if geometry.mirror:
+        changed["mirror"] = ()
+        notes.append(f"patches are not mirrored over the axes {list(geometry.mirror)}")
+    content = task.model_dump(mode="json")
+    content["geometry"] |= changed
+    for each in (content, *(content["channels"] if isinstance(content["channels"], list) else ())):
+        if each.get("normalisation", {}).get("within") == "region":
+            each["normalisation"]["within"] = "nonzero"
+            notes.append("normalisation is over what is not zero, without the holes that nnU-Net fills")
+    return Task.model_validate(content), tuple(dict.fromkeys(notes))
+
+
+def _with_stored_axes(
+    task: Task, state: State, target: str, arguments: dict[str, Any]
+) -> tuple[Task, State, dict[str, Any]]:
+    """The same network with its axes in the order of the file, as MONAI sees a scan that it does not turn.
+
+    A convolution commutes with a turn of its input and kernel; so does everything else in a DynUNet.
+    """
+    geometry = task.geometry
+    if geometry is None or target != "DynUNet" or not geometry.axes.islower() or geometry.axes == "ijk":
+        return task, state, arguments
+    order = [geometry.axes.index(axis) for axis in "ijk"]
+
+    def turned(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            whole = len(value) == len(order) and all(isinstance(each, int) for each in value)
+            return [value[axis] for axis in order] if whole else [turned(each) for each in value]
+        return value
+
+    along = {"axes": "ijk", "patch": turned(geometry.patch)}
+    if geometry.spacing is not None:
+        along["spacing"] = tuple(geometry.spacing[axis] for axis in order)
+    if geometry.mirror:
+        along["mirror"] = tuple(sorted(order.index(axis) for axis in geometry.mirror))
+    content = task.model_dump(mode="json")
+    content["geometry"] |= along
+    by_axis = ("kernel_size", "strides", "upsample_kernel_size")
+    changed = {name: turned(value) if name in by_axis else value for name, value in arguments.items()}
+    kernels = {
+        name: tensor.permute(0, 1, *(2 + axis for axis in order)).contiguous() if tensor.ndim == 5 else tensor
+        for name, tensor in state.items()
+    }
+    return Task.model_validate(content), kernels, changed
 
 
 def _network(artefact: Artefact[Any], manifest: ModelManifest) -> tuple[State, str, dict[str, Any]]:
     """MONAI's own network with the version's weights: its class and the arguments of its constructor."""
     name = manifest.network.name
+    if name == "averaged":
+        raise ImportRefused(
+            f"{artefact}: expected one network, which a bundle has, found the average of "
+            f"{manifest.network.arguments['members']}: import one fold (--fold 0) and export that, or send "
+            "its graph.onnx"
+        )
     if not name.startswith(_FAMILY):
         raise ImportRefused(
             f"{artefact}: expected one of MONAI's networks, found '{name}', of which MONAI's parser knows "
@@ -95,7 +167,7 @@ def _inference(task: Task, where: str, target: str, arguments: Mapping[str, Any]
         last = "torch.nn.Sigmoid()" if task.regions else "torch.nn.Softmax(1)"
         network = f"$torch.nn.Sequential(@network_def, {last}).to(@device)"
     return {
-        "imports": ["$import glob", "$import torch"],
+        "imports": ["$import glob", "$import monai", "$import torch"],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/scans'",
         "output_dir": "$@bundle_root + '/eval'",
@@ -155,8 +227,8 @@ def _check(task: Task, geometry: VolumeGeometry, where: str) -> None:
     }
     if found := [name for name, holds in problems.items() if holds]:
         raise ImportRefused(
-            f"{where}: MONAI has no transform for {', '.join(found)} of the task: keep using it where it was "
-            "made, or send its graph.onnx"
+            f"{where}: MONAI has no transform for {', '.join(found)} of the task: send its graph.onnx, or "
+            "add --closest to have the nearest that MONAI has, where there is one"
         )
 
 
@@ -175,13 +247,24 @@ def _preprocessing(task: Task, geometry: VolumeGeometry, where: str) -> list[dic
             )
         )
     intensities = _intensities(task, where)
-    spacing = []
-    if geometry.spacing is not None:
-        # Locum's own rule keeps the scan's area, MONAI's the centre of the first voxel.
-        extent = {"scale_extent": True, "align_corners": True} if geometry.resampling == "linear" else {}
-        spacing = [_of("Spacingd", _IMAGE, pixdim=list(geometry.spacing), mode="bilinear", **extent)]
+    spacing = [] if geometry.spacing is None else _spacing(geometry.spacing, geometry.resampling)
     made += [*intensities, *spacing] if geometry.normalise == "before" else [*spacing, *intensities]
     return [*made, _of("EnsureTyped", _IMAGE)]
+
+
+def _spacing(spacing: tuple[float, float, float], rule: str) -> list[dict[str, Any]]:
+    """MONAI's own rule keeps the centre of the first voxel. Locum's keeps the scan's area, so that a voxel is
+    not quite as large as the spacing says: the image is resampled to a grid that is made by the side."""
+    if rule == "monai":
+        return [_of("Spacingd", _IMAGE, pixdim=list(spacing), mode="bilinear")]
+    sides = (
+        f"max(1, round(n * mm / to)) for n, mm, to in zip(x.shape[1:], x.pixdim.tolist(), {list(spacing)})"
+    )
+    return [
+        _of("CopyItemsd", _IMAGE, names=_GRID),
+        _of("Lambdad", _GRID, func=f"$lambda x: monai.transforms.Resize([{sides}], mode='trilinear')(x)"),
+        _of("ResampleToMatchd", _IMAGE, key_dst=_GRID, mode="bilinear", padding_mode="border"),
+    ]
 
 
 def _intensities(task: Task, where: str) -> list[dict[str, Any]]:
@@ -196,7 +279,10 @@ def _intensities(task: Task, where: str) -> list[dict[str, Any]]:
     for step in first:
         if isinstance(step, ZScore):
             if step.within == "region":
-                raise ImportRefused(f"{where}: MONAI has no transform for normalisation within a region")
+                raise ImportRefused(
+                    f"{where}: MONAI has no transform for normalisation within a region: send its "
+                    "graph.onnx, or add --closest to have what is not zero in its place"
+                )
             made.append(
                 _of(
                     "NormalizeIntensityd",
@@ -325,7 +411,7 @@ def _licence(manifest: ModelManifest) -> str:
     return "not stated" if weights is None or weights.licence is None else weights.licence
 
 
-def _readme(artefact: Artefact[Any], manifest: ModelManifest) -> str:
+def _readme(artefact: Artefact[Any], manifest: ModelManifest, notes: Sequence[str]) -> str:
     lineage = manifest.lineage
     rows = {
         "Version": f"{artefact} ({artefact.digest})",
@@ -335,4 +421,6 @@ def _readme(artefact: Artefact[Any], manifest: ModelManifest) -> str:
         "Licence of the weights": str(lineage.details.get("licence", "not stated")),
     }
     lines = "\n".join(f"- {name}: {value}" for name, value in rows.items())
-    return f"# {manifest.name}\n\nExported from Locum. {_NOTICE}\n\n{lines}\n"
+    other = "".join(f"\n- {note}" for note in notes)
+    said = f"\nIn another way than the version:\n{other}\n" if notes else ""
+    return f"# {manifest.name}\n\nExported from Locum. {_NOTICE}\n\n{lines}\n{said}"

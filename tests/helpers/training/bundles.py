@@ -1,4 +1,4 @@
-"""Make MONAI bundles with random weights, as those of MONAI's model zoo are laid out."""
+"""Make MONAI bundles with random weights, as those of MONAI's model zoo are laid out; run any by MONAI."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from monai.bundle import ConfigParser
 from monai.networks import nets
+from numpy.typing import NDArray
 
 LABELS = {"0": "background", "1": "anterior", "2": "posterior"}
 NETWORK: dict[str, Any] = {
@@ -116,3 +119,20 @@ def make_bundle(
                 module.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr]
     torch.save(made.state_dict(), folder / "models" / "model.pt")
     return folder
+
+
+def by_monai(folder: Path, scan: Path) -> NDArray[Any]:
+    """The mask by MONAI's own parser, transforms and inferer, without the transform that saves it."""
+    parser = ConfigParser()
+    parser.read_config(str(folder / "configs" / "inference.json"))
+    parser["bundle_root"] = str(folder)
+    parser["device"] = "$torch.device('cpu')"
+    parser["postprocessing::transforms"] = parser["postprocessing::transforms"][:-1]
+    network = parser.get_parsed_content("network_def")
+    network.load_state_dict(torch.load(folder / "models" / "model.pt", weights_only=True))
+    served = parser.get_parsed_content("network").eval()
+    data = parser.get_parsed_content("preprocessing")({"image": str(scan)})
+    with torch.no_grad():
+        data["pred"] = parser.get_parsed_content("inferer")(data["image"][None], served)[0]
+    found = parser.get_parsed_content("postprocessing")(data)["pred"]
+    return np.asarray(found[0] if len(found) == 1 else found)

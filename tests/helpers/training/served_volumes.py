@@ -15,11 +15,15 @@ from model_store.manifest import GRAPH
 from model_store.preprocessing import VolumeRestorer, keep_largest, prepare_volume
 from model_store.preprocessing.windows import slide
 from model_store.scan import decode
+from model_store.task import Task
 
 
-def mask_of(artefact: Artefact[Any], path: Path) -> NDArray[np.int64]:
-    """Mask values [I, J, K] on the grid of a scan's file; of the classes' first values."""
-    task = artefact.manifest.task
+def mask_of(artefact: Artefact[Any], path: Path, task: Task | None = None) -> NDArray[np.int64]:
+    """Mask values [I, J, K] on the grid of a scan's file; of the classes' first values.
+
+    `task` takes the place of the version's.
+    """
+    task = task or artefact.manifest.task
     geometry = task.geometry
     assert geometry is not None
     prepared = prepare_volume(decode(path.read_bytes()), task)

@@ -13,9 +13,6 @@ import nibabel
 import numpy as np
 import onnx
 import pytest
-import torch
-from monai.bundle import ConfigParser
-from numpy.typing import NDArray
 
 from model_store.manifest import GRAPH, NetworkSpec
 from model_store.store import Store
@@ -29,10 +26,13 @@ from tests.helpers.training.bundles import (
     SOFTMAX,
     SPLEEN,
     WINDOW,
+    by_monai,
     make_bundle,
 )
 from tests.helpers.training.make_nnunet_folder import phantom, save
+from tests.helpers.training.nnunet_folders import make_nnunet_folder
 from tests.helpers.training.served_volumes import mask_of
+from training.errors import ImportRefused
 from training.exchange import bundle, imported, nnunet, to_bundle
 from training.exchange.source import Source
 
@@ -58,23 +58,6 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _by_monai(folder: Path, scan: Path) -> NDArray[Any]:
-    """The mask by MONAI's own parser, transforms and inferer, without the transform that saves it."""
-    parser = ConfigParser()
-    parser.read_config(str(folder / "configs" / "inference.json"))
-    parser["bundle_root"] = str(folder)
-    parser["device"] = "$torch.device('cpu')"
-    parser["postprocessing::transforms"] = parser["postprocessing::transforms"][:-1]
-    network = parser.get_parsed_content("network_def")
-    network.load_state_dict(torch.load(folder / "models" / "model.pt", weights_only=True))
-    served = parser.get_parsed_content("network").eval()
-    data = parser.get_parsed_content("preprocessing")({"image": str(scan)})
-    with torch.no_grad():
-        data["pred"] = parser.get_parsed_content("inferer")(data["image"][None], served)[0]
-    found = parser.get_parsed_content("postprocessing")(data)["pred"]
-    return np.asarray(found[0] if len(found) == 1 else found)
-
-
 def _imported(store: Store, folder: Path, **options: Any) -> Any:
     with Source(folder) as source:
         return imported.publish(store, "made-elsewhere", bundle.read(source, **options))
@@ -97,7 +80,7 @@ def test_an_imported_bundle_gives_monais_mask(tmp_path: Path, scan: Path, option
     if _LARGEST in options.get("after", ()):
         pytest.importorskip("skimage", reason="MONAI's transform needs scikit-image")
     folder = make_bundle(tmp_path / "bundle", **options)
-    expected = _by_monai(folder, scan)
+    expected = by_monai(folder, scan)
 
     found = mask_of(_imported(Store(tmp_path / "store"), folder), scan)
 
@@ -111,7 +94,7 @@ def test_an_imported_bundle_gives_monais_mask(tmp_path: Path, scan: Path, option
 def test_imported_regions_are_monais_regions(tmp_path: Path, scan: Path) -> None:
     """Combinations of three sigmoids are the mask values of the declared labels."""
     folder = make_bundle(tmp_path / "bundle", after=_REGIONS)
-    enhancing, whole, core = _by_monai(folder, scan) > 0
+    enhancing, whole, core = by_monai(folder, scan) > 0
 
     found = mask_of(_imported(Store(tmp_path / "store"), folder, labels=_BRATS), scan)
 
@@ -135,11 +118,33 @@ def test_an_exported_bundle_opens_with_monais_parser_and_gives_the_same_mask(
 
     own = mask_of(artefact, scan)
     assert sorted(np.bincount(own.ravel()))[-2] > 100
-    assert np.mean(_by_monai(tmp_path / "exported", scan) != own) < 1e-4
+    assert np.mean(by_monai(tmp_path / "exported", scan) != own) < 1e-4
     options = {"labels": labels, "without": ["Lambdad"]} if labels else {}
     again = _imported(Store(tmp_path / "again"), tmp_path / "exported", **options)
     assert again.manifest.task.geometry == artefact.manifest.task.geometry
     assert again.read(GRAPH) == artefact.read(GRAPH)
+
+
+@pytest.mark.filterwarnings("ignore")  # of MONAI
+@pytest.mark.parametrize("transpose", [[0, 1, 2], [1, 2, 0]])
+def test_an_nnunet_is_exported_as_the_closest_that_monai_has_with_its_axes_turned(
+    tmp_path: Path, scan: Path, transpose: list[int]
+) -> None:
+    plans = {"transpose_forward": transpose}
+    make_nnunet_folder(tmp_path / "nnunet", plans=plans)
+    with Source(tmp_path / "nnunet") as source:
+        artefact = imported.publish(Store(tmp_path / "store"), "blobs", nnunet.read(source))
+    with pytest.raises(ImportRefused, match=r"window: nnunet, resampling: nnunet.*--closest"):
+        to_bundle.write(artefact, tmp_path / "exported")
+
+    notes = to_bundle.write(artefact, tmp_path / "exported", closest=True)
+
+    assert [note.split()[0] for note in notes] == ["windows", "scans", "patches"]
+    readme = (tmp_path / "exported" / "docs" / "README.md").read_text()
+    assert all(note in readme for note in notes)
+    own = mask_of(artefact, scan, to_bundle.closest_to(artefact.manifest.task)[0])
+    assert sorted(np.bincount(own.ravel()))[-2] > 100
+    assert np.mean(by_monai(tmp_path / "exported", scan) != own) < 1e-4
 
 
 def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(

@@ -1,4 +1,5 @@
-"""Versions that were imported are served, assigned and taken back like those of a federation."""
+"""Versions that were imported are served, adapted, judged, assigned, taken back and exported like those of a
+federation."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.store import Store
-from tests.helpers.training.bundles import SPLEEN, make_bundle
+from service.worker.runner import run_job
+from tests.helpers.training.bundles import SPLEEN, by_monai, make_bundle
 from tests.helpers.training.make_nnunet_folder import phantom, save
 from tests.helpers.training.nnunet_folders import make_nnunet_folder
 from tests.helpers.training.served_volumes import mask_of
-from training.exchange import bundle, imported, nnunet
+from training.exchange import bundle, imported, nnunet, to_bundle
 from training.exchange.source import Source
 
 WHO = {"actor": "ada", "reason": "better on our validation cases"}
@@ -26,7 +28,7 @@ SERVING = "/hospitals/north/serving/organ"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two bundles as versions of `organ`, and an nnU-Net with two folds."""
+    """Two bundles as versions of `organ`, an nnU-Net with two folds, and `blob`, one with one."""
     root = tmp_path_factory.mktemp("imported")
     opened = Store(root / "store")
     for seed in (0, 1):
@@ -35,6 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_nnunet_folder(root / "nnunet", folds=("0", "1"))
     with Source(root / "nnunet") as source:
         imported.publish(opened, "blobs", nnunet.read(source))
+        imported.publish(opened, "blob", nnunet.read(source, ["0"], mirror=False))
     return root / "store"
 
 
@@ -86,3 +89,42 @@ def test_imported_versions_are_assigned_and_rolled_back(api: Any, store: Path, s
 
     assert (back.status_code, back.json()["version"]) == (200, 1), back.text
     np.testing.assert_array_equal(served(), first)
+
+
+@pytest.mark.filterwarnings("ignore")  # of MONAI
+@pytest.mark.parametrize("model", ["organ", "blob"])
+def test_an_imported_version_is_adapted_judged_assigned_and_exported_to_monai(
+    api: Any, store: Path, scan: Path, tmp_path: Path, model: str
+) -> None:
+    client, parent = api.client, Store(store).open(model)
+    client.put("/hospitals/east", json={"name": "East"}).raise_for_status()
+    cohort = client.post("/hospitals/east/cohorts").headers["location"]
+    for patient in range(4):
+        image, mask = phantom(np.random.default_rng(100 + patient), (26, 24, 18))
+        for place, values in (("", image), (f"/mask?model={model}", mask)):
+            save(tmp_path / "file.nii", values, (1.0, 1.0, 2.0))
+            content = (tmp_path / "file.nii").read_bytes()
+            client.put(f"{cohort}/scans/p{patient}.nii{place}", content=content).raise_for_status()
+    options = {"steps": 40, "folds": 2, "learning_rate": 0.03, "augment": False}
+    asked = {"cohort": cohort.rpartition("/")[2], "model": model, "options": options}
+    accepted = client.post("/hospitals/east/adaptations", json=asked)
+    assert accepted.status_code == 202, accepted.text
+    run_job(accepted.json()["id"], api.settings)
+    job = client.get(f"/jobs/{accepted.json()['id']}").json()
+    assert job["state"] == "succeeded", job["reason"]
+    assert job["gate"]["passed"], "\n".join(str(c) for c in job["gate"]["checks"])
+    candidate = Store(store).open(job["candidate"]["reference"])
+    assert [*candidate.manifest.lineage.parents] == [parent.digest]
+
+    body = {"version": str(candidate), **WHO}
+    place = f"/hospitals/east/serving/{model}"
+    client.put(place, json=body, headers={"If-None-Match": "*"}).raise_for_status()
+    served = _mask(api.segment(scan.read_bytes(), model=model, hospital="east"))
+    np.testing.assert_array_equal(served, mask_of(candidate, scan))
+    assert (served != mask_of(parent, scan)).mean() > 0.01
+
+    to_bundle.write(candidate, tmp_path / "exported", closest=model == "blob")
+    task, _ = to_bundle.closest_to(candidate.manifest.task)
+    expected = mask_of(candidate, scan, task)
+    assert sorted(np.bincount(expected.ravel()))[-2] > 100
+    assert np.mean(by_monai(tmp_path / "exported", scan) != expected) < 1e-4

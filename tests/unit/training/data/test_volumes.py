@@ -148,7 +148,17 @@ def test_a_method_that_cannot_be_trained_on_volumes_says_why(tmp_path: Path, nam
     assert "fedavg" in str(caught.value)
 
 
-def test_a_practice_on_volumes_is_refused_before_it_is_trained_for(tmp_path: Path) -> None:
+def test_a_practice_on_volumes_needs_norms_that_a_recipe_moves_and_classes(tmp_path: Path) -> None:
     federation = load_federation(write_federation(tmp_path, ("aster", "birch"), 1, task=VOLUMES), VOLUMES)
-    with pytest.raises(ConfigurationError, match="leave out --playbook"):
-        check_practises(Run(federation, "iop-fl", method("iop-fl").config(), RunConfig()))
+    config = method("iop-fl").config
+
+    def run(own: Any = federation, **fields: Any) -> Run:
+        return Run(own, "iop-fl", config(**fields), RunConfig(consent=("aster", "birch")))
+
+    for norm in ("batch", ["instance", {"track": True}]):
+        assert check_practises(run(network_arguments={"norm_name": norm})) == ("aster", "birch")
+    with pytest.raises(ConfigurationError, match=r"batch norm, or instance norm that tracks.*found neither"):
+        check_practises(run())
+    regions = VOLUMES.model_copy(update={"regions": tuple(VOLUMES.labels)})
+    with pytest.raises(ConfigurationError, match="found regions: leave out --playbook"):
+        check_practises(run(replace(federation, task=regions)))
