@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -29,6 +29,8 @@ from training.methods.common.local_training import Batch
 from training.methods.common.state_tree import part
 from training.methods.feddp import FedDp, FedDpConfig
 from training.methods.fedoap import client, models
+from training.methods.fedoap.config import FedOapConfig
+from training.methods.fedoap.method import FedOap
 
 CONFIG = FedDpConfig(
     **{"width": 2, "heads": 4, "batch_size": 4, "rounds": 1, "local_steps": 2, "learning_rate": 0.01},
@@ -180,9 +182,23 @@ def shuffled(where: StepContext, steps: int, site: str) -> list[Batch]:
     return [Batch(images[order], targets[order]) for order in orders]
 
 
-def test_stage_1_is_a_plain_loop_with_clipped_gradients() -> None:
+def fedoaps_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Half the cross-entropy and a Dice with 1 for smoothing, of each image, in words of its paper."""
+    losses = []
+    for logit, target in zip(logits, targets[:, None].float(), strict=True):
+        p = logit.sigmoid()
+        entropy = -(target * p.log() + (1 - target) * (1 - p).log()).mean()
+        losses.append(entropy / 2 + 1 - (2 * (p * target).sum() + 1) / (p.sum() + target.sum() + 1))
+    return sum(losses, torch.zeros(())) / len(losses)
+
+
+@pytest.mark.parametrize(("first_loss", "loss"), [("dice", dice_loss), ("fedoap", fedoaps_loss)])
+def test_stage_1_is_a_plain_loop_with_clipped_gradients(
+    first_loss: str, loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
     """trainer_utils.py, clip_gradient: each value, here of 1e-3, so that it binds."""
-    algorithm = FedDp(CONFIG.model_copy(update={"gradient_clip": 1e-3}), TASK)
+    settings = {"gradient_clip": 1e-3, "first_loss": first_loss}
+    algorithm = FedDp(CONFIG.model_copy(update=settings), TASK)
     server = algorithm.initial(context("initial", 0))
     where = context("train", 0, 1, "A")
     received = phase_of(algorithm, "train").broadcast(server, "A")
@@ -192,7 +208,7 @@ def test_stage_1_is_a_plain_loop_with_clipped_gradients() -> None:
     clipped = 0
     for rate, batch in zip(algorithm.rates(0), shuffled(where, 2, "A"), strict=True):
         adamw.zero_grad()
-        dice_loss(network.segment(batch.images)[0], batch.targets).backward()
+        loss(network.segment(batch.images)[0], batch.targets).backward()
         for parameter in network.parameters():
             clipped += int((parameter.grad.abs() > 1e-3).sum())
             parameter.grad.clamp_(-1e-3, 1e-3)
@@ -207,6 +223,23 @@ def test_stage_1_is_a_plain_loop_with_clipped_gradients() -> None:
         for name, tensor in found.items():
             if tensor.ndim == 4:  # before an instance norm a bias has a gradient of rounding
                 torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_stage_1_of_fedoaps_loss_is_fedoaps_own_without_a_clip() -> None:
+    """What its models share then starts as FedOAP's, so that the second stages are compared alone."""
+    fields = CONFIG.model_dump(exclude={"calibration_weight", "first_loss", "inconsistency", "gradient_clip"})
+    methods = (
+        FedDp(CONFIG.model_copy(update={"first_loss": "fedoap", "gradient_clip": None}), TASK),
+        FedOap(FedOapConfig(**fields), TASK),
+    )
+    found = []
+    for algorithm in methods:
+        server = algorithm.initial(context("initial", 0))
+        received = phase_of(algorithm, "train").broadcast(server, "A")
+        found.append(client_step(algorithm, context("train", 0, 1, "A"), received, EMPTY, DATA["A"]))
+    ours, theirs = (result.uploads["weights"] for result in found)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def test_stage_2_is_a_plain_loop_over_the_models_of_stage_1(first_stage: Federation) -> None:
