@@ -18,7 +18,10 @@ def at(level: float, auto: float, early: float, *, failed: tuple[str, ...] = ())
             "by shift": [early - 0.001, 0.0, 0.0],
             "early": [early, 0.0, 0.0],
         },
-        "cohorts": [{"slices": 4, "shift": 2.0, "dose": 0.5, "failed": list(failed), "change": early}] * 2,
+        "cohorts": [
+            {"slices": 4, "shift": 2.0, "dose": 0.5, "checks": {}, "failed": list(failed), "change": early}
+        ]
+        * 2,
         "planted": [{"kind": "shuffled weights", "failed": ["agreement"], "change": -0.5}],
     }
 
@@ -72,3 +75,19 @@ def test_a_criterion_without_rows_is_left_out() -> None:
     assert "## Criteria of the training" not in page
     assert "## Served, before" in page
     assert "## Served, after" not in page
+
+
+def test_cells_that_the_amended_gate_judged_have_a_table_of_their_own() -> None:
+    found = rows()
+    for each in found:
+        if each["cell"]["seed"] == 4:
+            for rung in each["result"]["at"].values():
+                rung["cohorts"] = [{**cohort, "checks": {"shift_left": 0.5}} for cohort in rung["cohorts"]]
+    page = "\n".join(sections(found))
+    tables = page.split("## Training after: the gate ")[1:]
+    assert [table.splitlines()[0] for table in tables] == [
+        "before the fourth amendment",
+        "since the fourth amendment",
+    ]
+    # Each: two sets, two hospitals, three rungs, two cohorts; those behind speckle are refused.
+    assert [line(table, "what `auto`")[1] for table in tables] == ["16 of 24", "16 of 24"]
