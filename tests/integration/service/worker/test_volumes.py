@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import nibabel as nib
@@ -164,14 +165,30 @@ def test_masks_of_a_few_volumes_fine_tune_a_plain_model(api: Any) -> None:
     assert held_out[str(job["result"]["weight"])] == max(held_out.values()) > held_out["0.0"]
 
 
-def test_stacked_channels_and_channels_of_their_own_are_one_cohort(api: Any) -> None:
-    stacked = scans(3, channels=2)
-    voxels, mask = volume(510, channels=2)
+def test_a_cohort_of_channels_makes_a_version_that_is_served_by_channel_and_stacked(api: Any) -> None:
+    stacked = scans(4, channels=2, blur=1.2)
+    voxels, mask = volume(510, channels=2, blur=1.2)
     apart = packed({name: [nifti(voxels[..., index])] for index, name in enumerate(("T1", "FLAIR"))})
     cohort = upload(api, {**stacked, "patient-510.zip": (apart, nifti(mask))}, model="pair")
-    job = adapted(api, cohort, "pair", steps=4, folds=2)
+    job = adapted(api, cohort, "pair", steps=10, folds=2)
     assert job["state"] == "succeeded", job["reason"]
-    assert (job["result"]["scans"], job["result"]["patients"]) == (4, 4)
+    assert (job["result"]["scans"], job["result"]["patients"]) == (5, 5)
+    assert job["gate"]["passed"], job["gate"]
+    body = {"version": job["candidate"]["reference"], "actor": "ines", "reason": "looked"}
+    made = api.client.put("/hospitals/dune/serving/pair", json=body, headers={"If-None-Match": "*"})
+    assert made.status_code == 200, made.text
+    seen, _ = volume(903, channels=2, blur=1.2)
+    fields = {
+        f"scan.{name}": (f"case_{name}.nii", nifti(seen[..., index]))
+        for index, name in enumerate(("T1", "FLAIR"))
+    }
+    ask = partial(api.client.post, "/segment")
+    own = ask(files=fields, data={"model": "pair", "hospital": "dune"})
+    assert own.headers["locum-personalization"] == "hospital; hospital=dune"
+    in_one_file = ask(files={"scan": ("case.nii", nifti(seen))}, data={"model": "pair", "hospital": "dune"})
+    np.testing.assert_array_equal(mask_of(own), mask_of(in_one_file))
+    everyone = ask(files=fields, data={"model": "pair", "personalization": "global"})
+    assert not np.array_equal(mask_of(own), mask_of(everyone))
 
 
 def test_a_time_series_in_a_cohort_is_refused_by_the_job(api: Any, far: str) -> None:
