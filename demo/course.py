@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.phantom_scans import NEW_PATIENT, PhantomScan, cohort_of
-from demo.service_process import check_port, running_service
+from demo.service_process import check_port, end_by_signals, running_service
 from demo.visit import ANY_ORGAN, MODEL, Visit, answered_by
 from locum import Client
 
@@ -130,6 +130,7 @@ def show_scores(scores: Scores) -> None:
 
 def run(folder: Path, port: int, rounds: int | None, scans: int, *, once: bool) -> None:
     """Train the phantom federation, serve it, and fit it to a hospital from outside."""
+    end_by_signals()
     check_port(port)  # before training, which takes minutes
     folder.mkdir(parents=True, exist_ok=True)
     console.rule("1  three phantom hospitals train together")

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from demo.course import MEMBERS, OUTSIDE, federate
 from demo.phantom_scans import PhantomScan
-from demo.service_process import check_port, free_port, running_service
+from demo.service_process import check_port, end_by_signals, free_port, running_service
 from demo.visit import MODEL, answered_by
 from locum import Client
 from model_store.manifest import WEIGHTS
@@ -114,6 +114,7 @@ def main(
     rounds: Annotated[int | None, typer.Option(help="Train for fewer rounds than the default.")] = None,
 ) -> None:
     """Train over a network and on one machine, and compare the masks."""
+    end_by_signals()
     check_port(port)  # before training, which takes minutes
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import httpx
 
@@ -38,6 +40,16 @@ def check_port(port: int) -> None:
                 f"port {port}: expected a free port for the service, found: {error.strerror}; stop what "
                 "listens there, or choose another port: python -m demo --port N (demo.network likewise)"
             ) from error
+
+
+def end_by_signals() -> None:
+    """End the command by SIGTERM and SIGHUP (its terminal was closed) as by Ctrl-C: with its processes."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -80,3 +82,34 @@ def test_answer_of_another_process_is_not_taken_for_that_of_a_service_that_ended
     client = httpx.Client(base_url="http://127.0.0.1", transport=httpx.MockTransport(other))
     with pytest.raises(RuntimeError, match="the port is taken"):
         service_process._wait_until_ready(client, process, log)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["terminated", "terminal-closed"])
+def test_signal_that_ends_a_demo_ends_its_service(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(
+        "import http.server, sys\n"
+        "class Ready(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[-1])), Ready).serve_forever()\n"
+    )
+    port = free_port()
+    command = (
+        "import signal; from pathlib import Path; from demo import service_process\n"
+        "service_process.end_by_signals()\n"
+        f"with service_process.running_service(Path('store'), Path('state'), {port}):\n"
+        "    print('ready', flush=True); signal.pause()\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(service_process.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(number)
+        assert started.wait() == 128 + number
+    service_process.check_port(port)  # the service has ended, so that nothing listens
