@@ -251,3 +251,41 @@ def test_decision_after_a_rejected_one_is_made_on_what_serves_by_then(page: Any,
         "the newest version; no decision was made",
         *("first", "second", "meanwhile", "again"),
     ]
+
+
+def test_precision_is_chosen_where_the_store_has_graphs_in_fewer_bits(page: Any, service: Service) -> None:
+    path = "/hospitals/aster/serving/organ"
+    service.client.put(
+        path,
+        json={"version": "organ@1", "actor": "Ada", "reason": "first"},
+        headers={"If-Match": service.client.get(path).headers["ETag"]},
+    ).raise_for_status()
+    page.goto(f"{service.address}/#/adapt?hospital=aster&model=organ")
+    page.get_by_role("button", name="Roll back").wait_for()
+    change = page.get_by_role("button", name="Change the precision")
+    assert change.count() == 0
+
+    def add_a_graph(route: Any) -> None:
+        answer = route.fetch()
+        listed = answer.json()
+        listed["models"].append({**listed["models"][0], "name": "organ.aster.int8"})
+        route.fulfill(response=answer, json=listed)
+
+    page.route("**/models", add_a_graph)
+    page.reload()
+    change.click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.get_by_label("Precision").locator("option").all_inner_texts() == [
+        "float32, as trained",
+        "int8, faster on a processor",
+    ]
+    dialog.get_by_label("Precision").select_option("int8")
+    dialog.get_by_label("Your name").fill("Ada")
+    dialog.get_by_label("Reason").fill("a third of the time")
+    with page.expect_request("**/serving/organ") as sent:
+        dialog.get_by_role("button", name="Change the precision").click()
+    asked = sent.value.post_data_json
+    assert (asked["version"], asked["precision"], asked["override"]) == ("organ@1", "int8", False)
+    # The store has none in truth: the service says how to make one, and nothing is changed.
+    dialog.get_by_text("is to answer in int8: expected a graph of it in the store").wait_for()
+    assert service.client.get(path).json()["assignment"]["precision"] == "float32"

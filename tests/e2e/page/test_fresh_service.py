@@ -57,10 +57,12 @@ def test_admin_registers_a_hospital_where_none_is(browser: Any, client: httpx.Cl
         page.goto(f"{client.base_url}/#/adapt")
         page.get_by_role("button", name="Register a hospital").click()
         dialog = page.get_by_role("dialog")
-        dialog.get_by_label("Name").fill("Saint Elm")
         submit = dialog.get_by_role("button", name="Register")
         assert submit.is_disabled()
+        dialog.get_by_label("Name").fill("Saint Élm, east")
+        assert dialog.get_by_label("Identifier").input_value() == "saint-elm-east"
         dialog.get_by_label("Identifier").fill("elm")
+        dialog.get_by_label("Name").fill("Saint Elm")
         submit.click()
         dialog.wait_for(state="detached")
         found = client.get("/hospitals/elm").raise_for_status().json()

@@ -195,6 +195,10 @@ def test_answer_has_its_receipt_and_a_command_that_returns_its_mask(
     shown = np.frombuffer(zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed), np.uint8)
     np.testing.assert_array_equal(found, shown)
     assert (found != np.asanyarray(mask_of(service).dataobj).ravel(order="F")).any()
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Save the mask").click()
+    assert saved.value.suggested_filename == "patient-500-mask.nrrd"
+    assert Path(saved.value.path()).read_bytes() in sent.value.body()
 
 
 def test_text_that_the_browser_does_not_copy_is_not_called_copied(page: Any, service: Service) -> None:

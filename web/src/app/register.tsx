@@ -10,6 +10,16 @@ import { has } from "./session";
 /** What a path may contain; the service says the same. */
 const ID = "[A-Za-z0-9][A-Za-z0-9_\\-]{0,63}";
 
+/** An identifier for a name: `heath-hospital` for Heath Hospital. */
+const idFor = (name: string): string =>
+  name
+    .normalize("NFKD")
+    .replace(/\p{Mark}/gu, "")
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "-")
+    .replace(/^-|-$/g, "")
+    .slice(0, 64);
+
 /** Nothing where the caller is no admin. */
 export function RegisterHospital() {
   const [isOpen, setOpen] = useState(false);
@@ -26,11 +36,13 @@ export function RegisterHospital() {
 
 function Form({ onClose }: { onClose: () => void }) {
   const field = useId();
-  const [id, setId] = useState("");
+  /** Null until a person writes one: until then it follows the name. */
+  const [written, setWritten] = useState<string | null>(null);
   const [name, setName] = useState("");
   const [site, setSite] = useState("");
   const [error, setError] = useState<unknown>(null);
   const sites = [...new Set(models.value.flatMap((model) => model.sites))].sort();
+  const id = written ?? idFor(name);
   // The service would rename a hospital that it knows.
   const isTaken = hospitals.value.some((each) => each.id === id);
   const submit = async (event: Event) => {
@@ -61,7 +73,7 @@ function Form({ onClose }: { onClose: () => void }) {
             required
             pattern={ID}
             aria-describedby={`${field}-hint`}
-            onInput={(event) => setId(event.currentTarget.value)}
+            onInput={(event) => setWritten(event.currentTarget.value)}
           />
           <p class="hint" id={`${field}-hint`}>
             Letters, digits, - and _: programs name the hospital by it, and it does not change.

@@ -67,8 +67,8 @@ export default function Adapt() {
         ) : (
           <Notice title="No job is open">
             {needsMasks
-              ? `Drop scans of ${hospital.name}, draw masks of some, then start a job. It learns from the masks.`
-              : `Drop scans of ${hospital.name}, then start a job. It learns from them without masks.`}
+              ? `Drop scans of ${hospital.name}, draw masks of some, then start the adaptation: it learns from the masks.`
+              : `Drop scans of ${hospital.name}, or choose a cohort that is there, then start the adaptation: it learns from scans without masks.`}
           </Notice>
         )}
         <ServingPanel
@@ -129,7 +129,7 @@ function Scans({ hospital, model }: { hospital: string; model: Model }) {
             ? "This model joins a hospital with masks of some of its scans."
             : model.masks === "required"
               ? "This model is adapted by masks of some scans."
-              : "Masks of five to twenty scans help where no statistics do: a job learns from them where they are there."}{" "}
+              : "Where scans alone do not help, masks of five to twenty of them can: an adaptation learns from the masks that its cohort has."}{" "}
           <a href={address("draw", { hospital, model: model.name, cohort: chosen })}>Draw them</a>, or send them with a script.
         </p>
       )}

@@ -1,7 +1,9 @@
 /** Which version serves the hospital: decide, take a decision back, and see what served when. */
 import { useEffect, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
+import { models } from "../../app/catalogue";
 import { has, session } from "../../app/session";
+import { Select } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
@@ -9,6 +11,7 @@ import type { Job } from "./following";
 
 type Serving = Schema<"ServingView">;
 type Entry = Schema<"Entry">;
+type Precision = Entry["precision"];
 const BECAUSE: Record<Serving["because"], string> = {
   assigned: "by a decision",
   kept: "the newest version when its first scan came; no decision was made",
@@ -16,8 +19,24 @@ const BECAUSE: Record<Serving["because"], string> = {
   nothing: "no version of the model can serve",
 };
 
-/** `reasons`: why the gate rejected the version. */
-type Decision = { kind: "assign" | "newer" | "override" | "back"; version: string; reasons?: readonly string[] };
+const PRECISIONS: { value: Precision; label: string }[] = [
+  { value: "float32", label: "float32, as trained" },
+  { value: "int8", label: "int8, faster on a processor" },
+  { value: "float16", label: "float16, faster on a GPU" },
+];
+
+/** Those of which the store has a graph, `NAME.int8`: where it has none there is nothing to choose. */
+const offered = () => PRECISIONS.filter(({ value }) => value === "float32" || models.value.some(({ name }) => name.endsWith(`.${value}`)));
+
+/** `reasons`: why the gate rejected the version. `precision` keeps the version that serves. */
+type Decision = {
+  kind: "assign" | "newer" | "override" | "back" | "precision";
+  version: string;
+  reasons?: readonly string[];
+  /** Whether the gate rejected it, or gave no verdict. */
+  against?: boolean;
+  precision?: Precision;
+};
 
 export function ServingPanel(given: { hospital: string; name: string; model: string; job: Job | null }) {
   const { hospital, name, model, job } = given;
@@ -42,6 +61,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
   const candidate = job?.candidate?.reference;
   const passed = (job?.gate as { passed?: boolean } | null | undefined)?.passed === true;
   const canAssign = candidate !== undefined && serving?.artefact !== candidate;
+  const decided = serving?.assignment ?? null;
   const newer = serving?.newer ?? null;
   const returnsTo = serving?.returns_to ?? null;
   const atFirst = serving !== null && entries.length > 0 && returnsTo === null;
@@ -52,9 +72,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
       {serving && (
         <p>
           <strong class="mono">{serving.artefact ?? "nothing"}</strong>{" "}
-          {serving.assignment && serving.assignment.precision !== "float32" && (
-            <span class="chip">in {serving.assignment.precision}</span>
-          )}{" "}
+          {decided && decided.precision !== "float32" && <span class="chip">in {decided.precision}</span>}{" "}
           <span class="soft">{BECAUSE[serving.because]}</span>
         </p>
       )}
@@ -74,7 +92,9 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
             <button
               type="button"
               class={`button ${passed ? "primary" : "danger"}`}
-              onClick={() => setDecision({ kind: passed ? "assign" : "override", version: candidate, reasons: reasonsOf(job) })}
+              onClick={() =>
+                setDecision({ kind: passed ? "assign" : "override", version: candidate, reasons: reasonsOf(job), against: !passed })
+              }
             >
               {passed ? "Assign the candidate" : "Assign against the gate"}
             </button>
@@ -82,6 +102,17 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
           {newer && (
             <button type="button" class="button" onClick={() => setDecision({ kind: "newer", version: newer })}>
               Assign the newer version
+            </button>
+          )}
+          {decided && !decided.by_default && !serving?.withdrawn && (offered().length > 1 || decided.precision !== "float32") && (
+            <button
+              type="button"
+              class="button"
+              onClick={() =>
+                setDecision({ kind: "precision", version: decided.artefact, against: decided.override, precision: decided.precision })
+              }
+            >
+              Change the precision
             </button>
           )}
           {(returnsTo || atFirst) && (
@@ -165,8 +196,9 @@ function Decide(given: {
   const [reason, setReason] = useState("");
   const [actor, setActor] = useState("");
   const [confirmed, setConfirmed] = useState("");
+  const [precision, setPrecision] = useState<Precision>(decision.precision ?? "float32");
   const [error, setError] = useState<unknown>(null);
-  const isOverride = decision.kind === "override";
+  const isOverride = decision.against === true;
   const isReady = reason.trim() !== "" && (isKnown || actor.trim() !== "") && (!isOverride || confirmed === hospital);
   const who = isKnown ? {} : { actor: actor.trim() };
   const path = { hospital, model };
@@ -178,7 +210,7 @@ function Decide(given: {
         const json = { ...who, reason };
         await call("post", "/hospitals/{hospital}/serving/{model}/rollback", { path, headers, json });
       } else {
-        const json = { ...who, reason, version: decision.version, override: isOverride };
+        const json = { ...who, reason, version: decision.version, precision, override: isOverride };
         await call("put", "/hospitals/{hospital}/serving/{model}", { path, headers, json });
       }
       given.onClose();
@@ -187,7 +219,13 @@ function Decide(given: {
       setError(found);
     }
   };
-  const title = { assign: "Assign the candidate", newer: "Assign the newer version", override: "Assign against the gate", back: "Roll back" }[decision.kind];
+  const title = {
+    assign: "Assign the candidate",
+    newer: "Assign the newer version",
+    override: "Assign against the gate",
+    back: "Roll back",
+    precision: "Change the precision",
+  }[decision.kind];
   return (
     <Dialog title={title} onClose={given.onClose}>
       <form class="stack" onSubmit={(event) => void submit(event)}>
@@ -208,6 +246,15 @@ function Decide(given: {
             ? `${decision.version}, which served ${hospital} before, serves again from now on.`
             : `${decision.version} serves ${hospital} for ${model} from now on.`}
         </p>
+        {decision.kind !== "back" && offered().length > 1 && (
+          <Select
+            label="Precision"
+            value={precision}
+            options={offered()}
+            hint="The numbers that the model computes in. A graph in fewer bits was checked to draw the same masks."
+            onChange={setPrecision}
+          />
+        )}
         {!isKnown && (
           <label class="field">
             <span class="label">Your name</span>

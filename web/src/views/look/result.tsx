@@ -1,5 +1,6 @@
 /** What an answer says: warnings, labels and volumes or classes, how certain it is, and the receipt. */
-import { useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
 import { models } from "../../app/catalogue";
 import { session } from "../../app/session";
 import { CopyButton } from "../../ui/controls";
@@ -105,8 +106,28 @@ export function Result(given: {
         )}
       </table>
       <Certainty value={report.uncertainty} />
-      <Papers receipt={report.receipt} curl={asCurl(answer, given.scan, session.value?.authenticated ?? false)} />
+      <Papers receipt={report.receipt} curl={asCurl(answer, given.scan, session.value?.authenticated ?? false)}>
+        <SaveMask mask={answer.mask} scan={given.scan.files} />
+      </Papers>
     </section>
+  );
+}
+
+/** The mask as it came, on the scan's own grid: NRRD of a volume, PNG of a picture. */
+function SaveMask({ mask, scan }: { mask: Answer["mask"]; scan: readonly Blob[] }) {
+  const [address, setAddress] = useState<string>();
+  useEffect(() => {
+    const made = URL.createObjectURL(mask.file);
+    setAddress(made);
+    return () => URL.revokeObjectURL(made);
+  }, [mask.file]);
+  // The names of a series name slices.
+  const [only] = scan.length === 1 ? scan : [];
+  const of = only instanceof File ? `${only.name.replace(/(\.nii)?\.[^.]*$/i, "")}-` : "";
+  return (
+    <a class="button small" href={address} download={of + mask.name}>
+      Save the mask
+    </a>
   );
 }
 
@@ -164,13 +185,15 @@ function Heading({ answer, warnings }: { answer: Answered; warnings: readonly st
   );
 }
 
-/** The receipt, and the request as a command. */
-function Papers({ receipt, curl }: { receipt: Report["receipt"]; curl: string }) {
+/** The receipt, and the request as a command, after what else there is to keep. */
+function Papers(given: { receipt: Report["receipt"]; curl: string; children?: ComponentChildren }) {
+  const { receipt, curl } = given;
   const [isOpen, setOpen] = useState(false);
   const text = JSON.stringify(receipt, null, 2);
   return (
     <>
       <div class="row">
+        {given.children}
         <button type="button" class="button small" onClick={() => setOpen(true)}>
           Receipt
         </button>
