@@ -23,6 +23,8 @@ from benchmarks.registry import find
 PATH = RESULTS / "systems.md"
 PAPERS = ("paper-iop-fl", "paper-fedins", "paper-fedoap", "paper-fedbicross")
 _METHODS, _TIME = "tests/unit/training/methods", "tests/unit/personalization/test_time"
+_FEDINS = "tests/unit/personalization/fedins"
+_IOP_FL = "tests/integration/benchmarks/accuracy/test_paper_iop_fl.py"
 _CODE = f"{_METHODS}/test_against_public_code.py"
 # What runs -> the test that compares it with something independent: a plain loop, or the public code's rule.
 TESTS: Mapping[str, str] = {
@@ -42,9 +44,9 @@ TESTS: Mapping[str, str] = {
     "fedadagrad": f"{_CODE}::test_adaptive_servers",
     "feddp": f"{_METHODS}/test_feddp.py::test_calibration_is_that_of_the_authors_code",
     "iop-fl": f"{_METHODS}/test_iop_fl.py::test_the_personal_model_is_the_moving_average_of_the_local_ones",
-    "fedins": f"{_METHODS}/test_fedins.py::test_every_image_is_trained_and_scored_with_its_own_query",
-    "prompt": "tests/unit/personalization/fedins/test_prompts.py",
-    "fedoap": f"{_METHODS}/test_fedoap_published.py::test_every_arm_runs_to_a_publication",
+    "fedins": f"{_FEDINS}/test_pool.py::test_fedins_loss_matches_hand_computed_values",
+    "prompt": f"{_FEDINS}/test_prompts.py::test_prompts_are_those_of_a_vit_written_out_for_each_image",
+    "fedoap": f"{_METHODS}/test_fedoap.py::test_a_round_is_a_plain_loop_that_attends_to_the_others_tokens",
     "fedavg-1": "tests/integration/benchmarks/accuracy/test_papers_of_classification.py::"
     "test_fedavg_in_one_round_weighs_clients_by_their_images",
     "dafl": f"{_CODE}::test_dafl_generator",
@@ -55,11 +57,10 @@ TESTS: Mapping[str, str] = {
     # Outside: presets, and what is computed from the members' models.
     "tent": f"{_TIME}/test_tent.py::test_it_is_entropy_minimisation_of_the_global_models_batch_norm",
     "ttt": f"{_TIME}/test_ttt.py::test_steps_are_those_of_the_authors_loop_over_images",
-    "paper": f"{_TIME}/test_losses.py",
-    "members": "tests/integration/benchmarks/accuracy/test_paper_iop_fl.py::"
-    "test_outside_one_federation_per_site_serves_every_arm",
-    "by label": "tests/integration/benchmarks/accuracy/test_paper_iop_fl.py::"
-    "test_the_published_protocol_has_the_papers_metric_alone",
+    "paper": f"{_TIME}/test_losses.py::test_consistency_by_hand_with_a_gradient_through_both_views",
+    "one per model": f"{_IOP_FL}::test_one_coefficient_per_model_is_one_parameter_of_all_layers",
+    "members": f"{_IOP_FL}::test_average_and_ensemble_are_those_of_a_loop_over_members",
+    "by label": f"{_TIME}/test_official.py::test_the_official_preset_is_the_reference_loop_step_by_step",
 }
 
 
@@ -90,15 +91,13 @@ def _outside(arm: str) -> tuple[str, str]:
     preset, _ = iop_fl.OUTSIDE[arm]
     if arm in iop_fl.FEDERATED:
         name, fields = iop_fl.FEDERATED[arm]
-        # A preset adapts a routing space, of which the global model is FedAvg's.
-        name = "iop-fl" if preset else name
         after = f", then preset `{preset}`" if preset else ""
         return preset or name, f"{_trained(name, fields)}{after}"
     if preset is not None:
         return preset, f"`training.federate --method iop-fl`, then preset `{preset}`"
     if arm == "FedAvg":
         return "fedavg", _trained("iop-fl", {}) + ", its global model"
-    runs = {iop_fl.LABELLED: "by label", iop_fl.PER_MODEL: "paper"}.get(arm, "members")
+    runs = {iop_fl.LABELLED: "by label", iop_fl.PER_MODEL: "one per model"}.get(arm, "members")
     return runs, _measured("paper-iop-fl", arm)
 
 
@@ -110,7 +109,8 @@ def _one_shot(arm: str) -> tuple[str, str]:
     if arm == fedbicross.AVERAGE:
         return "fedavg-1", _measured("paper-fedbicross", arm)
     own = next(each for arms in fedbicross.ARMS.values() for each in arms if each.name == arm)
-    return "fedbicross", _trained("fedbicross", own.fields)
+    served = ", its clusters' models" if arm == fedbicross.NO_STAGE_3 else ""
+    return "fedbicross", _trained("fedbicross", own.fields) + served
 
 
 def _of(paper: str, part: str, arm: Any) -> tuple[str, str]:

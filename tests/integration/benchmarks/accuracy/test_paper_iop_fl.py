@@ -5,14 +5,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.accuracy.papers import iop_fl
 from benchmarks.accuracy.papers.arms import Arm, Trainer, fold_of
 from benchmarks.accuracy.papers.iop_fl import AVERAGE, ENSEMBLE, INSIDE, LABELLED, PER_MODEL, SITES
 from benchmarks.harness.cells import Row, Rows
 from benchmarks.harness.experiment import Options
+from personalization.iop_fl.network import coefficients, route
+from personalization.networks import build, initialise
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt
+from tests.helpers.personalization.routing_cases import images as routing_images
+from tests.helpers.personalization.routing_cases import space_of
 from training.data.federation import load_federation
 from training.methods.fedavg import FedAvgConfig
 from training.tasks import template
@@ -118,6 +126,39 @@ def test_outside_one_federation_per_site_serves_every_arm(data: Path, tmp_path: 
     for row in rows:
         assert set(scores(row)) == {"DRIVE"}
         assert set(scores(row)["DRIVE"]["ours"]) == set(PATIENTS)
+
+
+def test_average_and_ensemble_are_those_of_a_loop_over_members() -> None:
+    """Average is a mean of scores, Ensemble the answer of mean logits."""
+    images = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    members = []
+    for seed in range(3):
+        network = build("unet", in_channels=1, classes=2, width=2)
+        members.append(initialise(network, torch.Generator().manual_seed(seed)).eval())
+    with torch.no_grad():
+        expected = torch.zeros(3, 2, 32, 32)
+        for network in members:
+            expected += network(images) / 3
+        torch.testing.assert_close(iop_fl._Mean(members)(images), expected)
+    scores_of = [
+        {"ours": {"p": each, "q": None}, "hd95": {"p": 10 * each}, "nsd": {"p": each}, "paper": each}
+        for each in (0.2, 0.5, 0.8)
+    ]
+    found = iop_fl._average(scores_of)
+    assert found["ours"] == {"p": pytest.approx(0.5)}
+    assert (found["paper"], found["hd95"]["p"]) == (pytest.approx(0.5), pytest.approx(5.0))
+
+
+def test_one_coefficient_per_model_is_one_parameter_of_all_layers() -> None:
+    space, images = space_of(2, torch.float32), routing_images(4, 32, 32, torch.float32)
+    network = route(space, "direct")
+    iop_fl._share_coefficients(network)
+    named = [name for name, _ in network.named_parameters() if name.endswith("logits")]
+    assert len(named) == 1
+    adapt(network, images, AdaptationConfig(preset="paper", epochs=2, batch_size=2))
+    by_layer = coefficients(network, images)
+    assert (by_layer - by_layer[:, :1]).abs().max() == 0
+    assert (by_layer[0, 0] - 1 / 3).abs().max() > 1e-3
 
 
 def test_studies_change_one_thing(data: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.accuracy.papers import fedbicross, fedins, fedoap, iop_fl
 from benchmarks.accuracy.papers.classification import Clients
@@ -21,7 +22,7 @@ from benchmarks.harness.scores import difference_of_sites
 from benchmarks.registry import EXPERIMENTS, find
 from personalization.options.presets import PRESETS
 from training.data.federation import load_federation
-from training.methods.registry import methods
+from training.methods.registry import method
 from training.phantom import SCANNERS
 from training.tasks import template
 
@@ -86,13 +87,15 @@ def test_every_line_of_the_papers_has_a_command_a_test_and_cells() -> None:
     assert names <= {arm for _, _, arm in printed}
     for each in systems.systems():
         path, _, test = systems.TESTS[each.runs].partition("::")
-        assert f"def {test}" in (ROOT / path).read_text(), each
+        assert test, each
+        assert f"def {test}(" in (ROOT / path).read_text(), each
         assert any(cell["arm"] == each.arm for cell in find(each.paper).of_table(TABLE[each.paper]).cells())
         named = re.search(r"--method ([a-z0-9-]+)|preset `([a-z-]+)`", each.command)
         if named is None:
             assert each.command.startswith(f"`benchmarks run {each.paper} --only ")
         elif named[1]:
-            assert named[1] in methods(), each
+            fields = yaml.safe_load("\n".join(re.findall(r", `([a-z_]+: [^`]+)`", each.command)))
+            method(named[1]).config.model_validate(fields or {})
         for preset in re.findall(r"preset `([a-z-]+)`", each.command):
             assert preset in PRESETS, each
 
