@@ -72,7 +72,7 @@ def test_the_bank_is_one_round_stale_without_the_own_entry_and_without_absent_si
     federation.round("train", 0)
     first = {site: result.uploads["tokens"] for site, result in federation.results.items()}
     bank = federation.bank("A")
-    assert set(bank) == {"B", "C"}
+    assert set(bank) == {"B/key", "B/value", "C/key", "C/value"}
     assert torch.equal(bank["C/value"], first["C"]["value"])
     federation.round("train", 1, sites=("A", "C"))
     assert set(federation.bank("B")) == {"A/key", "A/value", "C/key", "C/value"}
