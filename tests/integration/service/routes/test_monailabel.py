@@ -51,6 +51,7 @@ CODED = Task(
 VOLUME = np.random.default_rng(3).integers(0, 200, (9, 32, 32)).astype(np.int16)
 CUBE = np.random.default_rng(4).integers(0, 200, (32, 32, 32)).astype(np.int16)
 AFFINE = np.array([[-0.8, 0, 0, 40], [0, 0.7, 0, -20], [0, 0, 2.5, 11], [0, 0, 0, 1.0]])
+WEIGHS_MODELS = {"distilled", "anchored", "paper", "official", "as-published"}
 
 
 @pytest.fixture(scope="module")
@@ -300,14 +301,15 @@ def test_info_offers_the_options_of_each_model(api: Any) -> None:
     assert set(info["models"]) == {"bright", "coded"}, "a classifier gives no mask"
     space, plain = info["models"]["bright"], info["models"]["coded"]
     assert (plain["type"], plain["labels"], plain["dimension"]) == ("segmentation", {"bright": 1}, 3)
-    # A few masks adapt a model to a hospital, so that it can have versions of hospitals.
     assert plain["config"] == {
-        "personalization": ["auto", "hospital", "global"],
+        "personalization": ["auto", "hospital", "global", "scan"],
         "hospital": ["", "north", "south"],
+        # What weighs the models of members is of the space alone.
+        "preset": [name for name in space["config"]["preset"] if name not in WEIGHS_MODELS],
     }
+    assert set(space["config"]["preset"]) > WEIGHS_MODELS
     assert space["config"]["personalization"] == ["auto", "hospital", "member", "global", "scan"]
     assert space["config"]["preset"][:2] == ["", "ladder"]
-    assert "paper" in space["config"]["preset"]
     for unavailable in ("strategies", "trainers", "scoring", "train_stats"):
         assert info[unavailable] == {}
 
@@ -334,7 +336,8 @@ def test_every_offered_choice_is_an_option_that_infer_takes(
     assert assigned.status_code == 200, assigned.text
     config = api.client.get("/monailabel/info/").json()["models"]["coded"]["config"]
     for name, values in config.items():
-        for value in values:
+        # A job of a worker adapts to a scan.
+        for value in (each for each in values if name != "preset" and each != "scan"):
             # An adapted version is one hospital's.
             about = {"hospital": "north"} if value == "hospital" else {}
             answer = infer(api, params={name: value, **about}, session_id=session, output="json")
@@ -415,7 +418,7 @@ def test_damaged_requests_are_4xx(api: Any, scan: Path) -> None:
     draw, content = random.Random(7), scan.read_bytes()
     session = Slicer(url(api), scan.parent).create_session(scan)
     names = ["personalization", "hospital", "preset", "shape_weight", "result_compress", "x" * 200]
-    values = [None, True, -1, 1e300, "", "scan", "\x00", "../..", [], {"a": [1] * 50}, "north" * 50]
+    values = [None, True, -1, 1e300, "", "member", "\x00", "../..", [], {"a": [1] * 50}, "north" * 50]
     form = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n%s\r\n--b--\r\n'
     kind = {"content-type": "multipart/form-data; boundary=b"}
     found = set()
