@@ -37,6 +37,14 @@ def test_gpu_profile_puts_every_cell_on_the_gpu_and_only_there(name: str) -> Non
     assert [cell for cell in cells(name, "cpu") if "device" in cell] == []
 
 
+def test_page_has_every_gpu_profile_in_its_commands() -> None:
+    page = (Path(__file__).parents[4] / "docs/how-to/gpu.md").read_text()
+    commands = page.partition("## Try it on yours")[2]
+    with_one = [name for name in EXPERIMENTS if "gpu" in find(name).profiles]
+    assert [name for name in with_one if name not in commands] == []
+    assert set(COST) <= set(with_one)
+
+
 def test_gpu_that_onnxruntime_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(device: str) -> str:
         raise GpuUnavailable(f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here")
