@@ -12,8 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage, sparse
-from scipy.sparse import csgraph
 
 from model_store.task import Task
 
@@ -91,6 +89,9 @@ def _slabs(shape: tuple[int, ...], voxels: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _components(member: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
+    # A sixth of the service's imports, which tasks without `keep_largest` do not need.
+    from scipy import ndimage
+
     return ndimage.label(member, np.ones((3,) * member.ndim, np.int8))  # type: ignore[no-any-return]
 
 
@@ -110,6 +111,9 @@ def _touching(above: NDArray[np.int64], below: NDArray[np.int64]) -> NDArray[np.
 def _joined(touching: list[NDArray[np.int64]], count: int) -> NDArray[np.int32]:
     """[count]: which component each one of a slab belongs to."""
     pairs = np.concatenate([np.empty((0, 2), np.int64), *touching]) - 1
+    from scipy import sparse
+    from scipy.sparse import csgraph
+
     graph = sparse.coo_array((np.ones(len(pairs), np.int8), pairs.T), shape=(count, count))
     found: NDArray[np.int32] = csgraph.connected_components(graph, directed=False)[1]
     return found

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from anyio import CapacityLimiter, to_thread
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,8 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import ANONYMOUS, ApiKey, Caller, Database
 from service.errors import CredentialMissing
 from service.identity import keys, sessions
-from service.identity.oidc import Verifier
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.identity.oidc import Verifier
 
 _log = logging.getLogger("locum.service")
 _THREADS = 4
@@ -40,7 +43,7 @@ class Authenticator:
         self._threads = CapacityLimiter(_THREADS)
         # Others, since these may wait for the provider.
         self._verifying = CapacityLimiter(_THREADS)
-        self._verifier = Verifier(settings) if settings.auth in ("oidc", "both") else None
+        self._verifier = _verifier(settings) if settings.auth in ("oidc", "both") else None
         self._seen: dict[bytes, tuple[float, Caller]] = {}
 
     async def authenticate_session(self, cookie: str) -> Caller:
@@ -111,3 +114,10 @@ class Authenticator:
         except SQLAlchemyError as error:
             # A request is not rejected because its key's last use cannot be written.
             _log.warning("the use of key %s was not noted: %s", key_id, type(error).__name__)
+
+
+def _verifier(settings: Settings) -> Verifier:
+    # Its client and its cryptography are imported only where there is a provider.
+    from service.identity.oidc import Verifier
+
+    return Verifier(settings)

@@ -22,13 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnx.utils import Extractor
 from onnxruntime import OrtValue
 from onnxruntime.capi.onnxruntime_pybind11_state import ModelLoadCanceled
 
@@ -39,6 +37,9 @@ from service.inference.deadlines import DEADLINES
 from service.inference.gpu import card
 from service.inference.joined import JoinedRuns
 from service.inference.limits import GraphLimits
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 # Slices per run: bounds the memory of activations and probabilities, whatever the volume's length.
 BATCH = 8
@@ -71,6 +72,8 @@ def split_at_query(graph: bytes, model: ModelProto) -> tuple[GraphPart, ...]:
     outputs = [output.name for output in model.graph.output]
     if QUERY not in outputs:
         return (GraphPart(graph, {}),)
+    from onnx.utils import Extractor
+
     weights = dict(_moved_out(model))
     extractor = Extractor(model)
     halves = (
@@ -87,6 +90,8 @@ def _part(half: ModelProto, weights: Mapping[str, OrtValue]) -> GraphPart:
 
 def _moved_out(model: ModelProto) -> Iterator[tuple[str, OrtValue]]:
     """The large weights of a graph, by name, while they are moved out of it."""
+    from onnx import TensorProto, numpy_helper
+
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= _LARGE:
             yield tensor.name, OrtValue.ortvalue_from_numpy(numpy_helper.to_array(tensor))
@@ -430,6 +435,8 @@ FALLBACK = (
 @cache
 def _probe(device: str) -> GraphSession:
     """A graph of one convolution, which needs cuDNN too."""
+    from onnx import TensorProto, helper
+
     image = helper.make_tensor_value_info(IMAGE, TensorProto.FLOAT, ["B", 1, "H", "W"])
     probabilities = helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["B", 2, "H", "W"])
     nodes = [

@@ -14,14 +14,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from model_store.errors import GraphRefused
 from model_store.manifest import Reduced
+
+if TYPE_CHECKING:
+    import onnx
 
 IMAGE = "image"
 _CONVOLUTION = "Conv"
@@ -65,6 +67,8 @@ def reduced(
         GraphRefused: the graph has no convolution, or cannot be converted.
         ValueError: int8 without slices.
     """
+    import onnx
+
     model = onnx.load_from_string(graph)
     if precision == "float16":
         return _halved(model)

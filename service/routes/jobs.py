@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import HTMLResponse
 
-from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card, read_view
 from service.context import ServiceContext
 from service.database.job_states import ON_ONE_SCAN, TERMINAL, JobState
@@ -177,6 +176,9 @@ def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
 
     One self-contained HTML page. It may show pictures of patients and must not be cached.
     """
+    # Its templates are imported for the first card.
+    from service.adaptation.card.page import render
+
     card = read_card(context.store, context.database, context.settings.open_files(), job)
     return self_contained(render(card))
 

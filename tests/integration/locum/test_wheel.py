@@ -141,7 +141,7 @@ def test_service_alone_has_what_serves_and_needs_nothing_that_trains(tmp_path: P
     assert set(mine["dependencies"]) - {"onnxruntime>=1.27"} <= set(all_of_them["dependencies"])
     names = {re.split(r"[^\w-]", each)[0] for each in mine["dependencies"]}
     absent = {re.split(r"[^\w-]", each)[0] for each in all_of_them["dependencies"]} - names
-    trains = {"torch", "monai", "safetensors", "onnxscript", "scikit-learn", "matplotlib"}
+    trains = {"torch", "monai", "safetensors", "scikit-learn", "matplotlib"}
     assert absent == {"onnxruntime-gpu", *trains}
     for extra in ("postgresql", "s3"):
         assert mine["optional-dependencies"][extra] == all_of_them["optional-dependencies"][extra]

@@ -12,8 +12,9 @@ from service.database import Database, upgrade
 
 ANSWERS_WITHOUT_TORCH = """
 import asyncio, sys
-import httpx
 from service.app import create_app
+at_first_use = {"scipy.ndimage", "alembic", "onnx", "jinja2", "joserfc", "httpx"} & {*sys.modules}
+import httpx
 
 async def ask():
     app = create_app()
@@ -29,7 +30,8 @@ async def ask():
 asyncio.run(ask())
 loaded = {name.partition(".")[0] for name in sys.modules}
 of_personalization = {name.split(".")[1] for name in sys.modules if name.startswith("personalization.")}
-print(sorted(loaded & {"torch", "monai", "training", "matplotlib"}), sorted(of_personalization))
+heavy = at_first_use | loaded & {"torch", "monai", "training", "matplotlib"}
+print(sorted(heavy), sorted(of_personalization))
 """
 
 SERVES_WITHOUT = """
@@ -37,7 +39,7 @@ import asyncio, os, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "monai", "sklearn", "onnxscript", "matplotlib", "training"}:
+        if name.partition(".")[0] in {"torch", "monai", "sklearn", "matplotlib", "training"}:
             raise ModuleNotFoundError(f"No module named '{name}': it is not installed here", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -14,6 +14,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import event, inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
@@ -29,7 +30,7 @@ from service.database import (
     is_current,
     upgrade,
 )
-from service.database.schema import configuration
+from service.database.schema import configuration, head
 from service.errors import DatabaseNotMigrated, DatabaseUnavailable
 from tests.helpers.service.cohort_bench import Bench
 
@@ -65,6 +66,10 @@ def test_check_of_the_database_keeps_no_tables(database: Database) -> None:
     for _ in range(10):
         check(database)
     assert kept() == before
+
+
+def test_head_is_the_newest_revision_that_alembic_knows() -> None:
+    assert head() == ScriptDirectory.from_config(configuration()).get_current_head()
 
 
 def test_downgrade_to_base_drops_every_table(database: Database) -> None:
