@@ -4,8 +4,9 @@ BIN := .venv/bin
 
 # Reinstalled only when the pins or the dependencies change.
 .venv/.installed: pyproject.toml constraints.txt
+	@echo "Installing into .venv: up to 3 GB to download, and several minutes. pip names each package when it comes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 install: .venv/.installed

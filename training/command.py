@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -440,6 +441,15 @@ def _train(
     return result, warnings
 
 
+def _locum() -> str:
+    """Return the command as this shell finds it: in an environment that is not active, by its path."""
+    own = Path(sys.executable).with_name("locum")
+    if shutil.which("locum") is not None or not own.exists():
+        return "locum"
+    here = Path.cwd()
+    return shlex.quote(str(own.relative_to(here) if own.is_relative_to(here) else own))
+
+
 def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -> None:
     """Write record, report and each site's overlays, and say where everything is."""
     # Drawing is needed once, at the end, here; worker processes import this module when they start.
@@ -461,7 +471,9 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     pages = write_site_pages(result, folder)
     if pages:
         lines["overlays"] = f"{folder / 'sites' / 'SITE'}   of {', '.join(pages)}, for each of them alone"
-    lines["next"] = f"locum serve --store {shlex.quote(str(store.root))}   then open http://127.0.0.1:8000"
+    lines["serve it"] = (
+        f"{_locum()} serve --store {shlex.quote(str(store.root))}   then open http://127.0.0.1:8000"
+    )
     console = Console()
     for label, value in lines.items():
         console.print(f"{label:>8}  {_escaped(value)}", highlight=False, soft_wrap=True)

@@ -397,10 +397,17 @@ def main() -> None:
     try:
         app(prog_name="locum")
     except LocumError as error:
-        typer.echo(f"locum: {error}", err=True)
+        typer.echo(f"locum: {in_words(error)}", err=True)
         raise SystemExit(exit_code(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def in_words(error: LocumError) -> str:
+    """The error's sentence, with a command in place of the request that the service asks for."""
+    import re
+
+    return re.sub(r"\bPUT /hospitals/(\S+) registers it", r"`locum register \1` registers it", str(error))
 
 
 def exit_code(error: LocumError) -> int:

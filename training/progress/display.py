@@ -327,7 +327,13 @@ def _summary(name: str, values: Mapping[str, float], basis: Mapping[str, str]) -
     if not values:
         return []
     if len(values) <= _NAMED_SITES:
-        detail = ", ".join(f"{site} {format.number(value)}{basis[site]}" for site, value in values.items())
+        of = set(basis.values())
+        alike = of.pop() if len(values) > 1 and len(of) == 1 else ""
+        detail = ", ".join(
+            f"{site} {format.number(value)}{'' if alike else basis[site]}" for site, value in values.items()
+        )
+        if alike:
+            detail += f", each{alike}"
     else:
         detail = f"{format.number(min(values.values()))} to {format.number(max(values.values()))}"
         if few := sum(map(bool, basis.values())):

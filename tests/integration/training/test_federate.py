@@ -24,6 +24,7 @@ from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.networks import build
 from personalization.playbook import FILE, Playbook
 from personalization.state import from_safetensors
+from training.command import _locum
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, FederationError
@@ -109,9 +110,22 @@ def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, paper, t
     assert store.report(store.open("phantom")) == (folder / "report.html").read_bytes()
     record = json.loads((folder / "record.json").read_text())
     assert record["rounds"][-1]["absent"] == {"birch": "no consent to 'export'"}
-    serve = f"locum serve --store {tmp_path / 'store'}"
+    serve = f"serve it  {_locum()} serve --store {tmp_path / 'store'}"
     for said in ("phantom@1", str(folder / "record.json"), str(folder / "report.html"), serve):
         assert said in done.stdout
+
+
+@pytest.mark.parametrize(("path", "said"), [("bin", "locum"), ("other", "env/bin/locum")])
+def test_locum_is_named_by_its_path_where_the_shell_does_not_find_it(
+    path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("env/bin", "bin"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "locum").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env/bin/python"))
+    monkeypatch.setenv("PATH", str(tmp_path / path))
+    assert _locum() == said
 
 
 def sites_of(data: Path, **settings: object):

@@ -191,6 +191,14 @@ def test_a_score_of_few_patients_says_so_and_a_loss_does_not(validated: int, sai
             assert "loss 0.500 (aster 0.500)" in stream.getvalue()
 
 
+def test_number_of_patients_that_all_sites_have_stands_once() -> None:
+    made, stream = console(terminal=False)
+    progress = PlainProgress(made)
+    progress.run_started("run", PLAN, SITES, None, dict.fromkeys(SITES, 1))
+    play(progress, "train", 0, 4, 1.0, aster=entry(val_dice=0.25), birch=entry(val_dice=0.5))
+    assert "Dice 0.375 (aster 0.250, birch 0.500, each of 1 patient)" in stream.getvalue()
+
+
 @pytest.mark.parametrize("display", [PlainProgress, RichProgress])
 def test_scores_of_the_end_say_which_model_they_are_of_and_of_how_many_patients(display: type) -> None:
     made, stream = console(terminal=display is RichProgress)
