@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from model_store.task import Normalisation, Task
 from service.database import Database
 from service.jobs import records
 from service.settings import Settings
-from tests.helpers.service.joining_federation import publish_cross_attention
-from tests.helpers.service.routing_federation import outside_scans, publish_routing_space
+from tests.helpers.service.routing_federation import outside_scans
+from tests.integration.service.conftest import joining_store, routing_store  # noqa: F401
 
 LAPTOP = {"width": 1280, "height": 800}
 
@@ -70,10 +71,14 @@ class Service:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(
+    routing_store: Path,  # noqa: F811
+    joining_store: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Service]:
     root = tmp_path_factory.mktemp("page")
-    publish_routing_space(root / "store")
-    publish_cross_attention(root / "store")
+    for trained in (routing_store, joining_store):
+        shutil.copytree(trained, root / "store", dirs_exist_ok=True)
     publish_retina(Store(root / "store"))
     scans = {}
     for name, content in outside_scans(4).items():
