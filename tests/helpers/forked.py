@@ -7,29 +7,44 @@ stopped and waited for as any other.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from training.processes import PRELOADED, process_context
+from training.processes import PRELOADED
 
-# Beside what processes of a run import: what its programs do. Absent packages are ignored.
-PRELOADED += [
-    "onnx",
-    "torch.onnx",
-    "training.command",
-    "training.network.joining",
-    "training.network.operator",
-    "nvflare.fuel.f3.cellnet.core_cell",
-    "nvflare.lighter.utils",
-    "tests.helpers.training.killing",
-]
+# A server of its own: the one of a run may have been started for other imports. Absent packages are ignored.
+_SERVER = forkserver.ForkServer()
+_SERVER.set_forkserver_preload(
+    [
+        *PRELOADED,
+        "onnx",
+        "torch.onnx",
+        "training.command",
+        "training.network.joining",
+        "training.network.operator",
+        "nvflare.fuel.f3.cellnet.core_cell",
+        "nvflare.lighter.utils",
+        "tests.helpers.training.killing",
+    ]
+)
+
+
+def fork(target: Callable[..., None], *arguments: object) -> Any:
+    """Start a process that has made the imports; `target` is found by its name."""
+    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
+    with patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):
+        process.start()
+    return process
 
 
 class Forked:
@@ -42,10 +57,7 @@ class Forked:
         log: Path,
         environment: Mapping[str, str],
     ) -> None:
-        self._process: Any = process_context().Process(
-            target=_main, args=(module, [*map(str, options)], log, dict(environment))
-        )
-        self._process.start()
+        self._process = fork(_main, module, [*map(str, options)], log, dict(environment))
 
     @property
     def pid(self) -> int:

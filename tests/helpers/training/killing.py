@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from model_store.store import Store
-from tests.helpers.forked import process_context
+from tests.helpers.forked import fork
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine import pool
@@ -33,11 +33,7 @@ class Killable:
 
     def start(self, root: Path, workers: int) -> Any:
         """Start or resume the run of `root` in a process group of its own; returns its process."""
-        process = process_context().Process(
-            target=_run, args=(self.data, root, workers, self.method, self.config)
-        )
-        process.start()
-        return process
+        return fork(_run, self.data, root, workers, self.method, self.config)
 
     def end(self, root: Path, process: Any) -> bool:
         """Wait for the run's end and return whether it ended by itself."""
