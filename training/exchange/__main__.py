@@ -34,6 +34,12 @@ NameOption = Annotated[
 LicenceOption = Annotated[
     str | None, typer.Option("--licence", help="The licence of the weights, in place of the stated one.")
 ]
+LargestOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep-largest", help="A label of which answers keep the largest component alone; may be repeated."
+    ),
+]
 DEFAULT_STORE = ".locum/store"
 
 
@@ -63,6 +69,7 @@ def import_bundle(
     without: Annotated[
         list[str] | None, typer.Option("--without", help="A transform to leave out, knowingly.")
     ] = None,
+    largest: LargestOption = None,
 ) -> None:
     """Import a MONAI bundle. Nothing in it is imported, evaluated or unpickled."""
     from training.exchange import bundle, imported
@@ -72,6 +79,7 @@ def import_bundle(
     declared, labels = read_declared(values or []), _labels(label or [])
     with Source(path) as source:
         found = bundle.read(source, declared=declared, labels=labels, without=without or ())
+    found = imported.keeping_largest(found, largest) if largest else found
     _report(imported.publish(_opened(store), name or found.task.name, found, licence), found.notes)
 
 
@@ -88,6 +96,7 @@ def import_nnunet(
     mirror: Annotated[
         bool, typer.Option(help="Answer as nnU-Net does, mirrored over each axis: eight passes for one.")
     ] = True,
+    largest: LargestOption = None,
 ) -> None:
     """Import a folder of nnU-Net v2 (PlainConvUNet, 3d_fullres or 3d_lowres)."""
     from training.exchange import imported, nnunet
@@ -95,6 +104,7 @@ def import_nnunet(
 
     with Source(path) as source:
         found = nnunet.read(source, fold or (), mirror=mirror)
+    found = imported.keeping_largest(found, largest) if largest else found
     _report(imported.publish(_opened(store), name or found.task.name, found, licence), found.notes)
 
 

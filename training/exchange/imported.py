@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
@@ -55,6 +55,16 @@ class Imported:
     details: Mapping[str, JsonValue] = field(default_factory=dict)
     graph: bytes | None = None
     notes: tuple[str, ...] = ()
+
+
+def keeping_largest(imported: Imported, labels: Sequence[str]) -> Imported:
+    """The same, of which answers keep the largest component of `labels` alone, whatever its files say.
+
+    Raises ImportRefused for what is no label.
+    """
+    content = imported.task.model_dump(mode="json")
+    task = made(imported.weights.file, **{**content, "keep_largest": list(labels)})
+    return replace(imported, task=task)
 
 
 def publish(store: Store, name: str, imported: Imported, licence: str | None = None) -> Artefact:

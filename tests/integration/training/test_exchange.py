@@ -107,10 +107,20 @@ def test_imported_regions_are_monais_regions(tmp_path: Path, scan: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore")  # of MONAI
-@pytest.mark.parametrize(("after", "labels"), [(PROBABILITIES, None), (_LABELS, None), (_REGIONS, _BRATS)])
+@pytest.mark.parametrize(
+    ("after", "labels"),
+    [
+        (PROBABILITIES, None),
+        (_LABELS, None),
+        (_REGIONS, _BRATS),
+        ([SOFTMAX, INVERT, ARGMAX, _LARGEST, SAVE], None),
+    ],
+)
 def test_an_exported_bundle_opens_with_monais_parser_and_gives_the_same_mask(
     tmp_path: Path, scan: Path, after: list[dict[str, Any]], labels: dict[str, tuple[int, ...]] | None
 ) -> None:
+    if _LARGEST in after:
+        pytest.importorskip("skimage", reason="MONAI's transform needs scikit-image")
     folder = make_bundle(tmp_path / "bundle", after=after)
     artefact = _imported(Store(tmp_path / "store"), folder, labels=labels)
 
@@ -180,7 +190,7 @@ def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(
 def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "bundle")
     line = [sys.executable, "-m", "locum", "store", "import", "bundle", str(folder)]
-    line += ["--store", str(tmp_path / "store")]
+    line += ["--store", str(tmp_path / "store"), "--keep-largest", "posterior"]
 
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     refused = subprocess.run([*line, "--without"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -189,6 +199,8 @@ def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(t
 
     assert "imported spleen-ct-segmentation@1" in done.stdout, done.stderr
     assert "licence Apache License Version 2.0" in done.stdout
+    task = Store(tmp_path / "store").open("spleen-ct-segmentation@1").manifest.task
+    assert task.keep_largest == ("posterior",)
     assert refused.returncode == 2
     assert missing.returncode == 2
     assert "expected configs/metadata.json of a MONAI bundle" in missing.stderr

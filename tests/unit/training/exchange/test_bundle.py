@@ -14,7 +14,7 @@ from personalization.networks import build
 from tests.helpers.training.bundles import ARGMAX, INVERT, NETWORK, SOFTMAX, SPLEEN, make_bundle
 from training.errors import ImportRefused
 from training.exchange import bundle, checkpoints
-from training.exchange.imported import Imported
+from training.exchange.imported import Imported, keeping_largest
 from training.exchange.source import Source
 
 _SIGMOID = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
@@ -120,6 +120,13 @@ def test_the_largest_component_is_a_field_of_the_task(tmp_path: Path, applied: A
     assert (found.task.keep_largest, found.notes) == (labels, ())
     note, *_ = _read(make_bundle(tmp_path / "c", after=[SOFTMAX, ARGMAX, largest, INVERT])).notes
     assert "on the scan's own" in note
+
+
+def test_largest_components_are_asked_for_by_label(tmp_path: Path) -> None:
+    found = _read(make_bundle(tmp_path / "b"))
+    assert keeping_largest(found, ["posterior"]).task.keep_largest == ("posterior",)
+    with pytest.raises(ImportRefused, match=r"model.pt.*expected labels of \['anterior', 'posterior'\]"):
+        keeping_largest(found, ["liver"])
 
 
 def test_normalisation_before_spacing_stays_before(tmp_path: Path) -> None:
