@@ -28,6 +28,7 @@ _METADATA: Final = ("configs/metadata.json", "metadata.json")
 _WEIGHTS: Final = ("models/model.pt", "models/model.pth", "model.pt")
 _TORCHSCRIPT: Final = ("models/model.ts", "model.ts")
 _LICENCES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md", "docs/LICENSE", "docs/data_license.txt")
+_AS_IT_IS: Final = ("$@network_def.to(@device)", "$@network_def", "@network_def")
 _NETS: Final = "monai.networks.nets"
 _DIMENSIONS: Final = 3
 _LONGEST_LICENCE = 120
@@ -238,14 +239,19 @@ def _window(config: Config) -> dict[str, Any]:
 
 
 def _notes(config: Config) -> tuple[str, ...]:
+    notes = []
     padding = config.component("inferer").value("padding_mode", "constant")
-    if padding in ("constant", None):
-        return ()
-    return (
-        f"the bundle pads scans smaller than its window by {str(padding)[:32]!r}, Locum with zeros: masks "
-        "of larger "
-        "scans are not affected",
-    )
+    if padding not in ("constant", None):
+        notes.append(
+            f"the bundle pads scans smaller than its window by {str(padding)[:32]!r}, Locum with zeros: "
+            "masks of larger scans are not affected"
+        )
+    if config.has("network") and str(config.written("network")).replace(" ", "") not in _AS_IT_IS:
+        notes.append(
+            "the bundle changes what its network answers (`network`), which is not read: answers can differ "
+            "from the bundle's"
+        )
+    return tuple(notes)
 
 
 def _modality(metadata: Mapping[str, Any]) -> str | None:

@@ -3,11 +3,12 @@
 The configuration has what the task says, as MONAI's transforms in the order in which Locum works. A network
 that sees the stored axes in another order than MONAI, as nnU-Net's do, gets its kernels turned. What MONAI
 has no transform for is refused, or on request replaced by the closest that it has: nnU-Net's resampling and
-window, mirrored answers, normalisation within a region.
+window, normalisation within a region.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,9 +76,6 @@ def closest_to(task: Task) -> tuple[Task, tuple[str, ...]]:
     if geometry.resampling == "nnunet":
         changed["resampling"] = "linear"
         notes.append("scans are resampled linearly, where nnU-Net uses cubic splines")
-    if geometry.mirror:
-        changed["mirror"] = ()
-        notes.append(f"patches are not mirrored over the axes {list(geometry.mirror)}")
     content = task.model_dump(mode="json")
     content["geometry"] |= changed
     for each in (content, *(content["channels"] if isinstance(content["channels"], list) else ())):
@@ -162,10 +160,12 @@ def _inference(task: Task, where: str, target: str, arguments: Mapping[str, Any]
         )
     _check(task, geometry, where)
     activate = "sigmoid" if task.regions else "softmax"
-    network = "$@network_def.to(@device)"
+    network = "@network_def"
     if geometry.average == "probabilities":
         last = "torch.nn.Sigmoid()" if task.regions else "torch.nn.Softmax(1)"
-        network = f"$torch.nn.Sequential(@network_def, {last}).to(@device)"
+        network = f"torch.nn.Sequential(@network_def, {last})"
+    if geometry.mirror:
+        network = _mirrored(network, geometry.mirror)
     return {
         "imports": ["$import glob", "$import monai", "$import torch"],
         "bundle_root": ".",
@@ -174,7 +174,7 @@ def _inference(task: Task, where: str, target: str, arguments: Mapping[str, Any]
         "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii.gz'))",
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "network_def": {"_target_": target, **arguments},
-        "network": network,
+        "network": f"${network}.to(@device)",
         "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(task, geometry, where)},
         "dataset": {
             "_target_": "Dataset",
@@ -213,6 +213,17 @@ def _inference(task: Task, where: str, target: str, arguments: Mapping[str, Any]
     }
 
 
+def _mirrored(network: str, axes: Sequence[int]) -> str:
+    """An expression of a module that averages a network's answers over all mirrorings along `axes`."""
+    turns = [
+        [2 + axis for axis in turn]
+        for count in range(len(axes) + 1)
+        for turn in itertools.combinations(axes, count)
+    ]
+    mean = f"torch.stack([self[0](x.flip(turn)).flip(turn) for turn in {turns}]).mean(dim=0)"
+    return f"type('Mirrored', (torch.nn.Sequential,), {{'forward': lambda self, x: {mean}}})({network})"
+
+
 def _check(task: Task, geometry: VolumeGeometry, where: str) -> None:
     alone = all(
         len(own := task.label_classes(label)) == 1 and task.classes[own[0]].labels == (label,)
@@ -223,7 +234,6 @@ def _check(task: Task, geometry: VolumeGeometry, where: str) -> None:
         f"window: {geometry.window}": geometry.window == "nnunet",
         f"resampling: {geometry.resampling}": geometry.resampling == "nnunet",
         f"axes: {geometry.axes}": geometry.axes.islower() and geometry.axes != "ijk",
-        f"mirror: {list(geometry.mirror)}": bool(geometry.mirror),
     }
     if found := [name for name, holds in problems.items() if holds]:
         raise ImportRefused(

@@ -149,7 +149,7 @@ def test_an_nnunet_is_exported_as_the_closest_that_monai_has_with_its_axes_turne
 
     notes = to_bundle.write(artefact, tmp_path / "exported", closest=True)
 
-    assert [note.split()[0] for note in notes] == ["windows", "scans", "patches"]
+    assert [note.split()[0] for note in notes] == ["windows", "scans"]
     readme = (tmp_path / "exported" / "docs" / "README.md").read_text()
     assert all(note in readme for note in notes)
     own = mask_of(artefact, scan, to_bundle.closest_to(artefact.manifest.task)[0])

@@ -122,6 +122,12 @@ def test_the_largest_component_is_a_field_of_the_task(tmp_path: Path, applied: A
     assert "on the scan's own" in note
 
 
+def test_a_network_that_is_changed_after_its_definition_is_noted(tmp_path: Path) -> None:
+    changed = {"network": "$torch.nn.Sequential(@network_def, torch.nn.Softmax(1)).to(@device)"}
+    (note,) = _read(make_bundle(tmp_path / "b", further=changed)).notes
+    assert "changes what its network answers (`network`)" in note
+
+
 def test_largest_components_are_asked_for_by_label(tmp_path: Path) -> None:
     found = _read(make_bundle(tmp_path / "b"))
     assert keeping_largest(found, ["posterior"]).task.keep_largest == ("posterior",)
