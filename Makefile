@@ -18,8 +18,8 @@ demo: install
 demo-network: install
 	$(BIN)/python -m demo.network
 
-# In the order of the folders: the long tests of tests/e2e start first, not last. Three processes keep two cores busy,
-# since tests of the service wait for a third of their time.
+# In the order of the folders: the long tests of tests/e2e start first, not last. Four processes keep two cores busy,
+# since tests wait for the processes that they start.
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --quiet
 
