@@ -295,10 +295,10 @@ def test_precision_is_chosen_where_the_store_has_graphs_in_fewer_bits(page: Any,
     def add_a_graph(route: Any) -> None:
         answer = route.fetch()
         listed = answer.json()
-        listed["models"].append({**listed["models"][0], "name": "organ.aster.int8"})
+        listed["versions"].append({**listed["versions"][0], "name": "organ.aster.int8"})
         route.fulfill(response=answer, json=listed)
 
-    page.route("**/models", add_a_graph)
+    page.route("**/lineage?*", add_a_graph)
     page.reload()
     change.click()
     dialog = page.get_by_role("dialog")

@@ -1,7 +1,6 @@
 /** Which version serves the hospital: decide, take a decision back, and see what served when. */
 import { useEffect, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
-import { models } from "../../app/catalogue";
 import { has, session } from "../../app/session";
 import { Select } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
@@ -25,8 +24,16 @@ const PRECISIONS: { value: Precision; label: string }[] = [
   { value: "float16", label: "float16, faster on a GPU" },
 ];
 
-/** Those of which the store has a graph, `NAME.int8`: where it has none there is nothing to choose. */
-const offered = () => PRECISIONS.filter(({ value }) => value === "float32" || models.value.some(({ name }) => name.endsWith(`.${value}`)));
+/** The precisions in which the newest versions of the federation, or of this hospital, have a graph (`NAME.int8`). */
+async function precisionsFor(hospital: string): Promise<Precision[]> {
+  const limit = 1000;
+  const pages = await Promise.all([
+    call("get", "/lineage", { query: { adapted: false, limit } }),
+    call("get", "/lineage", { query: { hospital, limit } }),
+  ]);
+  const names = pages.flatMap(({ data }) => data.versions.map(({ name }) => name));
+  return PRECISIONS.map(({ value }) => value).filter((each) => names.some((name) => name.endsWith(`.${each}`)));
+}
 
 /** `reasons`: why the gate rejected the version. `precision` keeps the version that serves. */
 type Decision = {
@@ -43,6 +50,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
   const [serving, setServing] = useState<Serving | null>(null);
   const [tag, setTag] = useState<string | null>(null);
   const [entries, setEntries] = useState<Entry[]>([]);
+  const [graphs, setGraphs] = useState<Precision[]>([]);
   const [error, setError] = useState<unknown>(null);
   const [decision, setDecision] = useState<Decision | null>(null);
   const load = async () => {
@@ -52,6 +60,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
       setServing(found.data);
       setTag(found.headers.get("ETag"));
       setEntries((await call("get", "/hospitals/{hospital}/serving/{model}/history", { path })).data.entries);
+      if (has("approver")) setGraphs(await precisionsFor(hospital));
       setError(null);
     } catch (found) {
       setError(found);
@@ -104,7 +113,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
               Assign the newer version
             </button>
           )}
-          {decided && !decided.by_default && !serving?.withdrawn && (offered().length > 1 || decided.precision !== "float32") && (
+          {decided && !decided.by_default && !serving?.withdrawn && (graphs.length > 0 || decided.precision !== "float32") && (
             <button
               type="button"
               class="button"
@@ -139,6 +148,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
           decision={decision}
           hospital={hospital}
           model={model}
+          graphs={graphs}
           serving={serving?.artefact ?? "nothing"}
           tag={tag}
           onStale={load}
@@ -184,6 +194,8 @@ function Decide(given: {
   decision: Decision;
   hospital: string;
   model: string;
+  /** Precisions beside float32 in which there are graphs. */
+  graphs: readonly Precision[];
   /** What serves now. */
   serving: string;
   tag: string | null;
@@ -219,6 +231,7 @@ function Decide(given: {
       setError(found);
     }
   };
+  const offered = PRECISIONS.filter(({ value }) => value === "float32" || value === decision.precision || given.graphs.includes(value));
   const title = {
     assign: "Assign the candidate",
     newer: "Assign the newer version",
@@ -246,11 +259,11 @@ function Decide(given: {
             ? `${decision.version}, which served ${hospital} before, serves again from now on.`
             : `${decision.version} serves ${hospital} for ${model} from now on.`}
         </p>
-        {decision.kind !== "back" && offered().length > 1 && (
+        {decision.kind !== "back" && offered.length > 1 && (
           <Select
             label="Precision"
             value={precision}
-            options={offered()}
+            options={offered}
             hint="The numbers that the model computes in. A graph in fewer bits was checked to draw the same masks."
             onChange={setPrecision}
           />
