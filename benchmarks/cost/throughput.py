@@ -1,4 +1,5 @@
-"""Throughput of POST /segment over bare onnxruntime, jobs of one and two workers, memory over many requests.
+"""Throughput of POST /segment over bare onnxruntime and beside other servers, jobs of one and two workers,
+and memory over many requests.
 
 Clients post the same scan over kept connections, each again as soon as it is answered, to a real server
 process over loopback. The floor is bare onnxruntime in this process: threads that run the same prepared
@@ -12,12 +13,15 @@ Processor time per scan is given too, which other load on the machine disturbs l
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -25,9 +29,11 @@ from typing import Any
 import numpy as np
 import psutil
 from numpy.typing import NDArray
+from PIL import Image
 
 from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.health import HOSPITAL, second_worker, start_job, wait_for
+from benchmarks.cost.peers import ask, installed, peer
 from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import TASK, form, post, publish, scan_bytes, server, wake
 from benchmarks.harness.cells import Cell, Row
@@ -59,7 +65,7 @@ class Scan:
 @dataclass(frozen=True)
 class Profile:
     """Scans by name; pairs of served and bare, and scans in each at least; slots; jobs, and the width of
-    their U-Nets; requests while memory is watched.
+    their U-Nets; requests while memory is watched; clients where other servers are compared.
 
     `threads` are onnxruntime's per run, on both sides: as many as the machine has cores, and 1.
     """
@@ -72,12 +78,13 @@ class Profile:
     jobs: int = 6
     job_width: int = 8
     requests: int = 10_800
+    peer_clients: tuple[int, ...] = (1, 16)
     device: str = "cpu"
 
 
 _FEW = (1, 4)
 PROFILES = {
-    "smoke": Profile({"PNG": Scan(0, 32, 2, (2,))}, 2, 8, 2, (1,), 2, 2, 1000),
+    "smoke": Profile({"PNG": Scan(0, 32, 2, (2,))}, 2, 8, 2, (1,), 2, 2, 1000, (2,)),
     "cpu": Profile(
         {"PNG": Scan(0, 256, 16), "small PNG": Scan(0, 96, 8), "volume": Scan(16, 256, 16, _FEW)},
     ),
@@ -85,6 +92,8 @@ PROFILES = {
         {"PNG": Scan(0, 256, 32), "small PNG": Scan(0, 96, 16), "volume": Scan(128, 256, 32, _FEW)},
         slots=16,
         threads=(1,),
+        # Their programs run on the CPU.
+        peer_clients=(),
         device="cuda",
     ),
 }
@@ -105,6 +114,7 @@ class Throughput(CostExperiment[Profile]):
         """How each kind of cell is measured, and how its rows are shown."""
         return {
             "requests": Kind(requests, _requests_section),
+            "peers": Kind(peers, _peers_section),
             "jobs": Kind(jobs, _jobs_section),
             "memory": Kind(memory, _memory_section),
         }
@@ -131,9 +141,24 @@ class Throughput(CostExperiment[Profile]):
             # One thread per run is for many clients.
             if threads == profile.threads[0] or clients == 16
         ]
+        beside = [
+            {
+                "what": "peers",
+                "scan": name,
+                "size": scan.size,
+                "width": scan.width,
+                "clients": clients,
+                "threads": 1,
+                "scans": profile.least * 2,
+                **shared,
+            }
+            for name, scan in profile.scans.items()
+            for clients in profile.peer_clients
+            if scan.slices == 0
+        ]
         adapted = {"jobs": profile.jobs, "preset": "ladder", "width": profile.job_width, "pairs": 1}
         posted = {"requests": profile.requests, "clients": 8, "slots": profile.slots, "size": 32, "width": 2}
-        cells = [*served, {"what": "jobs", **adapted}, {"what": "memory", **posted}]
+        cells = [*served, *beside, {"what": "jobs", **adapted}, {"what": "memory", **posted}]
         return cells
 
 
@@ -181,6 +206,55 @@ def requests(cell: Cell, work: Path) -> dict[str, Any]:
         "bare_callers": way.callers,
         "bare_slices_per_run": len(way.batch),
     }
+
+
+def peers(cell: Cell, work: Path) -> dict[str, Any]:
+    """Scans per second and processor time per scan, by Locum and by every other server that is installed, in
+    turn. Raises RuntimeError where one of them answers with another mask than FastAPI does.
+    """
+    clients, folder = cell["clients"], work / f"run-{time.time_ns()}"
+    data, size = scan_bytes("png", cell["size"]), (cell["size"], cell["size"])
+    publish(folder / "store", cell["width"], decode(data), TASK.model_copy(update={"size": size}))
+    graph, body = folder / GRAPH, form(data)
+    graph.write_bytes(Store(folder / "store").open("cost").read(GRAPH))
+    settings = {"LOCUM_INFERENCE_SLOTS": str(cell["slots"]), "LOCUM_INFERENCE_QUEUE": str(_QUEUE)}
+    with ExitStack() as stack:
+        running = stack.enter_context(server(folder, cell["threads"], settings))
+        found = {"Locum": (running.port, running.pid)}
+        for name in installed():
+            found[name] = stack.enter_context(peer(name, graph, cell["threads"], body, folder))
+        asks: dict[str, Callable[[int], bytes]] = {}
+        for name, (port, _) in found.items():
+            connections = [
+                stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port)))
+                for _ in range(clients)
+            ]
+            asks[name] = partial(_asked, connections, body)
+        masks = [Image.open(io.BytesIO(asks[name](0))).tobytes() for name in asks if name != "Locum"]
+        if len(set(masks)) > 1:
+            raise RuntimeError(f"expected one mask of {', '.join(asks)}, found several")
+        phases: dict[str, list[Phase]] = {name: [] for name in found}
+        for _ in range(1 + cell["pairs"]):
+            for name, (_, pid) in found.items():
+                phases[name].append(phase(clients, cell["scans"], asks[name], pid))
+    # The first of each wakes its threads.
+    kept = {name: runs[1:] for name, runs in phases.items()}
+    ours = kept["Locum"]
+    return {
+        name: {
+            "per_s": round(median(run.rate for run in runs), 2),
+            "processor_ms": round(1e3 * median(run.processor for run in runs), 2),
+            "ratio": _spread([our.rate / run.rate for our, run in zip(ours, runs, strict=True)]),
+            "processor_ratio": _spread(
+                [run.processor / our.processor for our, run in zip(ours, runs, strict=True)]
+            ),
+        }
+        for name, runs in kept.items()
+    }
+
+
+def _asked(connections: Sequence[http.client.HTTPConnection], body: bytes, client: int) -> bytes:
+    return ask(connections[client], body)
 
 
 @dataclass(frozen=True)
@@ -283,7 +357,11 @@ def memory(cell: Cell, work: Path) -> dict[str, Any]:
 
 
 def _processor_seconds(pid: int | None) -> float:
-    return processor_seconds([psutil.Process(), *([] if pid is None else [psutil.Process(pid)])])
+    """Of this process, and of another with its children."""
+    if pid is None:
+        return processor_seconds([psutil.Process()])
+    other = psutil.Process(pid)
+    return processor_seconds([psutil.Process(), other, *other.children(recursive=True)])
 
 
 def _spread(ratios: Sequence[float]) -> dict[str, float]:
@@ -337,6 +415,45 @@ def _requests_section(rows: Sequence[Row]) -> list[str]:
 def _described(cell: Cell) -> str:
     slices = f"{cell['slices']}x" if cell["slices"] else ""
     return f"{slices}{cell['size']}x{cell['size']}, U-Net of width {cell['width']}, {cell['slots']} slots"
+
+
+def _peers_section(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        cell = row["cell"]
+        for name, found in row["result"].items():
+            own = name == "Locum"
+            lines.append(
+                [
+                    cell["scan"],
+                    cell["clients"],
+                    name,
+                    f"{found['per_s']:.1f}",
+                    "" if own else _ratio(found["ratio"]),
+                    f"{found['processor_ms']:.1f}",
+                    "" if own else _ratio(found["processor_ratio"]),
+                ]
+            )
+    return [
+        "## Beside other servers",
+        "The same graph with one thread a run, in turn. The others decode the PNG, run the network and "
+        "encode the mask ([their programs](../../benchmarks/cost/peers)): they check no artefact, guard "
+        "nothing and write no audit row. FastAPI is one process, LitServe has a worker per core, BentoML its "
+        "default. Processor time is that of server, workers and clients. Ratios are of Locum's scans over "
+        "theirs, and of their processor time over Locum's: above 1 Locum is faster.",
+        table(
+            [
+                "scan",
+                "clients",
+                "server",
+                "scans/s",
+                "Locum / server",
+                "processor ms",
+                "server / Locum, processor",
+            ],
+            lines,
+        ),
+    ]
 
 
 def _jobs_section(rows: Sequence[Row]) -> list[str]:
