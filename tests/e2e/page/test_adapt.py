@@ -302,6 +302,7 @@ def test_precision_is_chosen_where_the_store_has_graphs_in_fewer_bits(page: Any,
     page.reload()
     change.click()
     dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Precision").wait_for()
     assert dialog.get_by_label("Precision").locator("option").all_inner_texts() == [
         "float32, as trained",
         "int8, faster on a processor",

@@ -159,7 +159,10 @@ def test_rejected_scans_leave_no_files_and_jobs(api: Any, scans: list[bytes]) ->
     assert problem(send(api, scans * 2)) == (422, "malformed-form")
     assert problem(send(api, scans[:2], options="{")) == (422, "invalid-request")
     assert problem(send(api, scans[:2], surprise="1")) == (422, "invalid-request")
-    assert problem(send(api, scans[:2], model="bright")) == (422, "masks-missing")
+    assert problem(send(api, scans[:2], model="bright", options='{"preset": "masks"}')) == (
+        422,
+        "masks-missing",
+    )
     assert problem(send(api, [scans[0] + b"x" * 70_000])) == (413, "upload-too-large")
     assert kept() == before
     assert api.client.get("/jobs", params={"limit": 1000}).json() == jobs
@@ -169,7 +172,7 @@ def test_invalid_adaptation_request_is_rejected_with_its_problem_type(api: Any, 
     def refused(path: str = "/hospitals/north/adaptations", **body: Any) -> tuple[int, str]:
         return problem(api.client.post(path, json={"cohort": cohort, "model": "brain", **body}))
 
-    assert refused(model="bright") == (422, "masks-missing")
+    assert refused(model="bright", options={"preset": "masks"}) == (422, "masks-missing")
     assert refused(model="lung") == (404, "artefact-not-found")
     assert refused(model=None) == (422, "model-not-named")
     assert refused(cohort="0" * 32) == (404, "cohort-unknown")

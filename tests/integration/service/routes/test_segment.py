@@ -201,7 +201,7 @@ def test_segment_of_equal_requests_is_bit_identical_across_apis(
     [
         ({"output": "dicom"}, "output"),
         ({"personalization": "whose"}, "personalization"),
-        ({"personalization": "scan"}, "name a routing-space"),
+        ({"personalization": "scan", "preset": "paper"}, "is one model"),
         ({"guard": "shrug"}, "guard"),
         ({"personalisation": "auto"}, "not a parameter"),
         ({"hospital": "../../etc"}, "hospital"),
