@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from demo.service_process import free_port
@@ -54,8 +54,8 @@ def peer(name: str, graph: Path, threads: int, body: bytes, folder: Path) -> Ite
     Raises RuntimeError with its output if it does not start.
     """
     port, log = free_port(), folder / f"{name}.log"
-    own = {"PEER_GRAPH": str(graph), "PEER_THREADS": str(threads), "PEER_PORT": str(port)}
-    quiet = {"BENTOML_DO_NOT_TRACK": "True", "BENTOML_HOME": str(folder / "bentoml")}
+    own = {"PEER_GRAPH": str(graph.resolve()), "PEER_THREADS": str(threads), "PEER_PORT": str(port)}
+    quiet = {"BENTOML_DO_NOT_TRACK": "True", "BENTOML_HOME": str(folder.resolve() / "bentoml")}
     command = [interpreter(), str(_HERE / PEERS[name][1])]
     with (
         log.open("wb") as stream,
@@ -77,7 +77,8 @@ def peer(name: str, graph: Path, threads: int, body: bytes, folder: Path) -> Ite
             yield port, process.pid
         finally:
             # Its workers are of its group.
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def ask(connection: http.client.HTTPConnection, body: bytes) -> bytes:
