@@ -81,7 +81,8 @@ def read_card(store: Store, database: Database, files: Files, job_id: str) -> Ca
         candidate_withdrawn=_withdrawn(store, job),
         scans=_count(found.result.get("scans")),
         images=_count(found.result.get("images")),
-        best_epoch=_count(found.result.get("best_epoch")),
+        # What learns nothing has no epoch to choose.
+        best_epoch=_count(found.result.get("best_epoch")) if found.result.get("epochs") != 0 else None,
         pictures=_pictures(JobFolder(files, job.id)),
         decisions=decisions,
         lineage={} if lineage is None else {name: getattr(lineage, name) for name in _LINEAGE},

@@ -160,6 +160,12 @@ def test_malformed_coefficients_are_left_out_of_the_card(here: Place, found: Any
     assert not [each for each in here.card(job).job.sections if isinstance(each.body, HeatMap)]
 
 
+@pytest.mark.parametrize(("epochs", "shown"), [(0, None), (5, 0)])
+def test_chosen_epoch_is_shown_where_there_were_epochs(here: Place, epochs: int, shown: int | None) -> None:
+    job = submit(here, state="succeeded", result={"epochs": epochs, "best_epoch": 0})
+    assert here.card(job).best_epoch == shown
+
+
 def test_card_ignores_malformed_stored_fields(here: Place) -> None:
     job = submit(
         here,
