@@ -13,6 +13,15 @@ from tests.helpers.model_store.dicom_files import series, turned
 from tests.integration.service.routes.test_segment_volume import nifti, publish, voxels
 
 
+def assign(service: Service, path: str, actor: str, reason: str) -> None:
+    """Assign `organ@1` at the path of a hospital's serving, after the last decision there."""
+    service.client.put(
+        path,
+        json={"version": "organ@1", "actor": actor, "reason": reason},
+        headers={"If-Match": service.client.get(path).headers["ETag"]},
+    ).raise_for_status()
+
+
 def test_scans_of_two_hospitals_reach_their_own_cohorts(browser: Any, service: Service) -> None:
     with opened_page(browser, service.address, expected=("net::ERR_",)) as page:
         drop_for_two_hospitals(page, service)
@@ -252,18 +261,10 @@ def test_decision_after_a_rejected_one_is_made_on_what_serves_by_then(page: Any,
     service.client.put(
         path, json={"version": "organ@1", "actor": "Ada", "reason": "first"}, headers={"If-None-Match": "*"}
     ).raise_for_status()
-    service.client.put(
-        path,
-        json={"version": "organ@1", "actor": "Ada", "reason": "second"},
-        headers={"If-Match": service.client.get(path).headers["ETag"]},
-    ).raise_for_status()
+    assign(service, path, "Ada", "second")
     page.goto(f"{service.address}/#/adapt?hospital=aster&model=organ")
     page.get_by_role("button", name="Roll back").click()
-    service.client.put(
-        path,
-        json={"version": "organ@1", "actor": "Ida", "reason": "meanwhile"},
-        headers={"If-Match": service.client.get(path).headers["ETag"]},
-    ).raise_for_status()
+    assign(service, path, "Ida", "meanwhile")
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Your name").fill("Ada")
     dialog.get_by_label("Reason").fill("again")
@@ -283,11 +284,7 @@ def test_decision_after_a_rejected_one_is_made_on_what_serves_by_then(page: Any,
 
 def test_precision_is_chosen_where_the_store_has_graphs_in_fewer_bits(page: Any, service: Service) -> None:
     path = "/hospitals/aster/serving/organ"
-    service.client.put(
-        path,
-        json={"version": "organ@1", "actor": "Ada", "reason": "first"},
-        headers={"If-Match": service.client.get(path).headers["ETag"]},
-    ).raise_for_status()
+    assign(service, path, "Ada", "first")
     page.goto(f"{service.address}/#/adapt?hospital=aster&model=organ")
     page.get_by_role("button", name="Roll back").wait_for()
     change = page.get_by_role("button", name="Change the precision")
