@@ -152,6 +152,10 @@ class PretendedCuda:
         }
         for name, answer in answers.items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
+        # In a build for CUDA, an optimiser asks the driver for its stream.
+        self._stack.enter_context(
+            mock.patch.object(torch.accelerator, "current_accelerator", return_value=None)
+        )
         self._stack.enter_context(self.dispatch)
         self._stack.enter_context(_Functions())
         return self
