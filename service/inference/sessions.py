@@ -262,7 +262,9 @@ class GraphSession:
         number = device.partition(":")[2] or "0"
         self._arena = f"gpu:{number}" if self._on_gpu else _CPU_ARENA
         at_once = max(1, (os.cpu_count() or 1) // threads) if threads and not self._on_gpu else 1
-        self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
+        # On a GPU, a run of another number of slices costs more than joining saves (`_filled`).
+        most = 1 if self._on_gpu else BATCH
+        self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=most)
 
     @property
     def _on_gpu(self) -> bool:
@@ -271,8 +273,8 @@ class GraphSession:
     def run(self, slices: NDArray[np.float32]) -> Outputs:
         """What the graph gives for slices [S, C, H, W], each for itself.
 
-        Other threads' slices may be joined to the same run, which changes no bit. Where a GPU has no room for
-        a run, its slices are run in halves.
+        On a CPU, other threads' slices may be joined to the same run, which changes no bit. Where a GPU has
+        no room for a run, its slices are run in halves.
 
         Raises RunTooLong, RunTooLarge, GpuMemoryFull.
         """
@@ -291,14 +293,31 @@ class GraphSession:
     def _arrays(
         self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None, *, whole: bool = False
     ) -> list[NDArray[Any]]:
+        if whole:
+            return self._unhalved(slices, query, whole=True)
+        found = self._halved(self._filled(slices), query)
+        return [array[: len(slices)] for array in found]
+
+    def _filled(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
+        """On a GPU one slice, or `BATCH` with empty ones behind.
+
+        cuDNN plans its kernels again for a run of another number of slices than the run before, which takes
+        ten times as long as a run (docs/how-to/gpu.md).
+        """
+        empty = BATCH - len(slices)
+        if not self._on_gpu or len(slices) == 1 or empty <= 0:
+            return slices
+        return np.concatenate([slices, np.zeros((empty, *slices.shape[1:]), np.float32)])
+
+    def _halved(self, slices: NDArray[np.float32], query: NDArray[np.float32] | None) -> list[NDArray[Any]]:
         try:
-            return self._unhalved(slices, query, whole=whole)
+            return self._unhalved(slices, query, whole=False)
         except GpuMemoryFull:
-            if whole or len(slices) == 1:
+            if len(slices) == 1:
                 raise
             _log.warning("graph %s: %d slices do not fit on the GPU; halving", self.digest, len(slices))
         middle = len(slices) // 2
-        halves = [self._arrays(half, query) for half in (slices[:middle], slices[middle:])]
+        halves = [self._halved(half, query) for half in (slices[:middle], slices[middle:])]
         return [np.concatenate(pair) for pair in zip(*halves, strict=True)]
 
     def _unhalved(
@@ -308,12 +327,14 @@ class GraphSession:
         if self.has_pool:
             # As many queries as slices: the graph's inputs share their B, which onnxruntime plans memory by.
             inputs[QUERY] = self.queries(slices) if query is None else query.repeat(len(slices), axis=0)
-        return self._run(self._session, self._outputs, inputs, gives_back=whole)
+        # The usual number of slices is asked for again soon, a patch of a volume at once.
+        return self._run(self._session, self._outputs, inputs, gives_back=whole and len(slices) > BATCH)
 
     def queries(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
         """[S, Q]: what slices are looked up by in the graph's pool; nothing else of it is run."""
         (asking,) = self._asking
-        return self._run(asking, [QUERY], {IMAGE: np.ascontiguousarray(slices)})[0]
+        found = self._run(asking, [QUERY], {IMAGE: np.ascontiguousarray(self._filled(slices))})
+        return found[0][: len(slices)]
 
     def _run(
         self,

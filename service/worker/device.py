@@ -43,8 +43,8 @@ def prepare_torch(settings: Settings) -> None:
     if settings.gpu_memory_bytes and torch.cuda.is_available():
         device = device_of(settings)
         if device.type == "cuda":
-            total = torch.cuda.mem_get_info(device)[1]
-            torch.cuda.set_per_process_memory_fraction(min(1.0, settings.gpu_memory_bytes / total), device)
+            total, card = torch.cuda.mem_get_info(device)[1], device.index or 0
+            torch.cuda.set_per_process_memory_fraction(min(1.0, settings.gpu_memory_bytes / total), card)
 
 
 def device_of(settings: Settings) -> torch.device:

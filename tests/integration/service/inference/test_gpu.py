@@ -34,7 +34,11 @@ def slices_of(count: int, side: int = 64, seed: int = 0) -> NDArray[np.float32]:
 
 @pytest.fixture(scope="module")
 def unet() -> bytes:
-    return to_onnx(build("unet", in_channels=1, classes=3, width=8), 1, (64, 64))
+    return unet_for(64)
+
+
+def unet_for(side: int) -> bytes:
+    return to_onnx(build("unet", in_channels=1, classes=3, width=8), 1, (side, side))
 
 
 def test_gpu_probabilities_are_close_to_the_cpu_and_repeatable(unet: bytes) -> None:
@@ -73,7 +77,7 @@ def test_graph_of_a_whole_scan_is_answered_as_on_the_cpu() -> None:
     assert not np.allclose(part, expected[:3], atol=1e-4)
 
 
-def test_joined_scans_of_two_networks_on_one_card_get_the_bits_of_each_alone(unet: bytes) -> None:
+def test_scans_of_two_networks_on_one_card_get_the_bits_of_each_alone(unet: bytes) -> None:
     other = to_onnx(build("unet", in_channels=1, classes=3, width=4), 1, (64, 64))
     loaded = [GraphSession(name, graph, device="cuda") for name, graph in (("a", unet), ("b", other))]
     asked = [slices_of(count, seed=count) for count in (1, 2, 3, 2)]
@@ -83,7 +87,7 @@ def test_joined_scans_of_two_networks_on_one_card_get_the_bits_of_each_alone(une
         hold(session, started)
     with ThreadPoolExecutor(2 * len(asked)) as threads:
         answers = [[threads.submit(session.run, each) for each in asked] for session in loaded]
-        # One runs, the others are in line: they go through the network together.
+        # One runs, the others are in line.
         wait_for(lambda: all(session.joined.waiting == len(asked) - 1 for session in loaded))
         started.set()
     for expected, found in zip(alone, answers, strict=True):
@@ -103,8 +107,11 @@ def hold(session: GraphSession, until: threading.Event) -> None:
 
 
 def test_full_card_is_refused_and_answers_again_when_it_has_room(unet: bytes) -> None:
-    slices, session = slices_of(1, side=1024), GraphSession("g", unet, device="cuda")
-    session.run(slices_of(1))
+    # cuDNN is loaded before the card is full.
+    GraphSession("s", unet, device="cuda").run(slices_of(1))
+    graph, slices = unet_for(1024), slices_of(1, side=1024)
+    # Loaded, and not run yet: it has no memory for a run.
+    session = GraphSession("g", graph, device="cuda")
     held = []
     try:
         for size in (2**30, 2**26, 2**23):
@@ -116,18 +123,18 @@ def test_full_card_is_refused_and_answers_again_when_it_has_room(unet: bytes) ->
     finally:
         held.clear()
         torch.cuda.empty_cache()
-    expected = GraphSession("c", unet, device="cpu").run(slices).probabilities
+    expected = GraphSession("c", graph, device="cpu").run(slices).probabilities
     np.testing.assert_allclose(session.run(slices).probabilities, expected, atol=1e-4)
 
 
-def test_run_above_the_bound_is_halved_and_a_slice_above_it_refused(unet: bytes) -> None:
-    slices = slices_of(8, side=256)
-    expected = GraphSession("c", unet, device="cpu").run(slices).probabilities
+def test_run_above_the_bound_is_halved_and_a_slice_above_it_refused() -> None:
+    graph, slices = unet_for(256), slices_of(8, side=256)
+    expected = GraphSession("c", graph, device="cpu").run(slices).probabilities
     refused = halved = False
     for bound in (2**21, 2**23, 2**24, 2**25, 2**26, 2**27, 2**28):
         limits = GraphLimits(gpu_memory_bytes=bound)
         try:
-            session = GraphSession("g", unet, device="cuda", limits=limits)
+            session = GraphSession("g", graph, device="cuda", limits=limits)
             counts = counted(session)
             found = session.run(slices).probabilities
         except GpuMemoryFull:

@@ -18,7 +18,15 @@ from model_store.errors import ArtefactDamaged
 from service.errors import GpuMemoryFull, GpuUnavailable
 from service.inference import sessions
 from service.inference.limits import GraphLimits
-from service.inference.sessions import CPU, CUDA, TENSORRT, GraphSession, probe_provider, wanted_providers
+from service.inference.sessions import (
+    BATCH,
+    CPU,
+    CUDA,
+    TENSORRT,
+    GraphSession,
+    probe_provider,
+    wanted_providers,
+)
 from service.settings import Settings, graph_limits
 
 Graph = Callable[..., bytes]
@@ -76,6 +84,47 @@ def test_run_gets_what_earlier_ones_left_unused_in_the_arena(
     session._session = Filled()
     assert len(session.run(np.zeros((7, 1, 8, 8), np.float32)).probabilities) == 7
     assert shrunk == ["gpu:0"]
+
+
+def test_gpu_sees_two_numbers_of_slices_alone(threshold_graph: Graph) -> None:
+    session = on_pretended_gpu(threshold_graph(), FULL[0], BATCH)
+    counts: list[int] = []
+    inner = session._session
+
+    class Counted:
+        def run(self, outputs: Any, inputs: Any, options: Any) -> Any:
+            counts.append(len(inputs["image"]))
+            return inner.run(outputs, inputs, options)
+
+    session._session = Counted()
+    on_cpu = GraphSession("d", threshold_graph(), device="cpu")
+    for count in range(1, BATCH + 1):
+        slices = np.random.default_rng(count).random((count, 1, 8, 8), dtype=np.float32)
+        expected = on_cpu.run(slices).probabilities
+        np.testing.assert_array_equal(session.run(slices).probabilities, expected)
+    assert counts == [1] + [BATCH] * (BATCH - 1)
+    # A graph that takes a scan as a whole measures its slices, so that it gets no other.
+    session.run_alone(slices[:5])
+    assert counts[-1] == 5
+
+
+@pytest.mark.parametrize(("slices", "gives_back"), [(1, False), (BATCH, False), (BATCH + 1, True)])
+def test_memory_is_given_back_after_a_run_larger_than_usual(
+    slices: int, gives_back: bool, threshold_graph: Graph
+) -> None:
+    session = on_pretended_gpu(threshold_graph(), FULL[0], 99)
+    asked: list[str] = []
+    inner = session._session
+
+    class Noted:
+        def run(self, outputs: Any, inputs: Any, options: Any) -> Any:
+            with suppress(RuntimeError):  # a run that does not ask has no such entry
+                asked.append(options.get_run_config_entry("memory.enable_memory_arena_shrinkage"))
+            return inner.run(outputs, inputs, options)
+
+    session._session = Noted()
+    session.run_alone(np.zeros((slices, 1, 8, 8), np.float32))
+    assert asked == (["gpu:0"] if gives_back else [])
 
 
 def test_slice_that_does_not_fit_is_refused_with_a_time_to_try_again(threshold_graph: Graph) -> None:

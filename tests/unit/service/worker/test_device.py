@@ -90,13 +90,17 @@ def test_jobs_on_cuda_are_repeatable_and_in_float32(monkeypatch: pytest.MonkeyPa
     assert (cudnn.deterministic, cudnn.allow_tf32, cudnn.benchmark) == (True, False, False)
 
 
-def test_memory_of_a_worker_is_bounded_by_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    has(1, monkeypatch)
+@pytest.mark.parametrize(("device", "card"), [("cuda", 0), ("auto", 0), ("cuda:1", 1)])
+def test_memory_of_a_worker_is_bounded_by_the_setting(
+    device: str, card: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(2, monkeypatch)
     bounds: list[tuple[float, Any]] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10, 2**34))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *a: bounds.append(a))
-    prepare_torch(Settings(device="cuda:0", gpu_memory_bytes=2**32))
-    assert bounds == [(0.25, torch.device("cuda:0"))]
+    prepare_torch(Settings(device=device, gpu_memory_bytes=2**32))
+    # torch refuses a device without an index here.
+    assert bounds == [(0.25, card)]
 
 
 def test_gpu_that_does_not_answer_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
