@@ -172,6 +172,8 @@ _OUT_OF_MEMORY = "is smaller than requested bytes"
 # CUDA and its libraries say it in errors of several types.
 _GPU_OUT_OF_MEMORY = (
     *("out of memory", "OUT_OF_MEMORY", "STATUS_ALLOC_FAILED", "Failed to allocate memory"),
+    # cuBLAS, which a network's first run starts.
+    "the resource allocation failed",
     _OUT_OF_MEMORY,
 )
 _GPU_RETRY_SECONDS = 10

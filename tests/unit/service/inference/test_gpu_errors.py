@@ -36,7 +36,7 @@ FULL = [
     native.Fail(
         "[ONNXRuntimeError] : 1 : FAIL : Available memory of 10 is smaller than requested bytes of 99"
     ),
-    native.Fail("[ONNXRuntimeError] : 1 : FAIL : CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED"),
+    native.Fail("[ONNXRuntimeError] : 1 : FAIL : CUBLAS failure 3: the resource allocation failed ; GPU=0"),
 ]
 
 
