@@ -106,6 +106,7 @@ PROFILES = {
             "planned, outside": Arm("planned", "iop-fl", {}, outside=True),
             "planned, outside, no drawn scanners": Arm("planned", "iop-fl", {"intensity": 0.0}, outside=True),
             "planned, FedBN": Arm("planned", "fedbn", {}),
+            "planned, 40 rounds": Arm("planned", "iop-fl", {"rounds": 40}),
             "3-D": Arm("volumes", "iop-fl", {"rounds": 30}),
             "3-D, width 8": Arm("volumes", "iop-fl", {"rounds": 30, "width": 8}),
         }
