@@ -1,7 +1,7 @@
 # Two images: the whole (API, worker, training), and by `--target serve` what serves on a CPU, without torch.
 # compose.yaml says which part runs which.
 #
-# tools/build-image builds it without a Docker engine. So it was built and started with torch's CPU packages.
+# tools/build-image builds them without a Docker engine. So both were built and started, the whole with torch's CPU packages.
 #
 # GPU: the default wheels bring CUDA themselves (torch's own, which onnxruntime-gpu loads too), so that a slim base will
 # do; the host needs the NVIDIA driver (580 or newer) and its container toolkit, and the container `--gpus all` or one
