@@ -231,6 +231,7 @@ class JobSummary:
     started_at: datetime | None
     finished_at: datetime | None
     passed: bool | None = field(default=None, kw_only=True)
+    cohort: str | None = field(default=None, kw_only=True)
 
     @property
     def ended(self) -> bool:
@@ -242,7 +243,6 @@ class JobSummary:
 class Job(JobSummary):
     """A job. In state `fell_back` the adaptation was stopped or no epoch was better, so step 0 was kept."""
 
-    cohort: str | None
     options: dict[str, Any]
     candidate: Candidate | None
     gate: Gate | None

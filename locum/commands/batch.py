@@ -483,7 +483,9 @@ def _rejected(done: _Done[Any]) -> str:
 
 
 def _warned(warnings: Sequence[str]) -> str:
-    return "".join(f"  [yellow]warning:[/] {escape(each)}" for each in warnings)
+    """One warning ends the scan's line; each of several has a line below it."""
+    before = "  " if len(warnings) == 1 else "\n    "
+    return "".join(f"{before}[yellow]warning:[/] {escape(each)}" for each in warnings)
 
 
 _COLUMNS = (

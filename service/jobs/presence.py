@@ -59,7 +59,8 @@ class Presence:
         if self.last_seen is None:
             device = f" with LOCUM_DEVICE={self.device_class}" if self.device_class else ""
             return (
-                f"{which} is running: start one (`celery -A service.worker worker`){device}; jobs wait for it"
+                f"{which} is running yet: wait a few seconds where the service starts one, else start one "
+                f"(`celery -A service.worker worker`){device}; jobs wait for it"
             )
         return (
             f"{which} was seen since {self.last_seen:%Y-%m-%d %H:%M:%S} UTC: look whether it still runs, "

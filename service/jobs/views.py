@@ -36,6 +36,7 @@ class JobSummary(BaseModel):
     status: Status
     hospital: str | None
     model: str | None = Field(description="Null for a job that needs none.")
+    cohort: str | None = Field(description="The cohort that it works on; null for a job that needs none.")
     attempt: int = Field(
         description="Number of workers that have started it; more than one if a worker was lost."
     )
@@ -61,7 +62,6 @@ class JobView(JobSummary):
     """A job. `fell_back`: the adaptation was stopped or no epoch was better, so step 0 was kept."""
 
     parent: str | None = Field(description="Digest of the artefact to adapt, or that answers.")
-    cohort: str | None
     options: dict[str, Any]
     epochs: list[dict[str, Any]] = Field(description="Each epoch's losses, and whether it was safe.")
     coefficients: dict[str, Any] | None = Field(
@@ -107,7 +107,6 @@ def fields(session: Session, job: Job, epochs: Sequence[dict[str, Any]]) -> dict
         )
     return _common(session, job) | {
         "parent": job.parent or None,
-        "cohort": job.cohort,
         "options": job.options,
         "epochs": _epochs(epochs),
         "coefficients": _coefficients(job, epochs),
@@ -131,6 +130,7 @@ def _common(session: Session, job: Job) -> dict[str, Any]:
         "status": status(job, position),
         "hospital": job.hospital,
         "model": job.model or None,
+        "cohort": job.cohort,
         "attempt": job.attempt,
         "queue_position": position,
         "progress": job.progress,

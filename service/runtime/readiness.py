@@ -18,6 +18,7 @@ _log = logging.getLogger("locum.service")
 INTERVAL_SECONDS = 2.0
 STALE_SECONDS = 15.0
 _START_SECONDS = 60.0
+_STARTING = "it is starting: look again in a few seconds"
 
 ReadinessCheck = Callable[[], str]
 """Says in words what it found; raises when the part does not work."""
@@ -45,7 +46,7 @@ class Readiness:
         """`checks` by name of the part; `observe(part, ok)` receives every result.
 
         The service is ready without an `optional` part: it does less. A `late` part is started after the
-        service, so its absence is no warning in the first minute.
+        service, so in the first minute it is starting, and its absence is no warning.
         """
         self._late = late
         self._since = time.monotonic()
@@ -96,8 +97,9 @@ class Readiness:
             return PartState(True, check(), required)
         except Exception as error:  # whatever it is, the part does not work
             before = self._states.get(name)
-            starting = name in self._late and time.monotonic() - self._since < _START_SECONDS
-            if (before is None or before.ok or name in self._late) and not starting:
+            if name in self._late and time.monotonic() - self._since < _START_SECONDS:
+                return PartState(False, _STARTING, required)
+            if before is None or before.ok or name in self._late:
                 _log.warning("%s is not ready: %s", name, error, extra={"part": name})
                 self._late -= {name}
             return PartState(False, f"{type(error).__name__}: {error}", required)

@@ -228,15 +228,26 @@ def test_page_and_card_show_what_the_service_says_of_a_job(page: Any, service: S
 
 def test_view_opens_at_the_newest_job_that_passed_and_names_a_cohort(page: Any, service: Service) -> None:
     gate = {"passed": True, "checks": []}
-    job = service.finished_job(gate=gate)
-    service.finished_job(gate={**gate, "passed": False})
-    cohort = service.cohort()
+    cohort, newer, of_another_model = (service.cohort() for _ in range(3))
+    job = service.finished_job(gate=gate, cohort=cohort[-32:])
+    service.finished_job(gate={**gate, "passed": False}, cohort=newer[-32:])
+    service.finished_job(gate={**gate, "passed": False}, cohort=of_another_model[-32:], model="tumour")
     page.goto(f"{service.address}/#/oversee")
     page.get_by_role("link", name="Adapt").first.click()
     page.wait_for_url(f"**job={job}*")
     assert "hospital=dune" in page.url
     assert "model=organ" in page.url
-    page.get_by_label("Cohort", exact=True).select_option(cohort[-32:])
+    chosen = page.get_by_label("Cohort", exact=True)
+    page.wait_for_function(
+        "([select, id]) => select.value === id", arg=[chosen.element_handle(), cohort[-32:]]
+    )
+    # Without a job, the newest that no other model was adapted to.
+    page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ")
+    page.get_by_text("No job is open").wait_for()
+    page.wait_for_function(
+        "([select, id]) => select.value === id", arg=[chosen.element_handle(), newer[-32:]]
+    )
+    chosen.select_option(cohort[-32:])
     page.get_by_role("button", name="Name and note").click()
     page.get_by_label("Name", exact=True).fill("Thorax, new scanner")
     page.get_by_label("Note", exact=True).fill("sent in March")

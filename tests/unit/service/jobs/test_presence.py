@@ -48,7 +48,7 @@ def test_jobs_for_a_gpu_wait_for_a_worker_with_one(database: Database) -> None:
         assert presence(session, "cpu").running == presence(session).running == 1
         absence = presence(session, "cuda").absence
     assert absence is not None
-    assert absence.startswith("no worker with a GPU is running: start one")
+    assert absence.startswith("no worker with a GPU is running yet: ")
     assert "LOCUM_DEVICE=cuda" in absence
 
 

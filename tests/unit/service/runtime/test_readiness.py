@@ -78,9 +78,11 @@ def test_part_that_starts_late_is_a_warning_once_its_time_is_over(
     readiness = Readiness({"worker": worker}, lambda *_: None, late=frozenset({"worker"}))
     asyncio.run(readiness.look())
     assert not readiness.ready
+    assert readiness.states["worker"].detail.startswith("it is starting")
     assert caplog.messages == []
     monkeypatch.setattr("service.runtime.readiness._START_SECONDS", 0.0)
     for _ in range(2):
         asyncio.run(readiness.look())
+    assert readiness.states["worker"].detail == "ConnectionError: none yet"
     assert caplog.messages == ["worker is not ready: none yet"]
     readiness.close()

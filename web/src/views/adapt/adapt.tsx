@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
 import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
-import { useCohorts } from "../../app/cohorts";
+import { type Cohort, useCohorts } from "../../app/cohorts";
 import { RegisterHospital } from "../../app/register";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
@@ -25,6 +25,7 @@ export default function Adapt() {
   const hospital = hospitals.value.find((each) => each.id === parameters.get("hospital")) ?? outside();
   const model = adaptable.find((each) => each.name === parameters.get("model")) ?? adaptable[0];
   const job = parameters.get("job");
+  const jobs = useJobs(hospital?.id ?? "", `${job} ${latest?.id} ${latest?.state}`);
   if (catalogueError.value) return <div class="center"><Rejection error={catalogueError.value} /></div>;
   if (hospital === undefined || model === undefined) {
     return (
@@ -52,14 +53,14 @@ export default function Adapt() {
           value={model.name}
           options={adaptable.map((each) => ({ value: each.name, label: each.name }))}
           hint={sentence(model.summary)}
-          onChange={(value) => keepInAddress({ model: value, job: null })}
+          onChange={(value) => keepInAddress({ model: value, job: null, cohort: null })}
         />
         {has("operator") ? (
-          <Scans key={hospital.id} hospital={hospital.id} model={model} />
+          <Scans key={hospital.id} hospital={hospital.id} model={model} jobs={jobs} current={job} />
         ) : (
           <p class="hint">An operator uploads scans and starts a job.</p>
         )}
-        <Jobs key={hospital.id} hospital={hospital.id} current={job} version={`${latest?.id} ${latest?.state}`} />
+        <Jobs hospital={hospital.id} jobs={jobs ?? []} current={job} />
       </div>
       <div class="stack">
         {job ? (
@@ -101,14 +102,15 @@ async function openWork(): Promise<void> {
 /** The first hospital that took no part in training: it has the most to gain. */
 const outside = () => hospitals.value.find((each) => each.site === null) ?? hospitals.value[0];
 
-function Scans({ hospital, model }: { hospital: string; model: Model }) {
+function Scans(given: { hospital: string; model: Model; jobs: readonly JobSummary[] | null; current: string | null }) {
+  const { hospital, model, jobs, current } = given;
   const [version, setVersion] = useState(0);
   const [error, setError] = useState<unknown>(null);
   const found = useCohorts(hospital, version, setError);
   const cohorts = found ?? [];
   const wanted = place.value.parameters.get("cohort");
   // A cohort that was just made is not listed yet; `new` asks for another one.
-  const chosen = wanted === "new" ? "" : (wanted ?? cohorts[0]?.id ?? "");
+  const chosen = wanted === "new" ? "" : (wanted ?? (jobs && firstCohort(cohorts, jobs, model.name, current)?.id) ?? "");
   const cohort = cohorts.find((each) => each.id === chosen);
   const joins = model.kind === "cross-attention";
   return (
@@ -144,20 +146,32 @@ function Scans({ hospital, model }: { hospital: string; model: Model }) {
   );
 }
 
-/** The hospital's jobs, read again when `version` changes. */
-function Jobs({ hospital, current, version }: { hospital: string; current: string | null; version: string }) {
-  const [jobs, setJobs] = useState<JobSummary[]>([]);
+/** The cohort of the open job, else the newest one that no other model was adapted to, else the newest. */
+function firstCohort(cohorts: readonly Cohort[], jobs: readonly JobSummary[], model: string, current: string | null) {
+  const open = jobs.find((each) => each.id === current);
+  const isOthers = ({ id }: Cohort) => jobs.some((each) => each.cohort === id && each.model !== model);
+  return cohorts.find((each) => each.id === open?.cohort) ?? cohorts.find((each) => !isOthers(each)) ?? cohorts[0];
+}
+
+/** The newest adaptations of a hospital, read again when `version` changes; null before they have arrived. */
+function useJobs(hospital: string, version: string): JobSummary[] | null {
+  const [found, setFound] = useState<{ hospital: string; jobs: JobSummary[] } | null>(null);
   useEffect(() => {
     let over = false;
-    const query = { hospital, limit: 20 };
-    call("get", "/jobs", { query }).then(
-      ({ data }) => over || setJobs(data.jobs.filter((each) => each.kind === "adaptation")),
-      () => undefined,
+    const keep = (jobs: JobSummary[]) => over || setFound({ hospital, jobs });
+    if (hospital === "") return;
+    call("get", "/jobs", { query: { hospital, limit: 20 } }).then(
+      ({ data }) => keep(data.jobs.filter((each) => each.kind === "adaptation")),
+      () => keep([]),
     );
     return () => {
       over = true;
     };
-  }, [hospital, current, version]);
+  }, [hospital, version]);
+  return found?.hospital === hospital ? found.jobs : null;
+}
+
+function Jobs({ hospital, jobs, current }: { hospital: string; jobs: readonly JobSummary[]; current: string | null }) {
   if (jobs.length === 0) return null;
   return (
     <section class="card stack tight" aria-label="Jobs">
@@ -171,7 +185,7 @@ function Jobs({ hospital, current, version }: { hospital: string; current: strin
               aria-pressed={each.id === current}
               onClick={() => {
                 sought.job = each.id;
-                keepInAddress({ hospital, job: each.id, model: each.model });
+                keepInAddress({ hospital, job: each.id, model: each.model, cohort: null });
               }}
             >
               <span>
