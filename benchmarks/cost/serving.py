@@ -47,7 +47,7 @@ from model_store.task import Normalisation, Task
 from personalization.export import to_onnx
 from personalization.networks import build
 from personalization.state import to_safetensors
-from service.inference.sessions import BATCH, GraphSession
+from service.inference.sessions import GraphSession
 
 SIZE = 256
 SLICES = 128
@@ -235,7 +235,8 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     artefact = Store(work / "store").open("cost")
     digest = artefact.manifest.files[GRAPH].sha256
     session = GraphSession(digest, artefact.read(GRAPH), threads=cell["threads"], device=device_of(cell))
-    batches = [prepared.slices[i : i + BATCH] for i in range(0, len(prepared.slices), BATCH)]
+    most = session.slices_per_run(prepared.slices.shape[1:])
+    batches = [prepared.slices[i : i + most] for i in range(0, len(prepared.slices), most)]
     restorer = Restorer(prepared.geometry)
     for batch in batches:
         restorer.add(session.run(batch).probabilities)
@@ -320,8 +321,8 @@ def sections(found: Sequence[Row]) -> list[str]:
         [name, *(f"{row['result']['stages_ms'].get(name, 0.0):.2f}" for row in found)] for name in order
     ]
     return [
-        f"U-Net of width {cell['width']} at {SIZE}x{SIZE}, {cell['threads']} threads, batches of {BATCH} "
-        f"slices. Milliseconds: median [quartiles]; both sides alternate, and answer with the same {same}. "
+        f"U-Net of width {cell['width']} at {SIZE}x{SIZE}, {cell['threads']} threads. "
+        f"Milliseconds: median [quartiles]; both sides alternate, and answer with the same {same}. "
         "The floor is decoding the scan, bare onnxruntime on prepared slices and encoding the mask.",
         table(["scan", "end to end", "floor", "rest (of floor)", "rest within the request (of floor)"], body),
         "Where the server says the time went (medians, ms; `Server-Timing`):",

@@ -60,6 +60,7 @@ class Scan:
     size: int
     width: int
     clients: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    compressed: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,12 @@ _FEW = (1, 4)
 PROFILES = {
     "smoke": Profile({"PNG": Scan(0, 32, 2, (2,))}, 2, 8, 2, (1,), 2, 2, 1000, (2,)),
     "cpu": Profile(
-        {"PNG": Scan(0, 256, 16), "small PNG": Scan(0, 96, 8), "volume": Scan(16, 256, 16, _FEW)},
+        {
+            "PNG": Scan(0, 256, 16),
+            "small PNG": Scan(0, 96, 8),
+            "volume": Scan(16, 256, 16, _FEW),
+            "volume, gzip": Scan(16, 256, 16, (1,), compressed=True),
+        },
     ),
     "gpu": Profile(
         {"PNG": Scan(0, 256, 32), "small PNG": Scan(0, 96, 16), "volume": Scan(128, 256, 32, _FEW)},
@@ -133,6 +139,7 @@ class Throughput(CostExperiment[Profile]):
                 "clients": clients,
                 "threads": threads,
                 "scans": max(profile.least if scan.slices == 0 else 6, 4 * clients),
+                **({"compressed": True} if scan.compressed else {}),
                 **shared,
             }
             for name, scan in profile.scans.items()
@@ -165,7 +172,8 @@ class Throughput(CostExperiment[Profile]):
 def requests(cell: Cell, work: Path) -> dict[str, Any]:
     """Scans per second, and processor time per scan: served, and by bare onnxruntime."""
     clients, scans, folder = cell["clients"], cell["scans"], work / f"run-{time.time_ns()}"
-    data = scan_bytes("nii" if cell["slices"] else "png", cell["size"], cell["slices"])
+    kind = "nii.gz" if "compressed" in cell else "nii" if cell["slices"] else "png"
+    data = scan_bytes(kind, cell["size"], cell["slices"])
     scan, task = decode(data), TASK.model_copy(update={"size": (cell["size"], cell["size"])})
     publish(folder / "store", cell["width"], scan, task)
     artefact = Store(folder / "store").open("cost")

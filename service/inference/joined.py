@@ -27,9 +27,6 @@ Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.generic]]]
 
 _Outcome = Sequence[NDArray[np.generic]] | Exception
 
-# A run's fixed costs, which joining saves, are below a percent for larger slices.
-_MOST_PIXELS = 256 * 256
-
 _log = logging.getLogger("locum.service")
 
 
@@ -52,14 +49,14 @@ class JoinedRuns:
     numbers of slices.
     """
 
-    def __init__(self, name: str, run: Run, *, at_once: int, most: int) -> None:
+    def __init__(self, name: str, run: Run, *, at_once: int, most: Callable[[tuple[int, ...]], int]) -> None:
         """Join calls of `run`.
 
         Args:
             name: of the graph, for the log.
             run: runs slices [S, C, H, W].
             at_once: runs at the same time.
-            most: slices of a joined run.
+            most: of the shape of a slice [C, H, W], the slices of a joined run.
         """
         self._name = name
         self.run = run
@@ -103,10 +100,10 @@ class JoinedRuns:
                 return
             batch = _Batch([self._line.popleft()])
             shape, total = batch[0].slices.shape[1:], len(batch[0].slices)
-            small = self._joins and shape[-1] * shape[-2] <= _MOST_PIXELS
-            while small and self._line:
+            most = self._most(shape) if self._joins else 1
+            while self._line:
                 behind = self._line[0].slices
-                if behind.shape[1:] != shape or total + len(behind) > self._most:
+                if behind.shape[1:] != shape or total + len(behind) > most:
                     break
                 batch.append(self._line.popleft())
                 total += len(behind)

@@ -32,7 +32,7 @@ from model_store.preprocessing import (
 from model_store.scan import Limits, Scan, decode
 from model_store.task import Task
 from service.inference.pool import Picks, PickUnit, PoolPick
-from service.inference.sessions import BATCH, GraphSession, Outputs
+from service.inference.sessions import GraphSession, Outputs
 from service.inference.uncertainty import Attention, Uncertainty, entropy_map
 from service.inference.volumes import BetweenPatches, all_windows, never_ended, segment_volume
 
@@ -130,13 +130,13 @@ def run(
     *,
     whole: bool = False,
 ) -> Iterator[Outputs]:
-    """Run the network on the slices in order, at most BATCH at a time, or all at once for the `whole`.
+    """Run the network on the slices in order, some at a time, or all at once for the `whole`.
 
     `routing` says how a volume picks from a network's pool: as a whole, by the mean of its slices' queries,
     or slice by slice.
     """
     slices = reading.sliced.slices
-    most = len(slices) if whole else BATCH
+    most = len(slices) if whole else session.slices_per_run(slices.shape[1:])
     parts = [slices[start : start + most] for start in range(0, len(slices), most)]
     query = None
     if session.has_pool and routing == "scan" and len(slices) > 1:

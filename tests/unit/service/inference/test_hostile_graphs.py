@@ -131,7 +131,7 @@ def test_joined_calls_of_a_run_that_was_ended_all_fail_with_it() -> None:
             raise RunTooLong("too long")
         return [slices]
 
-    joined = JoinedRuns("d", run, at_once=1, most=8)
+    joined = JoinedRuns("d", run, at_once=1, most=lambda _: 8)
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(joined, IMAGES)
         begun.wait()

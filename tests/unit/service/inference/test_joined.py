@@ -29,7 +29,7 @@ class Graph:
         self._free = threading.Event()
         self._free.set()
         self.sizes: list[int] = []
-        self.runs = JoinedRuns("sha256:graph", self._run, at_once=1, most=8)
+        self.runs = JoinedRuns("sha256:graph", self._run, at_once=1, most=lambda s: 8 if s[-1] < 512 else 1)
 
     def _run(self, slices: Slices) -> list[NDArray[Any]]:
         self.sizes.append(len(slices))
@@ -141,7 +141,7 @@ def test_runs_at_once_are_bounded() -> None:
             running[0] -= 1
         return found
 
-    runs = JoinedRuns("sha256:graph", run, at_once=2, most=8)
+    runs = JoinedRuns("sha256:graph", run, at_once=2, most=lambda _: 8)
     with ThreadPoolExecutor(12) as pool:
         for seed, found in enumerate(pool.map(lambda seed: runs(images(2, seed)), range(200))):
             np.testing.assert_array_equal(found[0], images(2, seed) * 2)
@@ -165,6 +165,11 @@ def test_graph_gives_many_threads_the_bits_of_a_thread_alone(name: str, argument
         with ThreadPoolExecutor(BATCH) as pool:
             for found, expected in zip(pool.map(session.run, parts), alone, strict=True):
                 assert bits(found) == bits(expected)
+
+
+def test_larger_slices_are_fewer_in_a_run(threshold_graph: Callable[..., bytes]) -> None:
+    session = GraphSession("d", threshold_graph(), device="cpu")
+    assert [session.slices_per_run((1, side, side)) for side in (64, 128, 192, 256, 512)] == [8, 8, 3, 2, 1]
 
 
 def bits(outputs: Outputs) -> list[bytes | None]:
