@@ -487,6 +487,24 @@ def practice_lost(observed: Observed) -> float | None:
     return None if observed.shifted is None else observed.shifted.lost
 
 
+@check(
+    "class_lost",
+    "at most",
+    3.0,
+    "by how much the class shrank that lost most of the scans that the version before gave it",
+    "It hardly gives a class any more that the version before gave.",
+)
+def class_lost(observed: Observed) -> float:
+    """Statistics of scans of mostly one class pull all answers to one class. One scan more on both sides, so
+    that a class of a few scans is no measure.
+
+    The limit is the collapse of a mask (`SafetyLimits`). A class may grow: a parent that fails gives one
+    class alone.
+    """
+    counts = observed.comparison.counts.sum(axis=0)
+    return float(((counts.sum(axis=0) + 1) / (counts.sum(axis=1) + 1)).max())
+
+
 # A dose that the service computed in closed form: veto, cap and licence, and what detects a collapse.
 BY_SHIFT: tuple[Check[Observed], ...] = (
     size_gain,
@@ -501,13 +519,14 @@ BY_SHIFT: tuple[Check[Observed], ...] = (
     fragments,
 )
 
-# For a classification: what needs no masks.
+# For a classification: what needs no masks, and classes that are lost.
 BY_SHIFT_WITHOUT_MASKS: tuple[Check[Observed], ...] = (
     shift_left,
     shift_beyond_practice,
     negative,
     mistaken,
     practice_lost,
+    class_lost,
 )
 
 # With a playbook: what practice predicts, and the checks that detect a collapse that no practice had.

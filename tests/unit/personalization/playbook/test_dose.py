@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from personalization.errors import NetworkError
+from personalization.gate import BY_SHIFT_WITHOUT_MASKS, Observed, judge
 from personalization.iop_fl.batch_norm import bake_statistics, profile
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread, sent_by
@@ -188,7 +190,34 @@ def test_a_classification_is_judged_without_masks() -> None:
         "negative",
         "mistaken",
         "practice_lost",
+        "class_lost",
     ]
+
+
+@pytest.mark.parametrize(
+    ("parent", "candidate", "is_lost"),
+    [
+        ([0, 0, 1, 1, 2, 2, 0, 1, 2, 1], [0, 0, 1, 1, 2, 2, 0, 1, 2, 2], False),
+        ([0] * 5 + [1] * 5, [0] * 10, True),
+        # A parent that fails gives one class alone.
+        ([0] * 10, [0] * 4 + [1] * 6, False),
+        # 6 of 8 are lost: (8 + 1) / (2 + 1), at the limit; then one more.
+        ([1] * 8 + [0] * 2, [1] * 2 + [0] * 8, False),
+        ([1] * 8 + [0] * 2, [1] * 1 + [0] * 9, True),
+    ],
+)
+def test_a_class_that_is_lost_is_refused(parent: list[int], candidate: list[int], is_lost: bool) -> None:
+    observed = Observed(
+        candidate=np.array(candidate)[:, None],
+        parent=np.array(parent)[:, None],
+        replicas=(),
+        scan_index=np.arange(10),
+        classes=3,
+        source_warnings=0.0,
+        statistics_distance=0.0,
+    )
+    (result,) = [each for each in judge(BY_SHIFT_WITHOUT_MASKS, observed).checks if each.name == "class_lost"]
+    assert result.passed != is_lost
 
 
 def test_a_network_without_batch_norm_is_refused() -> None:
