@@ -499,7 +499,7 @@ def _volumes() -> list[str]:
             by_arm.setdefault((row["cell"]["arm"], model), []).append(row)
     body = [
         [
-            arm if model == "global" else f"{arm}, {model}",
+            f"{arm}, {model}" if model != "global" and (arm, "global") in by_arm else arm,
             len(rows),
             *(
                 f"{fmean(level(row['result']['models'][model], metric) for row in rows):.{digits}f}"
