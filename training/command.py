@@ -54,7 +54,14 @@ from training.planning.federated import (
 )
 from training.planning.planner import Budget
 from training.planning.proposal import Proposal
-from training.playbook import PRACTICE, check_practises, make_playbook, practice_of, with_playbook
+from training.playbook import (
+    afterwards,
+    check_practises,
+    make_playbook,
+    practice_of,
+    practice_warnings,
+    with_playbook,
+)
 from training.progress import open_progress
 from training.progress.forecast import expected_seconds
 from training.publish import check_names, parts_of
@@ -383,7 +390,7 @@ def _train(
             {} if operator else expected_seconds(job, workers),
             validated,
             (1, 1 + len(practising)),
-            [PRACTICE] if practising else [],
+            afterwards(job, practising) if practising else {},
         )
         if operator is not None:
             operator.warn = progress.warning
@@ -401,7 +408,7 @@ def _train(
                 f"{folder / TASK_FILE}: look at it, and put it into the federation's folder "
                 f"({inferred_in_words(federation.task)})"
             )
-        warnings += job.warnings()
+        warnings += [*job.warnings(), *(practice_warnings(practising) if practising else ())]
         for warning in warnings:
             progress.warning(warning)
 

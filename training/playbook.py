@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,8 +31,8 @@ from typing_extensions import override
 from model_store.task import Task
 from personalization.gate import Targets
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.iop_fl.spread import FEWEST, Spread
 from personalization.iop_fl.spread import FILE as SPREAD
-from personalization.iop_fl.spread import Spread
 from personalization.networks import outline
 from personalization.playbook import (
     FILE,
@@ -42,6 +42,7 @@ from personalization.playbook import (
     Practice,
     Trial,
     fit,
+    passes,
     practise,
     targets_of,
     typical_targets,
@@ -71,7 +72,7 @@ from training.errors import ConfigurationError, FederationError, TrainingError
 from training.methods.common.local_training import as_met
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import FedAvg
-from training.progress import Progress
+from training.progress import Afterwards, Progress
 from training.run import Run, execute
 
 SPACE = Group("space", "weights", "collect")
@@ -161,6 +162,7 @@ def make_playbook(
     Raises ConfigurationError where fewer than two members can practise, and FederationError where fewer did.
     """
     members = check_practises(run)
+    then = afterwards(run, members, practice)
     spaces: dict[str, tuple[ModelDraft, ...]] = {}
     spreads: dict[str, bytes] = {}
     warnings: list[str] = []
@@ -175,7 +177,7 @@ def make_playbook(
                     rotation.algorithm().plan(),
                     sites,
                     place=(1 + number, 1 + len(members)),
-                    then=[PRACTICE],
+                    then=then,
                 )
             result = execute(rotation, place(rotation), workers=workers, resume=True, observer=progress)
         except TrainingError as error:
@@ -214,6 +216,25 @@ def make_playbook(
         raise FederationError(_NO_PLAYBOOK, [str(error)]) from error
     sent.update(_sent(outcome.history))
     return Made(playbook, episodes, rounds, dict(sent), (*warnings, *_dropped(outcome.history)))
+
+
+def afterwards(run: Run, members: Sequence[str], practice: Practice | None = None) -> dict[str, Afterwards]:
+    """What follows the rotations: as many passes of the network as one of `estimate`, which is one."""
+    counts = [site.counts.files for site in run.sites() if site.name in members]
+    most = max(counts, key=lambda files: files["train"])
+    images = most["train"] + most["val"]
+    every = passes(practice or practice_of(run), images, shifted=len(members) > FEWEST)
+    return {PRACTICE: Afterwards("practise", "estimate", every / max(most["train"], 1))}
+
+
+def practice_warnings(members: Sequence[str]) -> tuple[str, ...]:
+    """What a practice of these members leaves out."""
+    if len(members) > FEWEST:
+        return ()
+    return (
+        f"{' and '.join(members)} do not practise the dose by shift, which a service takes by default: it "
+        f"needs {FEWEST} members beside the one that practises, {FEWEST + 1} in all. Others are practised",
+    )
 
 
 def with_playbook(publication: Publication, made: Made) -> Publication:

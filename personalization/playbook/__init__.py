@@ -20,7 +20,7 @@ from personalization.playbook.features import (
 )
 from personalization.playbook.fit import fit, fit_gate
 from personalization.playbook.playbook import FILE, Decision, GateModel, Playbook, RecipeRecord, ShiftRecord
-from personalization.playbook.practice import Episode, Practice, Trial, practise
+from personalization.playbook.practice import Episode, Practice, Trial, passes, practise
 
 __all__ = [
     "FEATURES",
@@ -43,6 +43,7 @@ __all__ = [
     "features_of",
     "fit",
     "fit_gate",
+    "passes",
     "practise",
     "targets_of",
     "typical_targets",

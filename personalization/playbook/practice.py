@@ -159,6 +159,22 @@ def practise(
 _Candidate = tuple[str, nn.Module, View, ByShift | None]
 
 
+def passes(practice: Practice, images: int, *, shifted: bool) -> int:
+    """Images that `practise` sends through the network, of a member with so many in halves of equal size.
+
+    The count is exact but for the dose by shift, of which the number of passes depends on what it finds.
+    """
+    half = images // 2
+    cohort = len(_evenly(list(range(half)), practice.most)) if half else 0
+    trials = len(practice.trials)
+    # A view of the cohort and, for each recipe, its adaptation and another; the scores of all of these.
+    turn = cohort * (1 + 2 * trials) + half * (1 + trials)
+    if shifted:
+        turn += 2 * cohort + half
+    damaged = math.ceil(len(practice.severities) / practice.damage) if practice.damage else 0
+    return len(practice.severities) * 2 * turn + damaged * (6 * cohort + 4 * half)
+
+
 def _candidates(
     space: RoutingSpace,
     cohort: Tensor,

@@ -301,7 +301,7 @@ def _in_lineage(store: Store, version: Version, reports: bool) -> LineageVersion
         **_version(version).model_dump(),
         name=artefact.name,
         kind=manifest.kind,
-        summary=kind_of(artefact).summary,
+        summary=_in_words(artefact),
         part_of=manifest.part_of,
         hospital=adapted_for(artefact),
         method=manifest.lineage.method,
@@ -342,6 +342,13 @@ def find_version(store: Store, model: str, version: int | str) -> Version:
     raise ReferenceNotFound(f"'{model}@{version}' is not in the store; '{model}' has the versions {known}")
 
 
+def _in_words(artefact: Artefact) -> str:
+    """What its kind means for a hospital; of one that no job adapts, such as a classifier, that it stays."""
+    kind = kind_of(artefact)
+    stays = kind.adaptation is not None and adaptation_of(artefact) is None and _masks(artefact) == "none"
+    return "answers as it is" if stays else kind.summary
+
+
 def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
     """Summarise a model by its newest version in force, else its newest; return what that is a part of, too.
 
@@ -352,7 +359,7 @@ def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
     summary = ModelSummary(
         name=manifest.name,
         kind=manifest.kind,
-        summary=kind_of(shown.artefact).summary,
+        summary=_in_words(shown.artefact),
         adaptable=adaptation_of(shown.artefact) is not None,
         masks=_masks(shown.artefact),
         hospital=adapted_for(shown.artefact),

@@ -11,6 +11,14 @@ A display is an engine's `Observer` that is also a context manager:
 from __future__ import annotations
 
 from training.progress.display import PlainProgress, Progress, RichProgress, open_progress
-from training.progress.state import RunState, SiteState
+from training.progress.state import Afterwards, RunState, SiteState
 
-__all__ = ["PlainProgress", "Progress", "RichProgress", "RunState", "SiteState", "open_progress"]
+__all__ = [
+    "Afterwards",
+    "PlainProgress",
+    "Progress",
+    "RichProgress",
+    "RunState",
+    "SiteState",
+    "open_progress",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console, Group
@@ -21,7 +21,7 @@ from training.algorithm import Plan
 from training.data.cases import FEW_PATIENTS
 from training.engine.history import FinalScore, Observer, RoundEntry, SiteEntry, final_scores
 from training.progress import format
-from training.progress.state import PREFIXES, RunState, bytes_of, heading
+from training.progress.state import PREFIXES, Afterwards, RunState, bytes_of, heading
 
 # The score that the sparklines show: the first of these that a run has.
 _TREND = ("personal_val_", "joined_val_", "val_")
@@ -31,6 +31,8 @@ _NAMED_SITES = 5
 _REMIND_SECONDS = 60.0
 # Which model a score of the end is of, as its column would be called.
 _OF = {"": "", "cluster": PREFIXES["cluster_val_"].strip(), "personal": PREFIXES["personal_val_"].strip()}
+
+NOTHING: Mapping[str, Afterwards] = MappingProxyType({})
 
 _MARKS = {
     "waiting": Text("·", style="dim"),
@@ -51,10 +53,11 @@ class Progress(Observer, Protocol):
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
         place: tuple[int, int] = (1, 1),
-        then: Sequence[str] = (),
+        then: Mapping[str, Afterwards] = NOTHING,
     ) -> None:
         """Handle the start or the resumption of a run; see `RunState` for the last four. A run that is not
-        the first of several is expected to take as long as those before it.
+        the first of several is expected to take as long as those before it, and what follows them, which is
+        started by its name, as long as they told.
         """
 
     def published(self, reference: str, digest: str) -> None:
@@ -91,13 +94,25 @@ class _Display:
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
         place: tuple[int, int] = (1, 1),
-        then: Sequence[str] = (),
+        then: Mapping[str, Afterwards] = NOTHING,
     ) -> None:
         """Handle the start or the resumption of a run."""
-        if self._state is not None and place[0] > 1:
-            expected = {**self._state.measured, **(expected or {})}
+        before = self._state
+        following: Mapping[str, float] = {}
+        if before is not None and place[0] > 1:
+            expected = {**before.measured, **(expected or {})}
+            following = before.following
+        elif before is not None and title in before.following:
+            expected = {before.then[title].phase: before.following[title]}
         self._state = RunState(
-            title, plan, sites, expected=expected, validated=validated, place=place, then=then
+            title,
+            plan,
+            sites,
+            expected=expected,
+            validated=validated,
+            place=place,
+            then=then,
+            following=following,
         )
 
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
@@ -183,7 +198,7 @@ class PlainProgress(_Display):
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
         place: tuple[int, int] = (1, 1),
-        then: Sequence[str] = (),
+        then: Mapping[str, Afterwards] = NOTHING,
     ) -> None:
         """Print the title, the sites, the number of rounds of every phase, and the time that was forecast."""
         super().run_started(title, plan, sites, expected, validated, place, then)
@@ -298,7 +313,7 @@ def _run(state: RunState) -> str:
 
 def _time(state: RunState, what: str) -> str:
     """Format the time left, and name the phases that it does not count; empty where nothing is known."""
-    if state.left is None:
+    if state.left is None or (state.unknown and round(state.left) == 0):
         return ""
     missing = f", not counting {', '.join(state.unknown)}" if state.unknown else ""
     return f"{format.duration(state.left)} {what}{missing}"

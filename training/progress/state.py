@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from personalization.metrics import METRICS, Metric
@@ -61,6 +62,15 @@ class SiteState:
         return values[-1] if values else None
 
 
+@dataclass(frozen=True)
+class Afterwards:
+    """What follows the runs of a plan: its one long phase takes `times` as long as a round of `like`."""
+
+    phase: str
+    like: str
+    times: float
+
+
 def is_score(metric: str) -> bool:
     """Whether a metric is a score of patients or images."""
     return measured(metric) is not None
@@ -77,7 +87,8 @@ class RunState:
     `clock` returns seconds from any starting point. `expected` has the seconds of one round of every
     phase that was forecast; the first round that is measured replaces them. `validated` has each site's
     number of validation patients. `place` is this run's among several of one plan, as (3, 5) of a federation
-    that practises, and `then` names what follows them, of which no time is known.
+    that practises, and `then` has what follows them, by name. `following` are the seconds of it that the runs
+    before this one told.
     """
 
     def __init__(
@@ -89,7 +100,8 @@ class RunState:
         expected: Mapping[str, float] | None = None,
         validated: Mapping[str, int] | None = None,
         place: tuple[int, int] = (1, 1),
-        then: Sequence[str] = (),
+        then: Mapping[str, Afterwards] = MappingProxyType({}),
+        following: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._few = {site: few_patients(count) for site, count in (validated or {}).items()}
         self.title = title
@@ -98,7 +110,8 @@ class RunState:
         self.round = 0
         self.rounds = 0
         self.lengths = {step.name: step.rounds if isinstance(step, Phase) else step.steps for step in plan}
-        self.place, self.then = place, tuple(then)
+        self.place, self.then = place, dict(then)
+        self._following = dict(following)
         self._expected = dict(expected or {})
         self._durations: dict[str, list[float]] = {}
         self._clock = clock
@@ -149,9 +162,10 @@ class RunState:
         """
         ahead = self._ahead()
         known = {name: seconds for name in ahead if (seconds := self._seconds(name)) is not None}
-        if not known:
+        following = self.following
+        if not known and not following:
             return None
-        left = sum(ahead[name] * seconds for name, seconds in known.items())
+        left = sum(ahead[name] * seconds for name, seconds in known.items()) + sum(following.values())
         if not self._finished:
             # A round that takes longer than expected leaves the other rounds their time.
             left -= min(self.since_round, known.get(self.phase, 0.0))
@@ -160,7 +174,21 @@ class RunState:
     @property
     def unknown(self) -> list[str]:
         """The phases ahead without a round that was measured or forecast."""
-        return [*(name for name in self._ahead() if self._seconds(name) is None), *self.then]
+        phases = [name for name in self._ahead() if self._seconds(name) is None]
+        return [*phases, *(name for name in self.then if name not in self.following)]
+
+    @property
+    def following(self) -> dict[str, float]:
+        """Seconds of what follows the runs. Those with fewer sites are quicker: the longest counts."""
+        told = {name: self._seconds(each.like) for name, each in self.then.items()}
+        here = {
+            name: self.then[name].times * seconds for name, seconds in told.items() if seconds is not None
+        }
+        return {
+            name: max(here.get(name, 0.0), self._following.get(name, 0.0))
+            for name in self.then
+            if name in here or name in self._following
+        }
 
     @property
     def measured(self) -> dict[str, float]:

@@ -68,6 +68,7 @@ def test_models_list_a_classifier_with_its_route_and_classes(
     publish_dark(tmp_path)
     (dark,) = start(tmp_path).client.get("/models").json()["models"]
     assert (dark["answers"], dark["labels"]) == ("/classify", ["dark", "bright"])
+    assert (dark["adaptable"], dark["masks"], dark["summary"]) == (False, "none", "answers as it is")
 
 
 def test_model_lists_its_versions(api: Any) -> None:

@@ -25,6 +25,7 @@ from personalization.playbook import (
     features_of,
     fit,
     fit_gate,
+    passes,
     practise,
     targets_of,
     typical_targets,
@@ -173,6 +174,22 @@ def test_damage_and_the_dose_by_shift_are_practised_and_judged() -> None:
     alone, taught = fit_gate(plain), fit_gate(plain, {"a": [by_name[name] for name in planted]})
     assert (alone.lowest, alone.highest, alone.centre) == (taught.lowest, taught.highest, taught.centre)
     assert alone.whole != taught.whole
+
+
+@pytest.mark.parametrize(("count", "damage"), [(8, 0), (20, 2)])
+def test_passes_are_the_images_that_go_through_the_network(count: int, damage: int) -> None:
+    images, truth = discs(count, 4)
+    practice = Practice(TRIALS, (0.0, 1.0, 2.0), most=4, damage=damage)
+    here, seen = space(), [0]
+
+    def look(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen[0] += len(inputs[0]) if type(module) is kind else 0
+
+    kind = type(here.plain())
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    with hook:
+        list(practise(here, images, truth, [f"p{index}" for index in range(count)], practice, 0.05, seed=1))
+    assert passes(practice, count, shifted=False) == seen[0]
 
 
 def test_a_member_with_one_patient_has_no_episode() -> None:

@@ -8,11 +8,15 @@ from rich.console import Console
 from tests.helpers.training.sites import declared
 from tests.helpers.waiting import wait_for
 from training.engine.history import RoundEntry, SiteEntry
-from training.progress import PlainProgress, RichProgress, RunState, open_progress
+from training.progress import Afterwards, PlainProgress, RichProgress, RunState, open_progress
 from training.progress.format import duration, number, size, sparkline
 
 PLAN = (declared("describe", 1, (), ()), declared("train", 4, (), ()), declared("validate", 1, (), ()))
 SITES = ("aster", "birch")
+
+
+# A practice takes twenty times as long as a validation.
+PRACTICE = {"practice": Afterwards("practise", "validate", 20.0)}
 
 
 def entry(**metrics: float) -> SiteEntry:
@@ -65,19 +69,39 @@ def test_time_left_is_the_median_round_time_times_rounds_left() -> None:
 
 
 def test_time_left_counts_the_runs_that_follow_and_names_what_follows_them() -> None:
-    state = _State("run", PLAN, SITES, Clock(), place=(1, 3), then=["practice"])
+    state = _State("run", PLAN, SITES, Clock(), place=(1, 3), then=PRACTICE)
     play(state, "train", 0, 4, 10.0, aster=entry())
     # Three rounds of this run and four of each of two more.
     assert (state.total, state.done, state.left) == (18, 2, 110.0)
     assert state.unknown == ["describe", "validate", "practice"]
     output = io.StringIO()
     progress = PlainProgress(Console(file=output, width=200))
-    progress.run_started("iop-fl", PLAN, SITES, place=(1, 3), then=["practice"])
+    progress.run_started("iop-fl", PLAN, SITES, place=(1, 3), then=PRACTICE)
     play(progress, "train", 0, 4, 10.0, aster=entry())
-    progress.run_started("practice without aster", PLAN, ["birch"], place=(2, 3), then=["practice"])
+    progress.run_started("practice without aster", PLAN, ["birch"], place=(2, 3), then=PRACTICE)
     assert progress.state.left == 80.0
     assert "run 1 of 3, then practice" in output.getvalue()
     assert "run 2 of 3, then practice; about 1:20 in all" in output.getvalue()
+    play(progress, "train", 3, 4, 10.0, aster=entry())
+    play(progress, "validate", 0, 1, 3.0, aster=entry())
+    # The last run's training and validation, and the practice.
+    assert progress.state.left == 40.0 + 3.0 + 60.0
+    assert progress.state.unknown == ["describe"]
+    progress.run_started("practice without birch", PLAN, ["aster"], place=(3, 3), then=PRACTICE)
+    play(progress, "validate", 0, 1, 1.0, aster=entry())
+    assert progress.state.left == 60.0
+    progress.run_started("practice", (declared("measure", 1, (), ()), declared("practise", 1, (), ())), SITES)
+    assert (progress.state.left, progress.state.unknown) == (60.0, ["measure"])
+    assert output.getvalue().endswith("practise 1; about 1:00 in all, not counting measure\n")
+
+
+def test_no_time_left_is_said_while_all_that_takes_long_is_unknown() -> None:
+    output = io.StringIO()
+    progress = PlainProgress(Console(file=output, width=200))
+    progress.run_started("iop-fl", PLAN, SITES, place=(1, 3))
+    play(progress, "describe", 0, 1, 0.1, aster=entry())
+    assert progress.state.left == pytest.approx(0.2)
+    assert "left" not in output.getvalue()
 
 
 def test_time_left_names_the_phases_of_which_nothing_is_known() -> None:

@@ -31,7 +31,10 @@ export default function Adapt() {
     return (
       <div class="center">
         <Notice title="There is nothing to adapt yet">
-          <p>An admin registers a hospital, and the operator publishes a model that can be adapted.</p>
+          <p>
+            An admin registers a hospital, and the operator publishes a model that can be adapted: <code>locum demo</code> makes one,
+            and <code>locum train</code> one of your own data.
+          </p>
           {hospital === undefined && <RegisterHospital />}
         </Notice>
       </div>
