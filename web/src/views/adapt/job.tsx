@@ -54,7 +54,7 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
         )}
       </div>
       <p class="soft">
-        Started {moment(job.created_at)}
+        {job.started_at ? `Started ${moment(job.started_at)}` : `Asked for ${moment(job.created_at)}`}
         {job.finished_at && job.started_at && `, took ${duration(seconds(job.started_at, job.finished_at))}`}
         {job.attempt > 1 && `, attempt ${job.attempt}`}
       </p>

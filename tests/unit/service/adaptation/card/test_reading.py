@@ -84,7 +84,7 @@ def test_queued_job_has_a_card(here: Place) -> None:
     card = here.card(submit(here))
     assert (card.job.state, card.model, card.job.candidate, card.job.epochs) == ("queued", "brain", None, [])
     assert card.under_way
-    assert "Waiting for a worker" in render(card)
+    assert render(card).count("Waiting for a worker") == 1
 
 
 def test_card_of_a_running_job_keeps_the_latest_event_of_each_epoch(here: Place) -> None:
