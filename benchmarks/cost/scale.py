@@ -25,7 +25,7 @@ import psutil
 from sqlalchemy import insert
 
 from benchmarks.cost.base import CostExperiment, Kind
-from benchmarks.cost.serving import ServerProcess, publish, scan_bytes, server
+from benchmarks.cost.serving import publish, scan_bytes, server
 from benchmarks.faults.nodes import nodes
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.measuring import processor_seconds
@@ -46,7 +46,7 @@ _COHORT = "0" * 32
 @dataclass(frozen=True)
 class Profile:
     """Hospitals of the large side and of the small one; calls of each step; versions of the one deep name;
-    jobs, and scans of a cohort.
+    jobs, and scans of a cohort; starts of each side.
     """
 
     hospitals: int = 10_000
@@ -56,9 +56,10 @@ class Profile:
     deep: int = 20_000
     jobs: int = 10_000
     scans: int = 5_000
+    starts: int = 5
 
 
-PROFILES = {"smoke": Profile(12, 3, 3, 2, 15, 20, 20), "cpu": Profile()}
+PROFILES = {"smoke": Profile(12, 3, 3, 2, 15, 20, 20, 1), "cpu": Profile()}
 
 
 class Scale(CostExperiment[Profile]):
@@ -75,6 +76,7 @@ class Scale(CostExperiment[Profile]):
         return {
             "calls": Kind(_calls, _calls_section),
             "first": Kind(_first, _first_section),
+            "start": Kind(_start, _start_section),
             "pages": Kind(_pages, _pages_section),
         }
 
@@ -83,14 +85,17 @@ class Scale(CostExperiment[Profile]):
         profile = self.profile
         wide = {"hospitals": profile.hospitals, "few": profile.few, "deep": 0}
         deep = {"hospitals": profile.few, "few": profile.few, "deep": profile.deep}
-        rows = {"jobs": profile.jobs, "scans": profile.scans, "requests": profile.requests}
+        rows = {"jobs": profile.jobs, "scans": profile.scans}
+        requests = {"requests": profile.requests}
         return [
             {"measured": "calls", **wide, "calls": profile.calls},
             {"measured": "calls", **deep, "calls": profile.calls},
             {"measured": "first", **wide},
             {"measured": "first", **deep},
-            {"measured": "pages", "database": "SQLite", **wide, **rows},
-            {"measured": "pages", "database": "PostgreSQL", **wide, **rows},
+            {"measured": "start", "database": "SQLite", **wide, **rows, "starts": profile.starts},
+            {"measured": "start", "database": "PostgreSQL", **wide, **rows, "starts": profile.starts},
+            {"measured": "pages", "database": "SQLite", **wide, **rows, **requests},
+            {"measured": "pages", "database": "PostgreSQL", **wide, **rows, **requests},
         ]
 
 
@@ -185,21 +190,25 @@ def _alternated(steps: Mapping[str, Callable[[], object]], calls: int) -> dict[s
     return {size: round(spent / calls, 3) for size, spent in total.items()}
 
 
+def _start(cell: Cell, work: Path) -> dict[str, Any]:
+    """Milliseconds of the server's process until it answers, few and many hospitals in turn."""
+    found: dict[str, list[float]] = {"few": [], "many": []}
+    with ExitStack() as stack:
+        settings = {size: _prepared(cell, work, size, stack) for size in found}
+        for size in [*found] * cell["starts"]:
+            with server(work / size, 1, settings[size]) as process:
+                found[size].append(1e3 * processor_seconds([psutil.Process(process.pid)]))
+    return {"milliseconds": {"start of the API": {size: round(median(ms), 1) for size, ms in found.items()}}}
+
+
 def _pages(cell: Cell, work: Path) -> dict[str, Any]:
     """Milliseconds of the server's process for each page, the first and a later one."""
     found: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
-        running: dict[str, ServerProcess] = {}
-        started: dict[str, float] = {}
-        for size in ("few", "many"):
-            folder = work / size
-            _filled(cell, work, size)
-            url = stack.enter_context(_database_url(cell, folder))
-            with _database(cell, folder, size, url):
-                pass
-            running[size] = stack.enter_context(server(folder, 1, {"LOCUM_DATABASE_URL": url}))
-            started[size] = round(1e3 * processor_seconds([psutil.Process(running[size].pid)]), 1)
-        found["start of the API"] = started
+        running = {
+            size: stack.enter_context(server(work / size, 1, _prepared(cell, work, size, stack)))
+            for size in ("few", "many")
+        }
         for path in _paths(running["few"].connection, running["many"].connection):
             for process in running.values():
                 _get(process.connection, path)
@@ -215,6 +224,15 @@ def _pages(cell: Cell, work: Path) -> dict[str, Any]:
                 size: round(1e3 * spent / (3 * cell["requests"]), 1) for size, spent in total.items()
             }
     return {"milliseconds": found}
+
+
+def _prepared(cell: Cell, work: Path, size: str, stack: ExitStack) -> dict[str, str]:
+    """Fill a store and a database, and return the settings of a server on them."""
+    _filled(cell, work, size)
+    url = stack.enter_context(_database_url(cell, work / size))
+    with _database(cell, work / size, size, url):
+        pass
+    return {"LOCUM_DATABASE_URL": url}
 
 
 def _paths(few: http.client.HTTPConnection, many: http.client.HTTPConnection) -> Iterator[str]:
@@ -385,6 +403,15 @@ def _first_section(rows: Sequence[Row]) -> list[str]:
             _heading(row, "The first call of a store that was just opened, as by every job"),
             _table(row, 1),
         ]
+    return found
+
+
+def _start_section(rows: Sequence[Row]) -> list[str]:
+    found = []
+    for row in rows:
+        cell = row["cell"]
+        words = f"Start of the API, {cell['database']}, the median of {cell['starts']}"
+        found += [_heading(row, words), _table(row, 1)]
     return found
 
 
