@@ -54,7 +54,7 @@ def test_missing_and_running_workers_are_seen_in_readiness_and_metrics(whole: An
 
     status, part, metrics = look()
     assert status == "degraded"
-    assert "start one" in part["detail"]
+    assert "it is starting" in part["detail"]
     assert 'locum_workers{state="running"} 0.0' in metrics
     with whole.context.database.write() as session:
         record(session, "here:1", runs=True)
