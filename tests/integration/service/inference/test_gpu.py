@@ -23,6 +23,7 @@ from service.inference import sessions
 from service.inference.limits import GraphLimits
 from service.inference.sessions import CUDA, GraphSession, probe_provider
 from tests.helpers.personalization.routing_cases import images, space_of
+from tests.helpers.service.counted_runs import counted
 from tests.helpers.waiting import wait_for
 
 pytestmark = pytest.mark.gpu("onnxruntime")
@@ -144,20 +145,6 @@ def test_run_above_the_bound_is_halved_and_a_slice_above_it_refused() -> None:
         np.testing.assert_allclose(found, expected, atol=1e-4)
     assert refused
     assert halved
-
-
-def counted(session: GraphSession) -> list[int]:
-    """The numbers of slices of its runs, as they come."""
-    counts: list[int] = []
-    inner = session._session
-
-    class Counted:
-        def run(self, outputs: Any, inputs: Any, options: Any) -> Any:
-            counts.append(len(inputs["image"]))
-            return inner.run(outputs, inputs, options)
-
-    session._session = Counted()
-    return counts
 
 
 def test_probe_runs_on_the_gpu() -> None:

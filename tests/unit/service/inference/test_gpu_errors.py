@@ -28,6 +28,7 @@ from service.inference.sessions import (
     wanted_providers,
 )
 from service.settings import Settings, graph_limits
+from tests.helpers.service.counted_runs import counted
 
 Graph = Callable[..., bytes]
 # As onnxruntime 1.31 says it of an allocation by CUDA, and of its own arena.
@@ -88,15 +89,7 @@ def test_run_gets_what_earlier_ones_left_unused_in_the_arena(
 
 def test_gpu_sees_two_numbers_of_slices_alone(threshold_graph: Graph) -> None:
     session = on_pretended_gpu(threshold_graph(), FULL[0], BATCH)
-    counts: list[int] = []
-    inner = session._session
-
-    class Counted:
-        def run(self, outputs: Any, inputs: Any, options: Any) -> Any:
-            counts.append(len(inputs["image"]))
-            return inner.run(outputs, inputs, options)
-
-    session._session = Counted()
+    counts = counted(session)
     on_cpu = GraphSession("d", threshold_graph(), device="cpu")
     for count in range(1, BATCH + 1):
         slices = np.random.default_rng(count).random((count, 1, 8, 8), dtype=np.float32)
