@@ -108,6 +108,7 @@ class Shifted:
             take one standard deviation over them; None: those are unknown.
         negative: how many times farther the scans are than in negative; None: not measured.
         mistaken: share of the scans that no training scan resembles in kind (the guard's gross warnings).
+        licensed: whether members practised it, or it changes nothing.
     """
 
     beyond: float
@@ -116,6 +117,7 @@ class Shifted:
     size_gain: float | None
     negative: float | None = None
     mistaken: float = 0.0
+    licensed: bool = False
 
 
 class Observed:
@@ -488,6 +490,20 @@ def practice_lost(observed: Observed) -> float | None:
 
 
 @check(
+    "practised",
+    "at least",
+    1.0,
+    "whether the members practised this recipe, or it changes nothing (1), or not (0)",
+    "No member hospital practised this, which harms classifiers more often than it helps.",
+)
+def practised(observed: Observed) -> float | None:
+    """At three centres of colonoscopy the dose lost 5.6 points of balanced accuracy, and 19 at one of them
+    with every other check passed: statistics of images tell classes apart as well as scanners.
+    """
+    return None if observed.shifted is None else float(observed.shifted.licensed)
+
+
+@check(
     "class_lost",
     "at most",
     3.0,
@@ -519,12 +535,13 @@ BY_SHIFT: tuple[Check[Observed], ...] = (
     fragments,
 )
 
-# For a classification: what needs no masks, and classes that are lost.
+# For a classification: what needs no masks, a licence, and classes that are lost.
 BY_SHIFT_WITHOUT_MASKS: tuple[Check[Observed], ...] = (
     shift_left,
     shift_beyond_practice,
     negative,
     mistaken,
+    practised,
     practice_lost,
     class_lost,
 )

@@ -83,6 +83,7 @@ class ByShift:
             size_gain(self.parent, self.candidate, self.targets.share, self.spread.size),
             self.negative,
             self.mistaken,
+            licensed=record is not None or not moves,
         )
         masks = self.candidate.maps.ndim > 1
         count = len(self.candidate.maps)

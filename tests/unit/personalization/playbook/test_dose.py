@@ -174,7 +174,7 @@ def test_a_size_within_the_members_own_is_no_veto() -> None:
     assert "size_gain" in replace(moved, candidate=far, spread=own).failed
 
 
-def test_a_classification_is_judged_without_masks() -> None:
+def test_a_classification_is_judged_without_masks_and_needs_practice() -> None:
     arguments = {"in_channels": 1, "classes": 3, "width": 4}
     network = build("resnet18", **arguments).eval()
     here = RoutingSpace.of("resnet18", arguments, {}, network.state_dict())
@@ -189,9 +189,14 @@ def test_a_classification_is_judged_without_masks() -> None:
         "shift_beyond_practice",
         "negative",
         "mistaken",
+        "practised",
         "practice_lost",
         "class_lost",
     ]
+    assert "practised" in served.failed
+    assert "practised" not in replace(served, record=RECORD).failed
+    # Left alone, it needs no licence.
+    assert "practised" not in replace(served, dose=replace(served.dose, share=0.0)).failed
 
 
 @pytest.mark.parametrize(
