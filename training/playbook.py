@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from model_store.preprocessing import geometry_of
 from model_store.task import Task
 from personalization.gate import Targets
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
@@ -61,6 +62,8 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.data.cases import RemoteSite, Site
+from training.data.scan_files import read_scan
 from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
 from training.engine.defence import least_uploads
@@ -220,11 +223,23 @@ def make_playbook(
 
 def afterwards(run: Run, members: Sequence[str], practice: Practice | None = None) -> dict[str, Afterwards]:
     """What follows the rotations: as many passes of the network as one of `estimate`, which is one."""
-    counts = [site.counts.files for site in run.sites() if site.name in members]
-    most = max(counts, key=lambda files: files["train"])
-    images = most["train"] + most["val"]
+    busiest = max(
+        (site for site in run.sites() if site.name in members), key=lambda site: site.counts.files["train"]
+    )
+    files, each = busiest.counts.files, _slices_per_file(run.federation.task, busiest)
+    images = each * (files["train"] + files["val"])
     every = passes(practice or practice_of(run), images, shifted=len(members) > FEWEST)
-    return {PRACTICE: Afterwards("practise", "estimate", every / max(most["train"], 1))}
+    return {PRACTICE: Afterwards("practise", "estimate", every / max(each * files["train"], 1))}
+
+
+def _slices_per_file(task: Task, site: Site[Any] | RemoteSite) -> int:
+    """Images that a file gives, as far as its site's first training scan says; 1 of a site elsewhere.
+
+    An adaptation takes a bounded number of images (`Practice.most`), and a volume has many slices.
+    """
+    if task.is_volume or not isinstance(site, Site):
+        return 1
+    return int(geometry_of(read_scan(site.of_split("train")[0].image), task).slices[0])
 
 
 def practice_warnings(members: Sequence[str]) -> tuple[str, ...]:

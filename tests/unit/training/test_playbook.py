@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -12,12 +13,17 @@ from personalization.gate import Targets
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.networks import build
-from personalization.playbook import Practice, Trial
+from personalization.playbook import Practice, Trial, passes
 from personalization.test_time.config import AdaptationConfig
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data, slices
 from training.algorithm import Memory, ModelDraft
+from training.config import RunConfig
+from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
-from training.playbook import EPISODES, TARGETS, Rotations
+from training.methods.iop_fl import IopFlConfig
+from training.phantom.federation import write_federation
+from training.playbook import EPISODES, PRACTICE, TARGETS, Rotations, afterwards
+from training.run import Run
 
 
 def measured(data: SiteData) -> dict[str, list[float]]:
@@ -56,3 +62,18 @@ def test_targets_are_measured_on_slices_that_training_leaves_out_too() -> None:
     assert measured(SiteData("A", positive, whole.val, slices(0, 0), None)) != measured(whole)
     alone = SiteData("A", positive, whole.train, slices(0, 0), None, unfiltered=whole.train)
     assert measured(alone) == measured(SiteData("A", whole.train, whole.train, slices(0, 0), None))
+
+
+def test_the_time_of_the_practice_counts_the_slices_of_volumes_and_the_most_that_one_adapts_to(
+    tmp_path: Path,
+) -> None:
+    members = ("aster", "birch", "cedar")
+    run = Run(load_federation(write_federation(tmp_path, members, 4)), "iop-fl", IopFlConfig(), RunConfig())
+    data = SiteData.load(run.sites()[0], run.federation.task)
+    train, every = len(data.all_train), len(data.all_train) + len(data.val)
+    practice = Practice((Trial("half", AdaptationConfig(preset="ladder")),), most=4)
+    # Of volumes as files, fewer than the most would be there.
+    assert data.held_out
+    assert every > 2 * practice.most > len(run.sites()[0].cases)
+    expected = passes(practice, every, shifted=True) / train
+    assert afterwards(run, members, practice)[PRACTICE].times == expected
