@@ -28,7 +28,7 @@ from training.data.federation import TASK_FILE, load_federation
 from training.data.segmentation.infer_task import inferred_in_words
 from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError
-from training.federate import FAILED, INTERRUPTED
+from training.exit_codes import FAILED, INTERRUPTED
 from training.methods.planning import PlanningConfig
 from training.methods.registry import Method, methods
 from training.methods.registry import method as find_method

@@ -26,8 +26,6 @@ from training.options import (
     grouped,
 )
 
-FAILED, INTERRUPTED = 2, 130
-
 
 @grouped
 def federate(

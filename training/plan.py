@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from training.exit_codes import FAILED
 from training.planning.planner import BUDGETS
 
 if TYPE_CHECKING:
     from model_store.task import Task
     from training.data.cases import Federation, Site
-
-FAILED = 2
 
 
 def load_hospitals(folders: Sequence[Path], task: Task | None = None) -> Federation[Any]:

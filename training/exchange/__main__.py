@@ -12,6 +12,7 @@ from rich.markup import escape
 from model_store.errors import LocumStoreError
 from model_store.graphs import operators_of
 from training.errors import ImportRefused, TrainingError
+from training.exit_codes import FAILED
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
@@ -184,7 +185,7 @@ def main() -> None:
         app()
     except (LocumStoreError, TrainingError) as error:
         Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", soft_wrap=True)
-        raise SystemExit(2) from error
+        raise SystemExit(FAILED) from error
 
 
 if __name__ == "__main__":

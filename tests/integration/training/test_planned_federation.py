@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from model_store.store import Store
 from model_store.task import Task
 from tests.helpers.training.ct_volumes import write_volumes
-from training.federate import FAILED, federate
+from training.exit_codes import FAILED
+from training.federate import federate
 
 app = typer.Typer()
 app.command()(federate)
