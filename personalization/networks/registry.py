@@ -42,6 +42,8 @@ _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
     "unet": "personalization.networks.unet:UNet",
     "vit": "personalization.networks.vit:ViT",
 }
+# Those that methods, presets and importers make: manifests name them, and a person chooses none of them.
+_MADE = frozenset({"averaged", "blended", "fedoap", "graph", "projected", "prompted"})
 # What a method builds where no network is named.
 DEFAULTS: Mapping[Literal["segmentation", "classification"], str] = {
     "segmentation": "unet",
@@ -132,10 +134,15 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*_NETWORKS, *installed()}))
 
 
+def choices() -> tuple[str, ...]:
+    """Return the names that a person may choose for training: `names` without those that Locum itself makes."""
+    return tuple(name for name in names() if name not in _MADE)
+
+
 def builder(name: str) -> Callable[..., nn.Module]:
     """The class or function that builds the network `name`.
 
-    Raises NetworkError for an unknown name, listing the known ones, and for one that cannot be imported.
+    Raises NetworkError for an unknown name, listing those to choose from, and for one that cannot be imported.
     """
     if name in _NETWORKS:
         found = _NETWORKS[name]
@@ -143,7 +150,7 @@ def builder(name: str) -> Callable[..., nn.Module]:
         return _loaded(installed()[name])
     else:
         raise NetworkError(
-            f"unknown network '{name}'; known: {', '.join(names())}. One of another package has to be "
+            f"unknown network '{name}'; known: {', '.join(choices())}. One of another package has to be "
             f"installed here, with an entry point in {GROUP}"
         )
     if isinstance(found, str):
@@ -170,7 +177,7 @@ def _loaded(entry: EntryPoint) -> Callable[..., nn.Module]:
 def build(name: str, /, **arguments: Any) -> nn.Module:
     """Build the network `name` with PyTorch's default weights; `initialise` redraws them from a generator.
 
-    Raises NetworkError for an unknown name (listing the known ones) or arguments that do not fit.
+    Raises NetworkError for an unknown name (listing those to choose from) or arguments that do not fit.
     """
     network = builder(name)
     signature = inspect.signature(network)

@@ -26,7 +26,7 @@ from personalization.networks.capabilities import (
     spatial_axes,
     traits_of,
 )
-from personalization.networks.registry import DEFAULTS, names
+from personalization.networks.registry import DEFAULTS, choices, names
 from tests.helpers.personalization.monai_cases import SMALL, small
 from tests.helpers.personalization.toy_networks import toy
 
@@ -53,6 +53,8 @@ OPAQUE = {"graph"}
 
 def test_every_network_declares_its_traits_or_belongs_to_a_method() -> None:
     assert set(names()) == ALONE.keys() | WITH_A_METHOD | OPAQUE
+    # The mean of several networks is made from models that are trained.
+    assert set(choices()) == ALONE.keys() - {"averaged"}
     for name, arguments in ALONE.items():
         network = outline(name, **arguments)
         assert head_paths(network)
