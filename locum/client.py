@@ -15,7 +15,7 @@ import httpx
 from locum import operations
 from locum.answers import Event, Job
 from locum.connection import Connection
-from locum.core import EventStream, Operation, Pause, Request, problem_of, with_retries
+from locum.core import EventStream, Operation, Pause, Request, Retries, problem_of, with_retries
 from locum.errors import Problem
 
 T = TypeVar("T")
@@ -25,9 +25,9 @@ RETRIES = 6
 """Retries of a request by default: some thirty seconds in all."""
 
 # A volume may wait for a slot and then run for minutes; the service itself ends what takes too long.
-_TIMEOUT = httpx.Timeout(30.0, read=900.0, write=300.0)
+_TIMEOUT = httpx.Timeout(30.0, connect=10.0, read=900.0, write=300.0)
 # The service sends a comment every 15 s, so a silence of a minute is a broken connection.
-_EVENTS_TIMEOUT = httpx.Timeout(30.0, read=60.0)
+_EVENTS_TIMEOUT = httpx.Timeout(30.0, connect=10.0, read=60.0)
 
 
 def _blocking(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Client, P], T]:
@@ -63,14 +63,15 @@ class Client:
                 http://127.0.0.1:8000.
             key: an API key or access token; by default that of LOCUM_KEY, else the one that `locum login`
                 keeps for the url.
-            retries: of each request.
+            retries: of each request; a connection that is refused is tried three times at most until the
+                service has answered once.
             verify: as httpx has it, for a certificate authority of the hospital's own.
 
         Raises:
             SettingInvalid: the address or the file of `locum login` cannot be used.
         """
         self.connection = Connection.find(url, key)
-        self._retries = retries
+        self._retries = Retries(retries)
         self._http = httpx.Client(**_options(self.connection), verify=verify)
 
     def __enter__(self) -> Client:
@@ -174,7 +175,7 @@ class AsyncClient:
     ) -> None:
         """Arguments and errors as `Client`."""
         self.connection = Connection.find(url, key)
-        self._retries = retries
+        self._retries = Retries(retries)
         self._http = httpx.AsyncClient(**_options(self.connection), verify=verify)
 
     async def __aenter__(self) -> AsyncClient:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -36,6 +37,9 @@ _TRANSIENT = {
 _BY_PROXY = {502, 503, 504}
 # Nothing of the request has left.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+# Nothing listens there, or nothing can be reached there.
+_NO_CONNECTION = (httpx.ConnectError, httpx.ConnectTimeout)
+_AT_FIRST = 2
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _TYPE = "urn:locum:problem:"
 
@@ -67,6 +71,23 @@ class Pause:
     seconds: float
 
 
+@dataclass
+class Retries:
+    """How often a client sends a request again: `most` times.
+
+    Until something has answered the client, a connection that is refused is tried only three times: more
+    likely than a service that restarts is a wrong address, which a person should learn at once.
+    """
+
+    most: int
+    answered: bool = False
+
+    def end(self, attempt: int, error: httpx.TransportError | None = None) -> bool:
+        """Whether attempt number `attempt`, from 0, was the last one."""
+        stranger = isinstance(error, _NO_CONNECTION) and not self.answered
+        return attempt >= (min(self.most, _AT_FIRST) if stranger else self.most)
+
+
 Step: TypeAlias = Request | Pause
 Operation: TypeAlias = Generator[Step, Any, T]
 
@@ -82,7 +103,7 @@ def pause(seconds: float) -> Generator[Step, Any, None]:
     yield Pause(seconds)
 
 
-def with_retries(operation: Operation[T], retries: int) -> Operation[T]:
+def with_retries(operation: Operation[T], retries: Retries) -> Operation[T]:
     """The operation, with every request retried where that is safe and makes sense."""
     answer: Any = None
     error: Exception | None = None
@@ -102,24 +123,27 @@ def with_retries(operation: Operation[T], retries: int) -> Operation[T]:
             error = found
 
 
-def _attempts(request: Request, retries: int) -> Generator[Step, Any, httpx.Response]:
-    for left in range(retries, -1, -1):
-        seconds = _backoff(retries - left)
+def _attempts(request: Request, retries: Retries) -> Generator[Step, Any, httpx.Response]:
+    attempt = 0
+    while True:
+        seconds = _backoff(attempt)
         try:
             answer: httpx.Response = yield request
         except httpx.TransportError as error:
-            if not left or not (request.repeatable or isinstance(error, _NOT_SENT)):
-                raise unreachable(error) from error
+            if retries.end(attempt, error) or not (request.repeatable or isinstance(error, _NOT_SENT)):
+                # The sentence has all that a person needs of httpx's traceback.
+                raise unreachable(error) from None
         else:
+            retries.answered = True
             problem = None if answer.status_code in request.also else problem_of(answer)
             if problem is None:
                 return answer
             by_proxy = not problem.slug and problem.status in _BY_PROXY and request.repeatable
-            if not left or not (by_proxy or problem.slug in _TRANSIENT):
+            if retries.end(attempt) or not (by_proxy or problem.slug in _TRANSIENT):
                 raise problem
             seconds = max(seconds, problem.retry_after or 0)
         yield Pause(seconds)
-    raise AssertionError("the last attempt returns or raises")
+        attempt += 1
 
 
 def _backoff(attempt: int) -> float:
@@ -136,8 +160,9 @@ def unreachable(error: httpx.TransportError) -> Unreachable:
         where = "the service"
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, _NOT_SENT):
         return Unreachable(f"{where}: the service did not answer in time ({type(error).__name__}): try again")
+    found = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     return Unreachable(
-        f"{where}: expected Locum's service, found: {str(error) or type(error).__name__}; start it with "
+        f"{where}: expected Locum's service, found: {found}; start it with "
         "`locum serve`, or name its address in LOCUM_URL"
     )
 
@@ -176,11 +201,11 @@ def json_of(answer: httpx.Response) -> Any:
     """The JSON of an answer. Raises AnswerInvalid."""
     try:
         return json.loads(answer.content)
-    except ValueError as error:
+    except ValueError:
         found = answer.headers.get("Content-Type", "no type")
         raise AnswerInvalid(
             f"{answer.url}: expected JSON, found {found}: is this the address of Locum's service?"
-        ) from error
+        ) from None
 
 
 def listed(
@@ -206,7 +231,7 @@ class EventStream:
     """Server-sent events of a job, over as many connections as it takes."""
 
     job: str
-    retries: int
+    retries: Retries
     last: int = 0
     over: bool = False
     _failures: int = 0
@@ -231,22 +256,21 @@ class EventStream:
             event = Event(
                 int(fields.get("id", 0)), fields.get("event", "message"), json.loads(fields["data"])
             )
-        except ValueError as error:
-            raise AnswerInvalid(
-                f"/jobs/{self.job}/events: expected an event, found {fields!r:.80}"
-            ) from error
+        except ValueError:
+            raise AnswerInvalid(f"/jobs/{self.job}/events: expected an event, found {fields!r:.80}") from None
+        self.retries.answered = True
         self.last, self._failures, self.over = event.id, 0, event.last
         yield event
 
     def broken(self, error: Exception | None) -> float:
         """Return the seconds to wait after a connection that ended before the job. Raises what is final."""
-        self._failures += 1
-        seconds = _backoff(self._failures - 1)
+        attempt, self._failures = self._failures, self._failures + 1
+        seconds = _backoff(attempt)
         if isinstance(error, Problem):
-            if self._failures > self.retries or error.slug not in _TRANSIENT:
+            if self.retries.end(attempt) or error.slug not in _TRANSIENT:
                 raise error
             return max(seconds, error.retry_after or 0)
-        if isinstance(error, httpx.TransportError) and self._failures > self.retries:
-            raise unreachable(error) from error
+        if isinstance(error, httpx.TransportError) and self.retries.end(attempt, error):
+            raise unreachable(error) from None
         # A stream that ended in order: the service has let this follower go.
         return seconds

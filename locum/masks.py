@@ -39,7 +39,7 @@ def segmentation(body: bytes, media_type: str, header: nib.Nifti1Header | None =
     try:
         report = read(Report, json.loads(parts["params"]))
     except ValueError as error:
-        raise AnswerInvalid(f"params: expected JSON, found {error}") from error
+        raise AnswerInvalid(f"params: expected JSON, found {error}") from None
     content = parts["image"]
     if not content.startswith(b"NRRD"):
         with pillow().open(io.BytesIO(content)) as picture:

@@ -135,14 +135,14 @@ def names() -> tuple[str, ...]:
 
 
 def choices() -> tuple[str, ...]:
-    """Return the names that a person may choose for training: `names` without those that Locum itself makes."""
+    """Return the names that a person may choose for training: `names` without what Locum itself makes."""
     return tuple(name for name in names() if name not in _MADE)
 
 
 def builder(name: str) -> Callable[..., nn.Module]:
     """The class or function that builds the network `name`.
 
-    Raises NetworkError for an unknown name, listing those to choose from, and for one that cannot be imported.
+    Raises NetworkError for an unknown name, with those to choose from, and for one that cannot be imported.
     """
     if name in _NETWORKS:
         found = _NETWORKS[name]

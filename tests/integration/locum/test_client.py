@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from locum import AsyncClient, Client, NotAllowed, Problem, ScanInvalid, Unreachable
+from locum import AsyncClient, Client, NotAllowed, Problem, ScanInvalid
 from locum.answers import Event
 from locum.scans import opened
 from service.jobs.leases import finish
@@ -159,14 +159,6 @@ def test_rejection_is_the_service_s_sentence(api: Api, client: Client, tmp_path:
     with pytest.raises(Problem, match="nowhere") as caught:
         client.serving("nowhere", "organ")
     assert caught.value.status == 404
-
-
-def test_service_that_is_not_there_is_unreachable() -> None:
-    with (
-        Client("http://127.0.0.1:1", retries=0) as client,
-        pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:1: expected Locum's service"),
-    ):
-        client.models()
 
 
 def test_caller_without_a_valid_key_is_not_allowed(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import traceback
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from locum import operations
-from locum.core import EventStream, Operation, Pause, Request, with_retries
-from locum.errors import JobFailed, NotAllowed, Problem, Unreachable
+from locum import AsyncClient, Client, operations
+from locum.core import EventStream, Operation, Pause, Request, Retries, with_retries
+from locum.errors import AnswerInvalid, JobFailed, NotAllowed, Problem, Unreachable
 
+# Nothing listens there.
+NOWHERE = "http://127.0.0.1:1"
 COHORT = {
     **{"id": "c", "hospital": "h", "note": None, "scans": 0, "bytes": 0},
     **{"created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-02T00:00:00Z", "deleted_at": None},
@@ -47,7 +51,7 @@ def played(
     operation: Operation[Any], *answers: httpx.Response | Exception, retries: int = 3
 ) -> tuple[Any, Any, Any]:
     """Run an operation on prepared answers: its result or error, the requests, the pauses."""
-    steps, rest = with_retries(operation, retries), list(answers)
+    steps, rest = with_retries(operation, Retries(retries)), list(answers)
     requests: list[Request] = []
     pauses: list[float] = []
     given: Any = None
@@ -122,6 +126,52 @@ def test_retries_end() -> None:
     assert (len(requests), len(pauses)) == (4, 3)
 
 
+def test_refused_connection_ends_soon_until_something_has_answered() -> None:
+    refused = [broken(httpx.ConnectError) for _ in range(7)]
+    result, requests, _ = played(operations.models(), *refused[:3], retries=6)
+    assert (type(result), len(requests)) == (Unreachable, 3)
+    # A service that answered, if only that it is busy, is one that starts again.
+    result, requests, _ = played(operations.models(), problem("busy"), *refused[:6], retries=6)
+    assert (type(result), len(requests)) == (Unreachable, 7)
+    stream = EventStream("j", Retries(6))
+    waited = [stream.broken(each) for each in refused[:2]]
+    assert len(waited) == 2
+    with pytest.raises(Unreachable):
+        stream.broken(refused[2])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_service_that_is_not_there_is_one_sentence_without_a_second_traceback(asynchronous: bool) -> None:
+    async def asked() -> None:
+        async with AsyncClient(NOWHERE, "key", retries=0) as client:
+            await client.models()
+
+    def followed() -> None:
+        with Client(NOWHERE, "key", retries=0) as client:
+            list(client.events("j"))
+
+    def listed() -> None:
+        with Client(NOWHERE, "key", retries=0) as client:
+            client.models()
+
+    for call in (lambda: asyncio.run(asked()),) if asynchronous else (listed, followed):
+        with pytest.raises(Unreachable) as found:
+            call()
+        printed = "".join(traceback.format_exception(found.value))
+        assert printed.count("Traceback") == 1
+        assert printed.splitlines()[-1].startswith(f"locum.errors.Unreachable: {NOWHERE}: expected Locum's")
+        assert "Errno" not in printed
+
+
+def test_answer_of_another_server_is_one_sentence_too() -> None:
+    page = httpx.Response(200, text="<html>", request=httpx.Request("GET", "http://service/models"))
+    steps = with_retries(operations.models(), Retries(0))
+    next(steps)
+    with pytest.raises(AnswerInvalid, match="is this the address of Locum's service") as found:
+        steps.send(page)
+    assert "".join(traceback.format_exception(found.value)).count("Traceback") == 1
+
+
 def test_answer_of_a_proxy_is_retried_and_named() -> None:
     gone = httpx.Response(
         502, text="<html>Bad Gateway", request=httpx.Request("GET", "http://service/models")
@@ -153,7 +203,7 @@ def test_listing_follows_its_pages() -> None:
 
 
 def test_events_are_read_line_by_line_and_resumed_after_the_last() -> None:
-    stream = EventStream("j", retries=2)
+    stream = EventStream("j", Retries(2))
     lines = [": ping", "", "id: 4", "event: epoch", 'data: {"epoch": 1}', "", "id: 5", "event: state"]
     found = [event for line in lines for event in stream.feed(line)]
     assert [(event.id, event.type, event.data) for event in found] == [(4, "epoch", {"epoch": 1})]
@@ -168,13 +218,13 @@ def test_events_are_read_line_by_line_and_resumed_after_the_last() -> None:
 
 
 def test_stream_that_breaks_without_an_event_is_given_up() -> None:
-    stream = EventStream("j", retries=2)
+    stream = EventStream("j", Retries(2))
     for _ in range(2):
         stream.broken(broken())
     with pytest.raises(Unreachable):
         stream.broken(broken())
     # One that the service ends in order is none of these.
-    patient = EventStream("j", retries=2)
+    patient = EventStream("j", Retries(2))
     assert all(patient.broken(None) > 0 for _ in range(10))
 
 
