@@ -2,7 +2,8 @@
 
 The format is detected from the content alone; file names are not used. Every size in a header is compared
 with `Limits` before anything of that size is allocated, decompressed or decoded. Every failure is a ScanError
-that says what to do. The formats are registered in `model_store.scans.formats`.
+that says what to do. The formats are registered in `model_store.scans.formats`; a zip may have several of
+their files as the channels of one scan (`model_store.scans.channels`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
-from model_store.scans.channels import first_series
-from model_store.scans.channels import sniff as holds_channels
+from model_store.scans import channels
 from model_store.scans.dicom import reading
 from model_store.scans.dicom.files import MOST_FILES, ElementCount, read_dataset
 from model_store.scans.dicom.masks import is_seg, read_seg
@@ -53,8 +53,8 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
 
     Raises as `decode`.
     """
-    if isinstance(content, bytes) and holds_channels(content):
-        content = first_series(content, limits)
+    if isinstance(content, bytes) and channels.sniff(content):
+        content = channels.first_series(content, limits)
     return reading.open_series(content, limits)
 
 
@@ -92,6 +92,8 @@ def decode(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
     if isinstance(content, Mapping):
         if (series := series_of(parts)) is not None:
             return series.read(content, limits)
+    elif channels.sniff(content):
+        return channels.read_channels(content, limits, decode)
     elif (known := format_of(content)) is not None:
         return known.read(content, limits)
     raise UnsupportedScan(f"{advice(parts[0])}. Locum reads {list_formats('and')}")
@@ -103,6 +105,8 @@ def deidentify(content: bytes, limits: Limits, key: bytes) -> bytes:
     What is left decodes to the same voxels and affine. Equal bytes and key give equal bytes; `key` maps the
     UIDs of DICOM. Raises as `decode`, and UnsupportedScan for a DICOM file without the UIDs that one needs.
     """
+    if channels.sniff(content):
+        return channels.deidentify_channels(content, limits, key, deidentify)
     known = format_of(content)
     if known is None:
         raise UnsupportedScan(f"{advice(content)}. Locum reads {list_formats('and')}")

@@ -22,8 +22,11 @@ import numpy as np
 from pydicom import Dataset
 
 from model_store.errors import DamagedScan, ScanError, ScanMismatch, ScanTooLarge, UnsupportedScan
+from model_store.scans.dicom.deidentify import deidentify as deidentify_dicom
 from model_store.scans.dicom.files import BOUNDED, ZIP, count_entries, reported
+from model_store.scans.dicom.reading import open_series
 from model_store.scans.foreign import is_dicom
+from model_store.scans.formats import strip_suffix
 from model_store.scans.types import Limits, Parts, Scan, largest_shift
 from model_store.volume import MOST_CHANNELS
 
@@ -128,12 +131,8 @@ def sniff(data: bytes) -> bool:
     return bool(names) and (in_folder or volumes)
 
 
-def read_channels(data: bytes, limits: Limits) -> Scan:
-    """Read a zip of channels. Raises ScanError; the message says which channel it is about."""
-    # The formats are registered with this one among them.
-    from model_store.scan import decode
-    from model_store.scans.dicom.reading import open_series
-
+def read_channels(data: bytes, limits: Limits, decode: Callable[[bytes | Parts, Limits], Scan]) -> Scan:
+    """Read a zip of channels, each by `decode`. Raises ScanError; the message names the channel."""
     scans: dict[str, Scan] = {}
     sources: dict[str, Dataset] = {}
     voxels = 0
@@ -170,18 +169,19 @@ def _check_one_frame(sources: Mapping[str, Dataset]) -> None:
                 )
 
 
-def deidentify_channels(data: bytes, limits: Limits, key: bytes) -> bytes:
-    """The same zip, each channel without what may name the patient, in a stored zip without times."""
-    from model_store.scan import deidentify
+def deidentify_channels(
+    data: bytes, limits: Limits, key: bytes, deidentify: Callable[[bytes, Limits, bytes], bytes]
+) -> bytes:
+    """The same zip, each channel without what may name the patient, in a stored zip without times.
 
-    cleaned: dict[str, bytes] = {}
-    for name, content in _contents(data, limits).items():
-        if isinstance(content, bytes):
-            cleaned[name] = deidentify(content, limits, key)
-        else:
-            from model_store.scans.dicom.deidentify import deidentify as of_series
-
-            cleaned[name] = of_series(content, limits, key)
+    A file is cleaned by `deidentify`, a series as DICOM.
+    """
+    cleaned = {
+        name: deidentify(content, limits, key)
+        if isinstance(content, bytes)
+        else deidentify_dicom(content, limits, key)
+        for name, content in _contents(data, limits).items()
+    }
     return packed({name: [content] for name, content in cleaned.items()})
 
 
@@ -222,7 +222,7 @@ def _contents(data: bytes, limits: Limits) -> dict[str, bytes | Parts]:
         for entry in entries:
             path = PurePosixPath(entry.filename)
             parts = path.parts[1:] if path.parts[0] == FOLDER else path.parts
-            name = parts[0] if len(parts) > 1 else _stem(parts[-1])
+            name = parts[0] if len(parts) > 1 else strip_suffix(parts[-1])
             with archive.open(entry) as file:
                 found.setdefault(name, {})[str(path)] = file.read(entry.file_size)
     if len(found) > MOST_CHANNELS:
@@ -233,9 +233,3 @@ def _contents(data: bytes, limits: Limits) -> dict[str, bytes | Parts]:
         name: next(iter(found[name].values())) if len(found[name]) == 1 else found[name]
         for name in sorted(found)
     }
-
-
-def _stem(name: str) -> str:
-    from model_store.scans.formats import strip_suffix
-
-    return strip_suffix(name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from model_store.scans import channels, nifti, png, tiff
+from model_store.scans import nifti, png, tiff
 from model_store.scans.dicom.deidentify import deidentify as deidentify_dicom
 from model_store.scans.dicom.files import sniff as sniff_dicom
 from model_store.scans.dicom.reading import read_dicom, read_series
@@ -99,15 +99,6 @@ FORMATS: tuple[Format, ...] = (
         _starts_with(*nifti.SIGNATURES),
         nifti.read_nifti,
         nifti.deidentify_nifti,
-    ),
-    Format(
-        "channels",
-        # No format of its own, but files of the others together.
-        (),
-        (),
-        channels.sniff,
-        channels.read_channels,
-        channels.deidentify_channels,
     ),
     Format(
         "dicom",

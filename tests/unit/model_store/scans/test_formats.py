@@ -15,7 +15,7 @@ from PIL import Image
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import prepare, restore
 from model_store.scan import Limits, decode, encode_nifti, encode_png, list_formats, strip_suffix
-from model_store.scans import formats
+from model_store.scans import channels, formats
 from model_store.scans.channels import packed
 from model_store.task import Normalisation, Task
 from tests.helpers.model_store import dicom_files
@@ -53,7 +53,6 @@ FILES = {
     "png": (pillow("PNG"), encode_png(GREY)),
     "tiff": (pillow("TIFF"), tiff(GREY, "<"), tiff(GREY, ">")),
     "dicom": (dicom_files.image(GREY), dicom_files.zipped(dicom_files.series(CUBE.transpose(2, 0, 1)))),
-    "channels": (packed({"a": [nifti1(CUBE, "<")], "b": [nifti1(CUBE, ">")]}),),
     "nifti": (nifti1(CUBE, "<"), nifti1(CUBE, ">"), encode_nifti(CUBE.astype(np.uint8), np.eye(4))),
 }
 
@@ -73,7 +72,13 @@ class TestRegistry:
     def test_each_sample_file_is_accepted_by_exactly_one_format(self, name: str) -> None:
         for content in FILES[name]:
             assert [known.name for known in formats.FORMATS if known.sniff(content)] == [name]
+            assert not channels.sniff(content)
             assert decode(content).format == name
+
+    def test_a_zip_of_channels_is_of_no_format(self) -> None:
+        content = packed({"a": [nifti1(CUBE, "<")], "b": [nifti1(CUBE, ">")]})
+        assert formats.format_of(content) is None
+        assert decode(content).format == "channels"
 
     def test_every_registered_format_has_sample_files_here(self) -> None:
         assert set(FILES) == {known.name for known in formats.FORMATS}
