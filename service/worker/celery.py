@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from celery.exceptions import CPendingDeprecationWarning
-from celery.signals import setup_logging, worker_init, worker_ready, worker_shutdown
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
+from celery.signals import celeryd_init, setup_logging, worker_init, worker_ready, worker_shutdown
 
 from service.database import Database, upgrade
 from service.errors import GpuUnusable
@@ -42,12 +42,23 @@ broker = Broker(settings)
 worker = celery_app(settings, broker.celery_url)
 
 
+def _before_checks(**_: object) -> None:
+    # On many lines, Celery warns of root, of pickle, and names an option that this command does not have.
+    # Messages here are JSON; `_configure_logging` says the rest.
+    warnings.simplefilter("ignore", SecurityWarning)
+
+
 def _configure_logging(**_: object) -> None:
     # A receiver of this signal keeps Celery from configuring logging itself.
     logs.configure(settings, whole_process=True)
     # Celery advises to cancel running tasks when the connection to Redis is lost. `service.runtime.queue`
     # says why that is not done.
     warnings.simplefilter("ignore", CPendingDeprecationWarning)
+    if os.geteuid() == 0:
+        _log.warning(
+            "the worker runs as root: a flaw in a reader of scans could reach the whole machine; start Locum "
+            "as a user of its own"
+        )
 
 
 def _prepare(**_: object) -> None:
@@ -133,6 +144,7 @@ def check_device() -> str:
 
 
 # Called, not used as decorators: Celery is untyped, and its decorators hide the types of a function.
+celeryd_init.connect(_before_checks)
 setup_logging.connect(_configure_logging)
 worker_init.connect(_prepare)
 worker_ready.connect(_appear)
