@@ -142,6 +142,8 @@ def run(folder: Path, port: int, rounds: int | None, scans: int, *, once: bool) 
         segment_new_patients(client, folder)
         patients = [PhantomScan.at(OUTSIDE, NEW_PATIENT + number) for number in range(NEW_PATIENTS)]
         visit = Visit(console, client, folder, patients)
+        # Before all others: Adapt proposes a cohort that came after the last adaptation.
+        page = visit.page_of_new_patients(MODEL)
         console.rule(f"3  {OUTSIDE}, from outside, joins with a few masks, and the gate passes it")
         scores = join(visit)
         console.rule(f"4  {OUTSIDE} adapts without masks, by how far its scans are from the members'")
@@ -154,7 +156,7 @@ def run(folder: Path, port: int, rounds: int | None, scans: int, *, once: bool) 
         show_scores(scores)
         console.print(
             f"\nThe page shows a new patient of {OUTSIDE} with its true mask; press Segment there:\n"
-            f"[bold]{visit.page_of_new_patients(MODEL)}[/]",
+            f"[bold]{page}[/]",
             soft_wrap=True,
         )
         if once:

@@ -20,6 +20,8 @@ from locum.commands.following import follow
 # The routing space (IOP-FL) is adapted without masks; the FedOAP model is joined with masks.
 MODEL, ANY_ORGAN = "phantom", "any-organ"
 
+_FOR_TESTS = "To look at. No version learns from them: their masks measure every version."
+
 
 def answered_by(receipt: Receipt) -> str:
     """Which model answered, in words: `member aster`."""
@@ -27,10 +29,15 @@ def answered_by(receipt: Receipt) -> str:
 
 
 def send_cohort(
-    client: Client, hospital: str, scans: Mapping[str, PhantomScan], name: str, masks_for: str | None = None
+    client: Client,
+    hospital: str,
+    scans: Mapping[str, PhantomScan],
+    name: str,
+    masks_for: str | None = None,
+    note: str | None = None,
 ) -> str:
     """Upload scans, and their true masks for a model that learns from them; return the cohort."""
-    cohort = client.create_cohort(hospital, name=name).id
+    cohort = client.create_cohort(hospital, note=note, name=name).id
     for file, scan in scans.items():
         client.add_scan(hospital, cohort, file, scan.volume)
         if masks_for is not None:
@@ -120,7 +127,9 @@ class Visit:
     def page_of_new_patients(self, model: str) -> str:
         """Keep the new patients with their true masks in a cohort; return the page's address of the first."""
         scans = {f"new-patient-{number}": patient for number, patient in enumerate(self.patients, 1)}
-        cohort = send_cohort(self.client, self.hospital, scans, "new patients, with true masks", model)
+        cohort = send_cohort(
+            self.client, self.hospital, scans, "new patients, with true masks", model, _FOR_TESTS
+        )
         return self._page("look", model=model, cohort=cohort, scan=next(iter(scans)))
 
     def _page(self, view: str, **shown: str) -> str:

@@ -228,7 +228,7 @@ def test_page_and_card_show_what_the_service_says_of_a_job(page: Any, service: S
 
 def test_view_opens_at_the_newest_job_that_passed_and_names_a_cohort(page: Any, service: Service) -> None:
     gate = {"passed": True, "checks": []}
-    cohort, newer, of_another_model = (service.cohort() for _ in range(3))
+    cohort, newer, of_another_model, _set_aside = (service.cohort() for _ in range(4))
     job = service.finished_job(gate=gate, cohort=cohort[-32:])
     service.finished_job(gate={**gate, "passed": False}, cohort=newer[-32:])
     service.finished_job(gate={**gate, "passed": False}, cohort=of_another_model[-32:], model="tumour")
@@ -241,11 +241,17 @@ def test_view_opens_at_the_newest_job_that_passed_and_names_a_cohort(page: Any, 
     page.wait_for_function(
         "([select, id]) => select.value === id", arg=[chosen.element_handle(), cohort[-32:]]
     )
-    # Without a job, the newest that no other model was adapted to.
+    # Without a job, that of the model's last one: the adaptations passed over the newest cohort.
     page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ")
     page.get_by_text("No job is open").wait_for()
     page.wait_for_function(
         "([select, id]) => select.value === id", arg=[chosen.element_handle(), newer[-32:]]
+    )
+    # A cohort that came since waits for one.
+    fresh = service.cohort()
+    page.goto(f"{service.address}/?again#/adapt?hospital=dune&model=organ")
+    page.wait_for_function(
+        "([select, id]) => select.value === id", arg=[chosen.element_handle(), fresh[-32:]]
     )
     chosen.select_option(cohort[-32:])
     page.get_by_role("button", name="Name and note").click()

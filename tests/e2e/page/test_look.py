@@ -459,6 +459,41 @@ def test_model_that_needs_masks_is_not_the_first_choice(page: Any, service: Serv
     assert page.get_by_label("Model").input_value() != "tumour"
 
 
+def test_first_model_is_the_hospital_s_assigned_one_and_never_a_zero_shot_one(
+    page: Any, service: Service
+) -> None:
+    service.client.put("/hospitals/hill", json={"name": "Hill"}).raise_for_status()
+    model, hospital = page.get_by_label("Model"), page.get_by_label("Hospital of the scan")
+
+    def first(address: str, expected: str, at: str) -> None:
+        page.goto(f"{service.address}/?{address}")
+        page.wait_for_function(
+            "([select, value]) => select.value === value", arg=[model.element_handle(), expected]
+        )
+        assert hospital.input_value() == at
+
+    first("1#/look?hospital=hill", "organ", "hill")
+    for version in ("retina@1", "tumour@1"):
+        path = f"/hospitals/hill/serving/{version.split('@')[0]}"
+        body = {"version": version, "actor": "Ada", "reason": "ours"}
+        service.client.put(path, json=body, headers={"If-None-Match": "*"}).raise_for_status()
+    # The latest decision is on a version that knows no mask of this hospital.
+    first("2#/look?hospital=hill", "retina", "hill")
+    first("3#/look?hospital=hill&model=tumour", "tumour", "hill")
+    # A person's choice of the hospital brings its model, and is remembered.
+    first("4#/look", "organ", "")
+    hospital.select_option("hill")
+    page.wait_for_function("select => select.value === 'retina'", arg=model.element_handle())
+    assert page.url.endswith("#/look?hospital=hill")
+    first("5#/look", "retina", "hill")
+    # A model that a person named stays.
+    model.select_option("tumour")
+    hospital.select_option("")
+    hospital.select_option("hill")
+    assert model.input_value() == "tumour"
+    assert page.url.endswith("#/look?model=tumour&hospital=hill")
+
+
 def test_window_and_place_are_in_the_scan_s_own_units(page: Any, service: Service) -> None:
     scan = nib.Nifti1Image.from_bytes(gzip.decompress(service.scans[SCAN].read_bytes()))
     voxels = canonical(scan)

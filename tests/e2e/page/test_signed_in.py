@@ -78,6 +78,8 @@ def test_reader_sees_only_its_hospital_and_what_a_reader_may_do(browser: Any, ap
         hospitals = page.get_by_label("Hospital of the scan").locator("option")
         hospitals.get_by_text("Dune").wait_for(state="attached")
         assert hospitals.all_inner_texts() == ["Not said", "Dune"]
+        # The only hospital of the key is that of the scan.
+        assert page.get_by_label("Hospital of the scan").input_value() == "dune"
         assert page.get_by_text("A scan of a cohort").count() == 0
 
         page.get_by_role("link", name="Adapt").click()
@@ -242,6 +244,7 @@ def test_next_person_at_a_page_finds_nothing_of_the_one_before(
         page.get_by_role("button", name="Sign out").click()
         page.get_by_role("heading", name="Sign in").wait_for()
         assert "hospital" not in page.url
+        assert page.evaluate("localStorage.getItem('locum-hospital')") is None
         look(secrets[1])
         # The session ends: the same person finds the answer, another one does not.
         for secret in (secrets[1], secrets[0]):

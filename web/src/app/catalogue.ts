@@ -1,6 +1,7 @@
 /** Models and hospitals, which every view lists. */
 import { signal } from "@preact/signals";
 import { call, pagesOf, type Schema } from "../api/client";
+import { rememberedHospital } from "./remembered";
 import { place } from "./router";
 import { has } from "./session";
 
@@ -54,6 +55,13 @@ export async function loadAdapted(hospital: string): Promise<void> {
 
 async function adaptedTo(hospital: string): Promise<Model[]> {
   return (await call("get", "/models", { query: { hospital } })).data.models;
+}
+
+/** The hospital's id by the address, else by the last choice, else of the only one that the caller may see; else empty. */
+export function knownHospital(): string {
+  const all = hospitals.peek();
+  const said = [place.peek().parameters.get("hospital"), rememberedHospital()];
+  return said.find((id) => all.some((each) => each.id === id)) ?? (all.length === 1 ? all[0]!.id : "");
 }
 
 /** How a request names it: a version that was adapted to a hospital needs its number. */

@@ -1,6 +1,7 @@
 /** Who uses the page, and what they may do. */
 import { batch, computed, signal } from "@preact/signals";
 import { call, csrf, Problem, type Schema } from "../api/client";
+import { rememberHospital } from "./remembered";
 import { restart } from "./router";
 import { retry, work } from "./unsaved";
 
@@ -34,6 +35,7 @@ function begin(found: SessionView): void {
   if (isReturn && found.actor !== actor.peek()) {
     // Neither may another person see what is open, nor be named as its author.
     work.peek()?.drop();
+    rememberHospital("");
     restart();
     return;
   }
@@ -84,6 +86,7 @@ export async function signOut(): Promise<void> {
     }
   }
   // Nothing of it is left for the next person.
+  rememberHospital("");
   restart();
 }
 

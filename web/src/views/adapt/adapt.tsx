@@ -4,6 +4,7 @@ import { call, type Schema } from "../../api/client";
 import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type Cohort, useCohorts } from "../../app/cohorts";
 import { RegisterHospital } from "../../app/register";
+import { rememberHospital } from "../../app/remembered";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
@@ -49,7 +50,10 @@ export default function Adapt() {
           label="Hospital"
           value={hospital.id}
           options={hospitals.value.map((each) => ({ value: each.id, label: each.name }))}
-          onChange={(value) => keepInAddress({ hospital: value, job: null, cohort: null })}
+          onChange={(value) => {
+            rememberHospital(value);
+            keepInAddress({ hospital: value, job: null, cohort: null });
+          }}
         />
         <Select
           label="Model"
@@ -149,11 +153,16 @@ function Scans(given: { hospital: string; model: Model; jobs: readonly JobSummar
   );
 }
 
-/** The cohort of the open job, else the newest one that no other model was adapted to, else the newest. */
+/**
+ * The cohort of the open job; else the newest one, if it came after the last adaptation and so waits for one; else that of
+ * the model's last adaptation. A cohort that earlier adaptations passed over is none to start with: it may be kept for tests.
+ */
 function firstCohort(cohorts: readonly Cohort[], jobs: readonly JobSummary[], model: string, current: string | null) {
-  const open = jobs.find((each) => each.id === current);
-  const isOthers = ({ id }: Cohort) => jobs.some((each) => each.cohort === id && each.model !== model);
-  return cohorts.find((each) => each.id === open?.cohort) ?? cohorts.find((each) => !isOthers(each)) ?? cohorts[0];
+  const of = (job: JobSummary | undefined) => job && cohorts.find((each) => each.id === job.cohort);
+  const [newest, last] = [cohorts[0], jobs[0]];
+  const isWaiting = newest !== undefined && (last === undefined || newest.created_at > last.created_at);
+  const open = of(jobs.find((each) => each.id === current));
+  return open ?? (isWaiting ? newest : of(jobs.find((each) => each.model === model && of(each))));
 }
 
 /** The newest adaptations of a hospital, read again when `version` changes; null before they have arrived. */

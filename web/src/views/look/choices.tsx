@@ -2,6 +2,7 @@
 import { hospitals, loadAdapted, type Model, models, referenceOf } from "../../app/catalogue";
 import { Select } from "../../ui/controls";
 import type { Personalization, Question } from "./asking";
+import { isChoosing } from "./state";
 
 const WORDS: Record<Personalization, { label: string; hint: string }> = {
   auto: {
@@ -51,10 +52,13 @@ export function Choices(given: { question: Question; onChange: (question: Questi
       <Select
         label="Model"
         value={question.model}
-        options={all.map((each) => ({
-          value: referenceOf(each),
-          label: each.hospital === null ? each.name : `${referenceOf(each)} (adapted to ${each.hospital})`,
-        }))}
+        options={[
+          ...(model ? [] : [{ value: "", label: isChoosing.value ? "Choosing …" : "Choose a model", disabled: true }]),
+          ...all.map((each) => ({
+            value: referenceOf(each),
+            label: each.hospital === null ? each.name : `${referenceOf(each)} (adapted to ${each.hospital})`,
+          })),
+        ]}
         hint={model && `${classifies(model) ? "Tells apart" : "Finds"} ${model.labels.join(", ")}: ${model.summary}.`}
         onChange={(value) => {
           const chosen = all.find((each) => referenceOf(each) === value)!;

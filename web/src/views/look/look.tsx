@@ -2,8 +2,8 @@
 import { computed, effect, type ReadonlySignal, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, referenceOf } from "../../app/catalogue";
-import { keepInAddress, place } from "../../app/router";
+import { catalogueError, catalogueLoaded, hospitals, referenceOf } from "../../app/catalogue";
+import { keepInAddress } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection } from "../../ui/notice";
@@ -15,9 +15,10 @@ import { type Layout, LAYOUTS } from "../../viewer/layouts";
 import type { Viewer } from "../../viewer/viewer";
 import "../../viewer/stage.css";
 import { WindowControls } from "../../viewer/window";
-import { answering, Choices, classifies, offeredBy } from "./choices";
+import { answering, Choices, classifies } from "./choices";
 import { type Answer, uncertaintyOf } from "./asking";
 import { agreement, type Agreement } from "./compare";
+import { choose, chooseFirst } from "./first";
 import "./look.css";
 import { Classes, Result, servedBy, sizeOf } from "./result";
 import { StoredScans } from "./stored";
@@ -346,30 +347,6 @@ function Run() {
       <progress max={1} value={found.share ?? undefined} aria-label={found.words} />
     </div>
   );
-}
-
-function choose(next: typeof question.value): void {
-  question.value = next;
-  const { model, hospital, personalization } = next;
-  keepInAddress({ model, hospital, personalization: personalization === "auto" ? "" : personalization });
-}
-
-/** Take the choice from the address, else the first model. */
-async function chooseFirst(): Promise<void> {
-  await loadCatalogue();
-  const wanted = place.peek().parameters;
-  const present = answering();
-  const found = present.find((each) => referenceOf(each) === (wanted.get("model") ?? question.peek().model));
-  const model = found ?? present.find((each) => each.hospital === null) ?? present[0];
-  if (model === undefined) return;
-  const hospital = wanted.get("hospital") ?? question.peek().hospital;
-  const personalization = wanted.get("personalization") ?? question.peek().personalization;
-  question.value = {
-    ...question.peek(),
-    model: referenceOf(model),
-    hospital: hospitals.peek().some((each) => each.id === hospital) ? hospital : "",
-    personalization: offeredBy(model).find((each) => each === personalization) ?? "auto",
-  };
 }
 
 /** Show in the viewer what the signals say, until the viewer is closed. */

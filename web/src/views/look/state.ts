@@ -20,6 +20,8 @@ export interface OpenScan {
 
 export const scan = signal<OpenScan | null>(null);
 export const question = signal<Question>({ model: "", hospital: "", personalization: "auto", site: "" });
+/** Whether the model is being chosen: it is empty until then. */
+export const isChoosing = signal(false);
 export const answer = signal<Answer | null>(null);
 /** The answer of a classifier; `answer` is a segmenter's. */
 export const classified = signal<Classified | null>(null);

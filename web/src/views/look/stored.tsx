@@ -5,6 +5,7 @@ import { CohortSelect, type CohortScan, maskWords, scansOf, useCohorts } from ".
 import { keepInAddress, place } from "../../app/router";
 import { Select } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
+import { choose } from "./first";
 import { openStored, question, scan } from "./state";
 
 export function StoredScans() {
@@ -17,8 +18,8 @@ export function StoredScans() {
   const name = place.value.parameters.get("scan") ?? "";
   const open = (found: CohortScan | undefined) => {
     if (found === undefined) return;
-    keepInAddress({ hospital, cohort, scan: found.name });
-    question.value = { ...question.peek(), hospital };
+    keepInAddress({ cohort, scan: found.name });
+    choose({ ...question.peek(), hospital });
     void openStored({ hospital, cohort, name: found.name }, found.mask ?? null);
   };
   useEffect(() => {

@@ -5,7 +5,7 @@ import { type Hospital, models } from "../../app/catalogue";
 import { day, percent } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
 import { Table } from "../../ui/table";
-import { readEach } from "./each";
+import { readEach } from "../../app/each";
 
 type Usage = Schema<"VersionUsage">;
 

@@ -10,7 +10,7 @@ import { Notice, Rejection } from "../../ui/notice";
 import { usePage } from "../../ui/pager";
 import { Table } from "../../ui/table";
 import { Drift } from "./drift";
-import { readEach } from "./each";
+import { readEach } from "../../app/each";
 import { Lineage, type Served } from "./lineage";
 import "./oversee.css";
 

@@ -1,0 +1,1 @@
+async function e(e,t,n){let r=e.values();await Promise.all(Array.from({length:6},async()=>{for(let e of r){if(t.aborted)return;await n(e)}}))}export{e as t};

@@ -1,0 +1,95 @@
+/** Which model is chosen: the one that a person or the address names, else the one that was assigned to the hospital. */
+import { call, type Schema } from "../../api/client";
+import { hospitals, knownHospital, loadCatalogue, type Model, referenceOf } from "../../app/catalogue";
+import { readEach } from "../../app/each";
+import { rememberHospital } from "../../app/remembered";
+import { keepInAddress, place } from "../../app/router";
+import type { Question } from "./asking";
+import { answering, offeredBy } from "./choices";
+import { isChoosing, question } from "./state";
+
+type Serving = Schema<"ServingView">;
+
+/** Whether a person or the address named the model. */
+let isNamed = false;
+/** Ends the search for a model that a later choice makes idle. */
+let search = new AbortController();
+
+/** Take the choice from the address, else the hospital's model. */
+export async function chooseFirst(): Promise<void> {
+  await loadCatalogue();
+  const wanted = place.peek().parameters;
+  const before = question.peek();
+  const hospital = wanted.get("hospital") === null && before.model !== "" ? before.hospital : knownHospital();
+  const reference = wanted.get("model") ?? (isNamed ? before.model : null);
+  const model = answering().find((each) => referenceOf(each) === reference);
+  isNamed = model !== undefined;
+  const personalization = wanted.get("personalization") ?? before.personalization;
+  const chosen = { ...before, hospital };
+  if (model === undefined) await chooseModel(chosen, personalization);
+  else question.value = fitted(chosen, model, personalization);
+}
+
+/** Take what a person chose. Another hospital has another model, unless the person named one. */
+export function choose(next: Question): void {
+  const before = question.peek();
+  isNamed ||= next.model !== before.model;
+  search.abort();
+  if (next.hospital !== before.hospital) rememberHospital(next.hospital);
+  if (!isNamed && (next.hospital !== before.hospital || isChoosing.peek())) void chooseModel(next, next.personalization);
+  else {
+    isChoosing.value = false;
+    question.value = next;
+  }
+  const { hospital, personalization } = next;
+  const model = isNamed ? next.model : "";
+  keepInAddress({ model, hospital, personalization: personalization === "auto" ? "" : personalization });
+}
+
+/** Until the service has said what was assigned, no model is chosen. */
+async function chooseModel(chosen: Question, personalization: string): Promise<void> {
+  search.abort();
+  search = new AbortController();
+  const { signal } = search;
+  question.value = { ...chosen, model: "" };
+  isChoosing.value = true;
+  const model = (await assignedTo(chosen.hospital, signal)) ?? answering().find((each) => answersAt(each, chosen.hospital));
+  if (signal.aborted) return;
+  isChoosing.value = false;
+  if (model !== undefined) question.value = fitted(chosen, model, personalization);
+}
+
+const fitted = (chosen: Question, model: Model, personalization: string): Question => ({
+  ...chosen,
+  model: referenceOf(model),
+  personalization: offeredBy(model).find((each) => each === personalization) ?? "auto",
+});
+
+/** The model of which a version was assigned to the hospital; of several, by the latest decision. */
+async function assignedTo(hospital: string, signal: AbortSignal): Promise<Model | undefined> {
+  if (hospital === "") return undefined;
+  const found: { model: Model; serving: Serving }[] = [];
+  const offered = answering().filter((each) => each.hospital === null);
+  try {
+    await readEach(offered, signal, async (model) => {
+      const path = { hospital, model: model.name };
+      found.push({ model, serving: (await call("get", "/hospitals/{hospital}/serving/{model}", { path, signal })).data });
+    });
+  } catch {
+    // What could not be read is not chosen; asking says what is wrong.
+  }
+  const at = ({ serving }: { serving: Serving }) => serving.assignment?.at ?? "";
+  return found
+    .filter(({ model, serving }) => serving.because === "assigned" && !serving.withdrawn && isReliable(model, serving, hospital))
+    .sort((one, other) => (at(one) < at(other) ? 1 : -1))[0]?.model;
+}
+
+/** A model that needs the hospital's masks answers without a warning by a version that learned from them. */
+const isReliable = (model: Model, { artefact }: Serving, hospital: string) =>
+  answersAt(model, hospital) || (artefact !== null && !artefact.startsWith(`${model.name}@`));
+
+/** Whether the federation's model answers at this hospital as it is: one that needs masks does at its own members. */
+function answersAt(model: Model, hospital: string): boolean {
+  const site = hospitals.peek().find((each) => each.id === hospital)?.site;
+  return model.hospital === null && (model.masks !== "required" || (site != null && model.sites.includes(site)));
+}
