@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from demo.phantom_scans import PhantomScan
 from locum import Client, Problem
@@ -88,6 +89,9 @@ class Visit:
         candidate = job.candidate.reference
         verdict = "[bold green]passes[/]" if job.gate.passed else "[bold red]does not pass[/]"
         self._say(f"candidate [bold]{candidate}[/] ({job.state}) {verdict} the gate")
+        if job.verdict is not None:
+            for sentence in (*job.verdict.sentences, *job.verdict.reasons):
+                self._say(f"  {escape(sentence)}")
         self._show_checks(job.gate.checks)
         card = self.folder / f"{name}-card.html"
         card.write_bytes(self.client.card(job.id))

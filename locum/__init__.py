@@ -32,9 +32,11 @@ if TYPE_CHECKING:
         Model,
         Receipt,
         Report,
+        Section,
         Segmentation,
         Serving,
         Session,
+        Status,
         Version,
     )
     from locum.client import AsyncClient, Client
@@ -73,9 +75,11 @@ _WHERE = {
         "Model",
         "Receipt",
         "Report",
+        "Section",
         "Segmentation",
         "Serving",
         "Session",
+        "Status",
         "Version",
     ),
 }
@@ -90,6 +94,8 @@ __all__ = [  # noqa: RUF022
     "Receipt",
     "Job",
     "JobSummary",
+    "Status",
+    "Section",
     "Event",
     "Candidate",
     "Gate",

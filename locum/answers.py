@@ -215,6 +215,29 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Status:
+    """The state of a job in words: a word or two, a sentence, and what it does until it has finished."""
+
+    words: str
+    sentence: str
+    doing: str | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a job's card, in sentences; `tone` is `good` or `bad` for a verdict.
+
+    `reasons` say what speaks against the candidate; `raw` has the figures.
+    """
+
+    title: str
+    tone: str
+    sentences: tuple[str, ...]
+    reasons: tuple[str, ...]
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class JobSummary:
     """A job, in a list."""
 
@@ -232,6 +255,7 @@ class JobSummary:
     finished_at: datetime | None
     passed: bool | None = field(default=None, kw_only=True)
     cohort: str | None = field(default=None, kw_only=True)
+    status: Status | None = field(default=None, kw_only=True)
 
     @property
     def ended(self) -> bool:
@@ -248,7 +272,13 @@ class Job(JobSummary):
     gate: Gate | None
     warnings: tuple[str, ...]
     no_worker: str | None
+    sections: tuple[Section, ...] = field(default=(), kw_only=True)
     raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def verdict(self) -> Section | None:
+        """The section that judges what the job made, as the page shows it; None without a verdict."""
+        return next((each for each in self.sections if each.tone in ("good", "bad")), None)
 
 
 @dataclass(frozen=True)

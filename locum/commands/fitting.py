@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +94,8 @@ def fit(
             place = client.describe_cohort(hospital, cohort, name=name, note=note).id
         else:
             place = cohort
-        _console.print(f"cohort {place}: {len(scans)} scans, {len(drawn)} masks")
+        count = f"{len(scans)} scan{'' if len(scans) == 1 else 's'}"
+        _console.print(f"cohort {place}: {count}, {len(drawn)} masks")
 
         def send(scan: Found) -> None:
             client.add_scan(hospital, place, scan.name, sent_as[scan])
@@ -145,12 +146,9 @@ def show_service(hospital: str | None) -> int:
             _console.print(f"model {model.name}{latest}  {model.kind}, {model.answers}: {model.summary}")
         for job in client.jobs(hospital, limit=_NEWEST):
             reason = f": {job.reason}" if job.reason else ""
-            verdict = (
-                "" if job.passed is None else ", passed its gate" if job.passed else ", rejected by its gate"
-            )
+            said = job.state if job.status is None else job.status.words
             _console.print(
-                f"job {job.id}  {job.kind}, {job.hospital or '-'}, {job.model or '-'}: "
-                f"{job.state}{verdict}{reason}"
+                f"job {job.id}  {job.kind}, {job.hospital or '-'}, {job.model or '-'}: {said}{reason}"
             )
     return DONE if ready.status != "not-ready" else FAILED
 
@@ -172,29 +170,40 @@ def _to_the_end(client: Client, job: str) -> int:
 
 def _show(job: Job) -> int:
     """Show a job and what follows from it; return the exit code."""
-    _console.print(f"job {job.id} ({job.kind}, {job.model or '-'}, {job.hospital or '-'}): {job.state}")
+    for line in lines_of(job):
+        _console.print(line)
+    return FAILED if job.state in ("failed", "cancelled") else DONE
+
+
+def lines_of(job: Job) -> Iterator[str]:
+    """What a person reads of a job: the service's verdict in sentences, warnings, figures, what to do."""
+    said = job.state if job.status is None else job.status.words
+    yield f"job {job.id} ({job.kind}, {job.model or '-'}, {job.hospital or '-'}): {said}"
+    if job.status is not None and job.status.doing:
+        yield f"  {job.status.doing}"
     if job.reason:
-        _console.print(f"  {job.reason}")
+        yield f"  {job.reason}"
     if job.no_worker:
-        _console.print(f"  {job.no_worker}")
+        yield f"  {job.no_worker}"
+    verdict = job.verdict
+    if verdict is not None:
+        yield f"  {verdict.title}."
+        yield from (f"  {sentence}" for sentence in verdict.sentences)
+        yield from (f"  - {reason}" for reason in verdict.reasons)
     for warning in job.warnings:
-        _console.print(f"  warning: {warning}")
-    if job.gate is not None:
-        for check in job.gate.checks:
-            value = (
-                "not measured"
-                if check.value is None
-                else f"{check.value:.3f} ({check.bound} {check.limit:g})"
-            )
-            _console.print(f"  {'✓' if check.passed else '✗'} {check.name}  {value}")
-            if not check.passed and check.failure:
-                _console.print(f"    {check.failure}")
+        yield f"  warning: {warning}"
+    for check in () if job.gate is None else job.gate.checks:
+        mark = "✗" if not check.passed else "·" if check.value is None else "✓"
+        found = (
+            "not measured" if check.value is None else f"{check.value:.3f} ({check.bound} {check.limit:g})"
+        )
+        yield f"  {mark} {check.name}  {found}"
+        # A service of an earlier version sends no sections.
+        if verdict is None and check.failure and not check.passed:
+            yield f"    {check.failure}"
     if job.candidate is not None:
         passed = job.gate is not None and job.gate.passed
-        _console.print(
-            f"candidate {job.candidate.reference} {'passed' if passed else 'did not pass'} its gate"
-        )
-        _console.print(f"  try it:    locum segment SCANS --model {job.candidate.reference}")
+        yield f"candidate {job.candidate.reference} {'passed' if passed else 'did not pass'} its gate"
+        yield f"  try it:    locum segment SCANS --model {job.candidate.reference}"
         if passed:
-            _console.print(f"  assign it: locum assign {job.candidate.reference} --reason WHY")
-    return FAILED if job.state in ("failed", "cancelled") else DONE
+            yield f"  assign it: locum assign {job.candidate.reference} --reason WHY"

@@ -127,6 +127,10 @@ def test_hospital_adapts_is_assigned_and_rolled_back(served: Served, command: Ru
     followed = locum("adapt", scans, *where, "--option", "epochs=1", "--follow")
     assert followed.returncode == 0, followed.stdout + followed.stderr
     assert "3 scans, 0 masks" in followed.stdout
+    # The verdict in words, before the checks and their figures.
+    assert re.search(
+        r"\n  The new version (passed|did not pass) its checks\.\n.*\n  [✓✗] ", followed.stdout, re.S
+    )
     (candidate,) = set(re.findall(r"candidate (\S+)", followed.stdout))
     assert candidate == "organ.at-ember@1"
     job = re.search(r"^job ([0-9a-f]{32})$", followed.stdout, re.MULTILINE)

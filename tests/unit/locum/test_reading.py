@@ -25,6 +25,8 @@ NAMES = {
     answers.CohortScan: "ScanView",
     answers.CohortMask: "MaskView",
     answers.Candidate: "CandidateView",
+    answers.Status: "Status",
+    answers.Section: "Section",
     answers.JobSummary: "JobSummary",
     answers.Job: "JobView",
     answers.Hospital: "HospitalView",

@@ -1,4 +1,4 @@
-"""The line of a scan that was segmented, with its warnings."""
+"""The line of a scan that was segmented, with its warnings, and the lines of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from rich.text import Text
 
+from locum.answers import Job
 from locum.commands.batch import Found, _Done, _volumes
+from locum.commands.fitting import lines_of
+from locum.reading import read
 
 WARNINGS = ("zero-shot: Do not rely on this mask.", "guard: far [from] training", "files-ignored: 2 of 9")
 
@@ -26,3 +29,69 @@ def test_scan_has_one_line_and_each_of_several_warnings_a_line_below(count: int)
     said = [f"warning: {each}" for each in WARNINGS[:count]]
     assert below == ([f"    {each}" for each in said] if count > 1 else [])
     assert line.endswith(f"  {said[0]}" if count == 1 else "organ@1")
+
+
+def job(**changed: Any) -> Job:
+    check = {"name": "negative", "passed": False, "value": 6.4, "bound": "at most", "limit": 2}
+    checks = [check | {"failure": "These scans look inverted."}]
+    checks += [
+        {**check, "name": "emptied", "passed": True, "value": None},
+        {**check, "name": "size", "passed": True},
+    ]
+    figures = {
+        "title": "What it cost",
+        "tone": "plain",
+        "sentences": ["Seconds."],
+        "reasons": [],
+        "body": None,
+    }
+    said = {
+        **{"title": "The new version did not pass its checks", "tone": "bad", "body": {"form": "checks"}},
+        **{
+            "sentences": ["Only an override makes it answer.", "It is far."],
+            "reasons": ["They look inverted."],
+        },
+    }
+    body = {
+        **{"id": "j", "kind": "adaptation", "state": "succeeded", "hospital": "dune", "model": "organ"},
+        **{"attempt": 1, "queue_position": None, "progress": {}, "reason": None, "cohort": "c"},
+        **{"created_at": "2026-01-01T00:00:00Z", "started_at": None, "finished_at": None, "options": {}},
+        **{"warnings": ["few scans"], "no_worker": None, "gate": {"passed": False, "checks": checks}},
+        "candidate": {"reference": "organ.at-dune@1", "name": "organ.at-dune", "version": 1, "digest": "d"},
+        "status": {"words": "Candidate rejected", "sentence": "Finished.", "doing": None, "tone": "bad"},
+        "sections": [figures, said],
+    }
+    return read(Job, body | changed)
+
+
+def test_job_is_told_by_the_service_s_sentences_and_then_by_figures() -> None:
+    assert list(lines_of(job())) == [
+        "job j (adaptation, organ, dune): Candidate rejected",
+        "  The new version did not pass its checks.",
+        "  Only an override makes it answer.",
+        "  It is far.",
+        "  - They look inverted.",
+        "  warning: few scans",
+        "  ✗ negative  6.400 (at most 2)",
+        "  · emptied  not measured",
+        "  ✓ size  6.400 (at most 2)",
+        "candidate organ.at-dune@1 did not pass its gate",
+        "  try it:    locum segment SCANS --model organ.at-dune@1",
+    ]
+    waits = {
+        "words": "Running",
+        "sentence": "Under way.",
+        "doing": "adapting, epoch 1 of 5",
+        "tone": "accent",
+    }
+    running = job(state="running", status=waits, sections=[], warnings=[], gate=None, candidate=None)
+    assert list(lines_of(running)) == [
+        "job j (adaptation, organ, dune): Running",
+        "  adapting, epoch 1 of 5",
+    ]
+
+
+def test_job_of_an_earlier_service_has_its_state_and_the_sentence_of_each_failed_check() -> None:
+    lines = list(lines_of(job(sections=[], status=None)))
+    assert lines[0] == "job j (adaptation, organ, dune): succeeded"
+    assert lines[2:4] == ["  ✗ negative  6.400 (at most 2)", "    These scans look inverted."]
