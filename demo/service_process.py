@@ -38,7 +38,7 @@ def check_port(port: int) -> None:
         except OSError as error:
             raise SystemExit(
                 f"port {port}: expected a free port for the service, found: {error.strerror}; stop what "
-                "listens there, or choose another port: python -m demo --port N (demo.network likewise)"
+                "listens there, or choose another with --port N"
             ) from error
 
 

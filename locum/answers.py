@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -128,7 +129,7 @@ class Segmentation:
         return ".png" if self._mask is None else ".nii.gz"
 
     def save(self, path: str | Path) -> None:
-        """Write `content`; a file that was there is replaced at once, not piece by piece."""
+        """Write `content`; a file that was there is replaced at once, not piece by piece. Raises OSError."""
         write_whole(Path(path), self.content)
 
 
@@ -415,11 +416,20 @@ class File:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside and rename it: what is there is whole, also after an interruption."""
+    """Write a file beside and rename it: what is there is whole, also after an interruption.
+
+    Raises OSError with the path, also where the disk is full, and leaves no half-written file there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
-    beside.write_bytes(content)
-    beside.replace(path)
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        # The system names no file in the error of a write.
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:

@@ -396,21 +396,24 @@ def main() -> None:
     """Run the command line; an error is a sentence and an exit code, never a traceback."""
     try:
         app(prog_name="locum")
-    except LocumError as error:
+    except (LocumError, OSError) as error:
         typer.echo(f"locum: {in_words(error)}", err=True)
         raise SystemExit(exit_code(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
 
 
-def in_words(error: LocumError) -> str:
+def in_words(error: LocumError | OSError) -> str:
     """The error's sentence, with a command in place of the request that the service asks for."""
     import re
 
+    if isinstance(error, OSError):
+        place = "" if error.filename is None else f"{error.filename}: "
+        return f"{place}{error.strerror or error}; once that is mended, the same command goes on"
     return re.sub(r"\bPUT /hospitals/(\S+) registers it", r"`locum register \1` registers it", str(error))
 
 
-def exit_code(error: LocumError) -> int:
+def exit_code(error: LocumError | OSError) -> int:
     """The exit code for an error."""
     from locum.errors import ScanInvalid, SettingInvalid
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
+from service.commands.database import opened
 from service.settings import Settings
 from tests.helpers.service.api import NO_REDIS, Api, running
 from tests.helpers.service.asking import problem
@@ -49,6 +51,21 @@ def fill(disk: Path) -> Path:
             except OSError:
                 continue
     return file
+
+
+@pytest.mark.parametrize("free", [0, 20, 100])
+def test_command_on_a_full_disk_names_the_folder(
+    disk: Path, free: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With no page, with some pages for the file alone, and with some for its log."""
+    settings = Settings(state_dir=disk / "state")
+    settings.make_state_dir()
+    fill(disk)
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - 1024 * free)
+    with pytest.raises(typer.Exit), opened(settings):
+        pass
+    said = capsys.readouterr().err
+    assert said.startswith(f"locum: {settings.state_dir}: expected room for the database, found a full disk")
 
 
 def test_deletions_work_on_a_full_disk_and_uploads_after_them(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from locum.commands.app import in_words
+import errno
+import resource
+from pathlib import Path
+
+import pytest
+
+from locum.answers import write_whole
+from locum.commands.app import FAILED, exit_code, in_words
 from locum.errors import Problem
 
 
@@ -11,3 +18,20 @@ def test_hospital_that_is_not_registered_is_registered_by_a_command() -> None:
     assert in_words(Problem(said, status=404)) == (
         "no hospital 'heath' is registered: `locum register heath` registers it"
     )
+
+
+def test_disk_that_is_full_is_one_sentence_with_the_file_and_leaves_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "scan-mask.nii.gz"
+    write_whole(path, b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The system's error of a write, which names no file: as that of a full disk, but for its number.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+    try:
+        with pytest.raises(OSError, match="too large") as found:
+            write_whole(path, b"more than eight bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert found.value.errno == errno.EFBIG
+    assert in_words(found.value) == f"{path}: File too large; once that is mended, the same command goes on"
+    assert exit_code(found.value) == FAILED
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, b"old")]
