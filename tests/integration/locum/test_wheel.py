@@ -109,7 +109,8 @@ def test_client_alone_has_the_whole_package_and_few_needs(tmp_path: Path) -> Non
     source = shutil.copytree(
         ROOT / "locum", tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__")
     )
-    with zipfile.ZipFile(wheel_of(source, tmp_path / "wheel")) as archive:
+    wheel = wheel_of(source, tmp_path / "wheel")
+    with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = (*(ROOT / "locum").rglob("*.py"), ROOT / "locum/py.typed")
     assert found == {path.relative_to(ROOT).as_posix() for path in modules}
@@ -120,6 +121,23 @@ def test_client_alone_has_the_whole_package_and_few_needs(tmp_path: Path) -> Non
     assert set(mine["dependencies"]) <= set(all_of_them["dependencies"])
     names = {re.split(r"\W", each)[0] for each in mine["dependencies"]}
     assert names == {"httpx", "numpy", "nibabel", "typer", "rich"}
+    # A name that stands for None cannot be imported: as where it is not installed.
+    absent = (
+        *(room for room in ROOMS if room != "locum"),
+        "torch",
+        "monai",
+        "onnxruntime",
+        "pydantic",
+        "scipy",
+    )
+    program = (
+        f"import sys\nsys.path.insert(0, {str(wheel)!r})\nsys.modules.update(dict.fromkeys({absent!r}))\n"
+        "import locum\nfor name in locum.__all__: getattr(locum, name)\n"
+        "with locum.Client('http://127.0.0.1:1') as client: print(client.connection.url, locum.__file__)"
+    )
+    run = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["http://127.0.0.1:1", f"{wheel}/locum/__init__.py"]
 
 
 def test_service_alone_has_what_serves_and_needs_nothing_that_trains(tmp_path: Path) -> None:
