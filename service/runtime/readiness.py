@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from service.errors import ServiceError
+
 _log = logging.getLogger("locum.service")
 
 INTERVAL_SECONDS = 2.0
@@ -102,4 +104,6 @@ class Readiness:
             if before is None or before.ok or name in self._late:
                 _log.warning("%s is not ready: %s", name, error, extra={"part": name})
                 self._late -= {name}
-            return PartState(False, f"{type(error).__name__}: {error}", required)
+            # A sentence of the service's own needs no class before it.
+            said = str(error) if isinstance(error, ServiceError) else f"{type(error).__name__}: {error}"
+            return PartState(False, said, required)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from service.errors import PartNotReady
 from service.runtime.readiness import PartState, Readiness
 
 
@@ -28,6 +29,16 @@ def test_readiness_reports_every_part_and_requires_all() -> None:
     asyncio.run(readiness.look())
     assert readiness.ready
     assert told == [("store", True), ("queue", False), ("store", True), ("queue", True)]
+    readiness.close()
+
+
+def test_part_with_a_sentence_of_the_service_is_shown_without_a_class() -> None:
+    def worker() -> str:
+        raise PartNotReady("no worker is running yet")
+
+    readiness = Readiness({"worker": worker}, lambda *_: None)
+    asyncio.run(readiness.look())
+    assert readiness.states == {"worker": PartState(False, "no worker is running yet")}
     readiness.close()
 
 
