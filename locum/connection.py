@@ -71,7 +71,7 @@ def remember(connection: Connection) -> Path:
             json.dump({"default": connection.url, "keys": keys}, file, indent=2)
         beside.replace(path)
     except OSError as error:
-        raise SettingInvalid(f"{path}: cannot be written: {error.strerror}") from error
+        raise SettingInvalid(f"{path}: cannot be written: {error.strerror}") from None
     return path
 
 
@@ -107,11 +107,11 @@ class _Kept:
         except FileNotFoundError:
             return cls(None, {})
         except OSError as error:
-            raise SettingInvalid(f"{path}: cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SettingInvalid(f"{path}: cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise SettingInvalid(
                 f"{path}: expected the file of `locum login`, found another: delete it"
-            ) from error
+            ) from None
 
 
 def _address(url: str) -> str:

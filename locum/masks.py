@@ -66,9 +66,7 @@ def read_nrrd(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
         voxels = np.frombuffer(raw, np.uint8).reshape(shape, order="F")
         affine = np.vstack([np.diag([-1.0, -1.0, 1.0]) @ lps, [0, 0, 0, 1]])
     except (KeyError, ValueError, OSError, EOFError, zlib.error) as error:
-        raise AnswerInvalid(
-            f"image: expected an NRRD mask, found one that cannot be read: {error}"
-        ) from error
+        raise AnswerInvalid(f"image: expected an NRRD mask, found one that cannot be read: {error}") from None
     return voxels, affine
 
 

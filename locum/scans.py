@@ -122,7 +122,7 @@ def opened(scan: Scan, affine: NDArray[Any] | None = None) -> Iterator[Upload]:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise ScanInvalid(f"{path}: expected a scan or a folder, found: {error.strerror}") from error
+            raise ScanInvalid(f"{path}: expected a scan or a folder, found: {error.strerror}") from None
         with file:
             yield Upload(path.name, file, _nifti_header(path))
 
@@ -168,7 +168,7 @@ def _of_channels(channels: Mapping[str, Channel], affine: NDArray[Any] | None) -
                     own = affine if isinstance(channel, np.ndarray) else None
                     upload = stack.enter_context(opened(channel, own))
                 except ScanInvalid as error:
-                    raise ScanInvalid(f"channel {name}: {error}") from error
+                    raise ScanInvalid(f"channel {name}: {error}") from None
                 header = upload.header if number == 0 else header
                 _write(archive, f"channels/{name}/00000", upload.rewound())
         yield Upload("channels.zip", file, header)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from locum import AsyncClient, Client, operations
 from locum.core import EventStream, Operation, Pause, Request, Retries, with_retries
-from locum.errors import AnswerInvalid, JobFailed, NotAllowed, Problem, Unreachable
+from locum.errors import AnswerInvalid, JobFailed, NotAllowed, Problem, ScanInvalid, Unreachable
 
 # Nothing listens there.
 NOWHERE = "http://127.0.0.1:1"
@@ -170,6 +171,12 @@ def test_answer_of_another_server_is_one_sentence_too() -> None:
     with pytest.raises(AnswerInvalid, match="is this the address of Locum's service") as found:
         steps.send(page)
     assert "".join(traceback.format_exception(found.value)).count("Traceback") == 1
+
+
+def test_scan_that_is_not_there_is_one_sentence_too(tmp_path: Path) -> None:
+    with pytest.raises(ScanInvalid, match="expected a scan or a folder, found: No such file") as missing:
+        next(operations.segment(tmp_path / "scan.nii"))
+    assert "".join(traceback.format_exception(missing.value)).count("Traceback") == 1
 
 
 def test_answer_of_a_proxy_is_retried_and_named() -> None:
