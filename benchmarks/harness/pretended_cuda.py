@@ -18,18 +18,20 @@ Not seen: the numbers of CUDA's kernels, their memory, streams, processes; autoc
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 _LAZY = torch.device("lazy", 0)
 _CUDA = torch.device("cuda", 0)
@@ -170,12 +172,44 @@ def _fail(what: str) -> None:
 
 def _place() -> str:
     """The innermost lines of the project."""
-    own = [
-        f"{frame.filename.removeprefix(_ROOT)}:{frame.lineno}"
-        for frame in traceback.extract_stack()
-        if frame.filename.startswith(_ROOT) and not frame.filename.startswith((__file__, f"{_ROOT}.venv"))
-    ]
-    return " < ".join(reversed(own[-3:])) or "?"
+    own: list[str] = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and len(own) < 3:
+        file = frame.f_code.co_filename
+        if file.startswith(_ROOT) and not file.startswith((__file__, f"{_ROOT}.venv")):
+            own.append(f"{file.removeprefix(_ROOT)}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(own) or "?"
+
+
+@cache
+def _facts(func: Any) -> tuple[str, bool, bool]:
+    """An operation's name, whether it draws numbers, and whether what it returns shares memory.
+
+    Kept, since reading a schema takes longer than an operation on few numbers.
+    """
+    schema = func._schema
+    name = schema.name.removeprefix("aten::")
+    draws = name in _DRAWS or any(argument.name == "generator" for argument in schema.arguments)
+    return name, draws, any(each.alias_info is not None for each in schema.returns)
+
+
+def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
+    """The arguments of an operation, and those in its lists."""
+    for argument in arguments:
+        if isinstance(argument, list | tuple):
+            yield from argument
+        else:
+            yield argument
+
+
+def _inner(argument: Any) -> Any:
+    """The argument, or each in a list, with the tensor of the CPU in place of one of the device."""
+    if isinstance(argument, _OnCuda):
+        return argument.inner
+    if isinstance(argument, list | tuple):
+        return [each.inner if isinstance(each, _OnCuda) else each for each in argument]
+    return argument
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -185,8 +219,8 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        name = func._schema.name.removeprefix("aten::")
-        leaves = tree_leaves((args, kwargs))
+        name, draws, aliases = _facts(func)
+        leaves = list(_flat((*args, *kwargs.values())))
         ours = [leaf for leaf in leaves if isinstance(leaf, _OnCuda)]
         plain = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, _OnCuda)]
         device = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
@@ -196,15 +230,15 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count(name, args, ours, plain, device)
         if ours and plain and name not in _COPIES:
             _check_devices(name, args, plain)
-        _check_generator(name, func, leaves)
+        if draws:
+            _check_generator(name, leaves)
         ends_here = moves_here or (bool(ours) and device not in ("cpu", "meta"))
         if name == "copy_":
             ends_here = isinstance(args[0], _OnCuda)
         if moves_here:
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
-        inner_args, inner_kwargs = tree_map_only(_OnCuda, lambda tensor: tensor.inner, (args, kwargs))
-        out = func(*inner_args, **inner_kwargs)
+        out = func(*map(_inner, args), **{key: _inner(value) for key, value in kwargs.items()})
         if out is None or name in _SCALARS:
             return out
         # What is changed in place stays the same object.
@@ -215,8 +249,8 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return known[id(tensor)]
             return _OnCuda(tensor) if ends_here else tensor
 
-        result = tree_map_only(torch.Tensor, wrapped, out)
-        if name in ("_to_copy", "lift_fresh") or not ours or not ends_here:
+        result = wrapped(out) if isinstance(out, torch.Tensor) else tree_map_only(torch.Tensor, wrapped, out)
+        if name in ("_to_copy", "lift_fresh") or not ours or not ends_here or not aliases:
             return result
         try:
             return return_and_correct_aliasing(func, args, kwargs, result)  # type: ignore[no-untyped-call]
@@ -262,9 +296,8 @@ def _check_devices(name: str, args: Any, plain: Iterable[torch.Tensor]) -> None:
         _fail(f"{name}: expected all tensors on one device, found cuda:0 and the cpu {shapes}")
 
 
-def _check_generator(name: str, func: Any, leaves: Iterable[Any]) -> None:
-    draws = name in _DRAWS or any(argument.name == "generator" for argument in func._schema.arguments)
-    if draws and any(isinstance(leaf, torch.Generator) and leaf.device.type == "cpu" for leaf in leaves):
+def _check_generator(name: str, leaves: Iterable[Any]) -> None:
+    if any(isinstance(leaf, torch.Generator) and leaf.device.type == "cpu" for leaf in leaves):
         _fail(f"{name}: expected a generator on cuda, found one on the cpu")
 
 
