@@ -26,13 +26,13 @@ TINY = {"rounds": 1, "width": 4, "batch_size": 8}
 @pytest.fixture(scope="module")
 def row(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     state = tmp_path_factory.mktemp("state")
-    experiment = Dose(Options("smoke", data=state, state_dir=state))
+    experiment = Dose(Options("smoke", data=state, state_dir=state, workers=0))
     cell = {**experiment.cells()[0], "rungs": ["0", "speckle"]}
     return {"cell": cell, "result": experiment.compute(cell, state / "work")}
 
 
 def test_cells_are_every_hospital_by_both_trainings(tmp_path: Path) -> None:
-    experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path))
+    experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path, workers=0))
     cells = experiment.cells()
     assert len(cells) == PROFILES["smoke"].scanners * (len(TRAININGS) + 1)
     assert [cell["training"] for cell in cells if cell["part"] == "masks"] == ["before"] * 3
@@ -64,7 +64,7 @@ def test_auto_is_the_dose_where_both_halves_pass_and_the_parent_where_none_does(
 
 
 def test_a_cell_with_masks_never_scores_a_patient_with_one(tmp_path: Path) -> None:
-    experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path))
+    experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path, workers=0))
     [cell, *_] = [cell for cell in experiment.cells() if cell["part"] == "masks"]
     result = experiment.compute(cell, tmp_path / "work")
     at = result["at"]["0"]
@@ -75,7 +75,7 @@ def test_a_cell_with_masks_never_scores_a_patient_with_one(tmp_path: Path) -> No
 
 
 def test_the_page_has_its_criteria(row: dict[str, Any], tmp_path: Path) -> None:
-    experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path))
+    experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path, workers=0))
     text = "\n".join(experiment.sections([row]))
     assert "speckle: global, auto" in text
 
@@ -104,7 +104,7 @@ def test_a_classification_is_scored_by_balanced_accuracy(pictures: Path, tmp_pat
     )
     federation = load_federation(pictures, task)
     method = FedAvgConfig(rounds=1, width=4, batch_size=4).model_dump(mode="json")
-    found = Classifiers(federation, tmp_path / "runs", method, 1).served("C", 3, ["0", "curve"])
+    found = Classifiers(federation, tmp_path / "runs", method, 0).served("C", 3, ["0", "curve"])
     assert set(found["home"]) == {"A", "B"}
     for at in found["at"].values():
         assert 0 <= at["arms"]["global"] <= 1
