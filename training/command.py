@@ -27,7 +27,7 @@ from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
 from training.data.segmentation.infer_task import inferred_in_words
 from training.engine.history import never_found
-from training.errors import ConfigurationError, TrainingError
+from training.errors import ConfigurationError, TrainingError, in_words
 from training.exit_codes import FAILED, INTERRUPTED
 from training.methods.planning import PlanningConfig
 from training.methods.registry import Method, methods
@@ -299,7 +299,7 @@ def _failures_in_words() -> Iterator[None]:
         raise typer.Exit(FAILED) from None
     except OSError as error:
         console.print(
-            f"[bold red]error[/] {_escaped(error)}: mend it, then add --resume to the same command",
+            f"[bold red]error[/] {_escaped(in_words(error))}: mend it, then add --resume to the same command",
             highlight=False,
             soft_wrap=True,
         )

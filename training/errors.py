@@ -98,3 +98,10 @@ class PublishError(TrainingError):
 
 class ImportRefused(TrainingError):
     """A model that was made elsewhere cannot be imported, or a version cannot be exported."""
+
+
+def in_words(error: Exception) -> str:
+    """The sentence of an error; of one of the system, as a full disk, the path and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

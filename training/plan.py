@@ -81,7 +81,7 @@ def plan(
 
     from model_store.errors import LocumStoreError
     from training.config import RunConfig
-    from training.errors import TrainingError
+    from training.errors import TrainingError, in_words
     from training.planning.federated import plan_federation
     from training.planning.proposal import budget_of
     from training.tasks import resolve
@@ -97,7 +97,7 @@ def plan(
             )
         written = proposal.write(out) if out else None
     except (TrainingError, LocumStoreError, OSError) as error:
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"error {error}")
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"error {in_words(error)}")
         raise typer.Exit(FAILED) from None
     for sentence in proposal.sentences:
         console.print(sentence)

@@ -127,7 +127,7 @@ class Cell:
         except OSError as error:
             raise ConfigurationError(
                 "the operator's cell cannot listen",
-                [f"{self._listen}: {error}; free the port, or use --listen"],
+                [f"{self._listen}: {error.strerror}; free the port, or use --listen"],
             ) from error
 
     def _serve(self, message: Any) -> Any:

@@ -13,7 +13,7 @@ from model_store.errors import LocumStoreError
 from training.algorithm import Group, Phase, Plan
 from training.config import DEVICE
 from training.engine.egress import SiteSpec, may_take_part
-from training.errors import TrainingError
+from training.errors import TrainingError, in_words
 from training.exit_codes import FAILED, INTERRUPTED
 from training.network.hospital import Hospital, Sent
 from training.network.kits import Kit
@@ -122,5 +122,5 @@ def take_part(
             screen.say("left the run; the same command joins again")
             raise typer.Exit(INTERRUPTED) from None
     except (TrainingError, LocumStoreError, OSError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"error {error}")
+        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"error {in_words(error)}")
         raise typer.Exit(FAILED) from None
