@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Reinstalled only when the pins or the dependencies change.
+# Reinstalled only when the pins or the dependencies change. Without Debian's python3-venv an environment is made
+# that has no pip: it is deleted, since the next try would take it for a whole one.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv: up to 3 GB to download, and several minutes. pip names each package when it comes."
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv || { \
+		rm -rf .venv; echo "Python 3.11 or newer with venv is needed: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

@@ -75,10 +75,20 @@ def doctor(
     raise typer.Exit(int(report(Hospital(kit, data, policy, state, device), as_json)))
 
 
-if __name__ == "__main__":
-    # A command of its own, so that the options of `site` stay required.
+def main() -> None:
+    """Run `site`, or `doctor`: a command of its own, so that the options of `site` stay required."""
+    app = typer.Typer(add_completion=False)
+    name = "python -m training.site"
     if sys.argv[1:2] == ["doctor"]:
         del sys.argv[1]
-        typer.run(doctor)
+        app.command()(doctor)
+        name += " doctor"
     else:
-        typer.run(site)
+        app.command(epilog="Before the first run: `python -m training.site doctor` says what is wrong here.")(
+            site
+        )
+    app(prog_name=name)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,8 +16,10 @@ from rich.console import Console
 from training.exit_codes import FAILED
 
 Made = TypeVar("Made")
-app = typer.Typer(help="Make and revoke the kits of a consortium.", no_args_is_help=True)
-console = Console()
+app = typer.Typer(
+    help="Make and revoke the kits of a consortium.", no_args_is_help=True, add_completion=False
+)
+console = Console(highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -33,13 +35,12 @@ def provision(
     made = _run(lambda: kits.provision(out, project, address, site))
     if not made:
         console.print("every hospital has a kit already; nothing was made")
+    width = max((len(str(folder)) for folder in made.values()), default=0)
     for name, folder in made.items():
-        whom = "the operator's own" if name == kits.SERVER else "send it to the hospital by a safe channel"
-        console.print(f"{name:>12}  {folder}   {whom}", highlight=False, soft_wrap=True)
+        whom = "the operator's own" if name == kits.SERVER else f"hand it over to {name} by a safe channel"
+        console.print(f"  {folder!s:{width}}  {whom}")
     console.print(
-        f"Keep {out / '.authority'} secret: it signs certificates. Delete a kit here once it is handed over.",
-        highlight=False,
-        soft_wrap=True,
+        f"Keep {out / '.authority'} secret: it signs certificates. Delete a kit here once it is handed over."
     )
 
 
@@ -54,7 +55,7 @@ def revoke(
     from training.network import kits
 
     serial = _run(lambda: kits.revoke(kits_folder, site))
-    console.print(f"revoked the certificate of {site}, serial number {serial:x}", highlight=False)
+    console.print(f"revoked the certificate of {site}, serial number {serial:x}")
 
 
 def _run(action: Callable[[], Made]) -> Made:

@@ -161,7 +161,10 @@ def _kit(hospital: Hospital) -> str:
 def _operator(hospital: Hospital) -> str:
     if hospital.kit is None:
         return "not looked at: give --kit"
-    address = Kit.open(hospital.kit, server=False).content.address
+    try:
+        address = Kit.open(hospital.kit, server=False).content.address
+    except ConfigurationError as error:
+        raise Warned("not looked at: its address is in the kit, which is wrong") from error
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()

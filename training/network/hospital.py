@@ -562,7 +562,9 @@ class Hospital:
 
         The operator may have served it before: it writes a chunk once and counts a report once. On a slow
         line requests wait longer, since a chunk that is sent again follows the first one over the same line.
+        One failure is no news: the first request often comes before the connection.
         """
+        failed = 0
         while True:
             began = time.monotonic()
             try:
@@ -570,7 +572,9 @@ class Hospital:
             except Unreachable as error:
                 if time.monotonic() - began >= self._patience_s:
                     self._patience_s = min(2 * self._patience_s, _LONGEST_S)
-                self._watcher.waiting(str(error))
+                failed += 1
+                if failed > 1:
+                    self._watcher.waiting(str(error))
                 time.sleep(_RETRY_S)
                 continue
             self._patience_s = min(max(_TIMEOUT_S, 2 * (time.monotonic() - began)), _LONGEST_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -15,10 +16,12 @@ from training.config import DEVICE
 from training.engine.egress import SiteSpec, may_take_part
 from training.errors import TrainingError, in_words
 from training.exit_codes import FAILED, INTERRUPTED
-from training.network.hospital import Hospital, Sent
+from training.network.hospital import SENT_FILE, Hospital, Sent
 from training.network.kits import Kit
 from training.network.messages import Invitation
 from training.privacy import Noising
+
+_SHOWN = 4  # metrics that a line names
 
 
 class Screen:
@@ -60,7 +63,7 @@ class Screen:
     def sent(self, sent: Sent) -> None:
         """Show what left, in this step and in sum."""
         groups = ", ".join(f"{name} {_size(count)}" for name, count in sent.groups.items()) or "no tensors"
-        metrics = f"; metrics {', '.join(sent.metrics)}" if sent.metrics else ""
+        metrics = f"; metrics {_some(sent.metrics)}" if sent.metrics else ""
         kept = f"; withheld {', '.join(sent.withheld)}" if sent.withheld else ""
         kept += "".join(
             f"; {name} has cost epsilon {cost.epsilon:.3g} at delta {cost.delta:g}"
@@ -100,7 +103,19 @@ def _named(group: Group, noising: Noising | None = None) -> str:
     return f"{group.name} ({group.kind}{noise})"
 
 
+def _some(names: Sequence[str]) -> str:
+    """Name the first of many; the log of what left has all."""
+    shown = ", ".join(names[:_SHOWN])
+    return (
+        f"{shown} and {len(names) - _SHOWN} more ({SENT_FILE})"
+        if len(names) > _SHOWN + 1
+        else ", ".join(names)
+    )
+
+
 def _size(count: int) -> str:
+    if count < 2**10:
+        return f"{count} B"
     return f"{count / 2**20:.2f} MiB" if count >= 2**18 else f"{count / 2**10:.1f} KiB"
 
 

@@ -56,10 +56,16 @@ class Kit:
         path = folder / KIT_FILE
         try:
             content = KitFile.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+        except FileNotFoundError as error:
             raise ConfigurationError(
-                f"{folder} is not a kit", [f"{error}", "make kits with: python -m training.network provision"]
+                f"{folder} is not a kit",
+                [
+                    f"it has no {KIT_FILE}: give the folder that the operator made, with "
+                    "`python -m training.network provision`"
+                ],
             ) from error
+        except (OSError, ValidationError) as error:
+            raise ConfigurationError(f"{folder} is not a kit", [f"{error}"]) from error
         kit = cls(folder, content)
         if server != (content.name == SERVER):
             whom = "the operator" if server else "a hospital"

@@ -78,6 +78,7 @@ class _Display:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._state: RunState | None = None
+        self._told: tuple[str, ...] = ()  # the phases of unknown length that a line named
 
     @property
     def state(self) -> RunState:
@@ -98,6 +99,7 @@ class _Display:
     ) -> None:
         """Handle the start or the resumption of a run."""
         before = self._state
+        self._told = ()
         following: Mapping[str, float] = {}
         if before is not None and place[0] > 1:
             expected = {**before.measured, **(expected or {})}
@@ -185,7 +187,7 @@ class PlainProgress(_Display):
             if names:
                 shown = ", ".join(names) if len(names) <= _NAMED_SITES else f"{len(names)} sites"
                 parts.append(f"{what}: {shown}")
-        if time := _time(state, "left"):
+        if time := _time(state, "left", self._told):
             parts.append(time)
         self._line("  ".join(parts))
 
@@ -212,20 +214,22 @@ class PlainProgress(_Display):
 
     @override
     def round_finished(self, entry: RoundEntry) -> None:
-        """Print one line: each metric with its mean and range, bytes, time."""
+        """Print one line: each metric with its mean and range, bytes, time. Scores of the end follow it."""
         super().round_finished(entry)
         state, parts = self.state, [f"{entry.phase} {entry.round + 1}/{entry.rounds}"]
         for metric in state.metrics:
             here = {name: site.metrics.get(metric) for name, site in entry.sites.items()}
             found = {k: v for k, v in here.items() if v is not None}
             parts += _summary(heading(metric), found, {k: state.basis(k, metric) for k in found})
-        parts += [_final(score) for score in final_scores([entry])]
         if entry.deliveries:
             parts.append(format.size(sum(map(bytes_of, entry.deliveries.values()))))
         parts.append(f"{entry.seconds:.1f} s")
-        if time := _time(state, "left"):
+        if time := _time(state, "left", self._told):
             parts.append(time)
+        self._told = tuple(state.unknown)
         self._line("  ".join(parts))
+        for line in (*_withheld(entry), *_finals(entry)):
+            self._line(f"  {line}")
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -252,8 +256,8 @@ class RichProgress(_Display):
     def round_finished(self, entry: RoundEntry) -> None:
         """Print the scores that are taken once above the table, which shows those of rounds."""
         super().round_finished(entry)
-        for score in final_scores([entry]):
-            self._console.print(_final(score), markup=False, highlight=False, soft_wrap=True)
+        for line in (*_withheld(entry), *_finals(entry)):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> Group | Text:
         """Render the current state."""
@@ -311,21 +315,48 @@ def _run(state: RunState) -> str:
     return f"run {number} of {runs}" if runs > 1 else ""
 
 
-def _time(state: RunState, what: str) -> str:
-    """Format the time left, and name the phases that it does not count; empty where nothing is known."""
+def _time(state: RunState, what: str, told: Sequence[str] = ()) -> str:
+    """Format the time left, and name the phases that it does not count; empty where nothing is known.
+
+    Where a line before named the same phases (`told`), it is at least that time.
+    """
     if state.left is None or (state.unknown and round(state.left) == 0):
         return ""
-    missing = f", not counting {', '.join(state.unknown)}" if state.unknown else ""
-    return f"{format.duration(state.left)} {what}{missing}"
+    time = f"{format.duration(state.left)} {what}"
+    if not state.unknown:
+        return time
+    return (
+        f"at least {time}" if [*told] == state.unknown else f"{time}, not counting {', '.join(state.unknown)}"
+    )
+
+
+def _withheld(entry: RoundEntry) -> list[str]:
+    """Say which groups stayed at which sites by their policies."""
+    sites: dict[str, list[str]] = {}
+    for site, part in entry.sites.items():
+        for group in part.withheld:
+            sites.setdefault(group, []).append(site)
+    return [f"{group} withheld by {', '.join(names)}" for group, names in sites.items()]
+
+
+def _finals(entry: RoundEntry) -> list[str]:
+    """Format the scores of the end. That of a label is left out where the mean over labels says the same."""
+    scores = final_scores([entry])
+    means = {(score.model, score.split): score.sites for score in scores if not score.label}
+    return [_final(s) for s in scores if not s.label or means.get((s.model, s.split)) != s.sites]
 
 
 def _final(score: FinalScore) -> str:
     """Format a score that is taken once: its mean, n, and each site's."""
     split = {"test": "test", "val": "validation"}[score.split]
     name = " ".join(filter(None, (_OF[score.model], split, score.label)))
+    counts = {n for _, n in score.sites.values()}
+    alike = len(counts) == 1 < len(score.sites)
     sites = ", ".join(
-        f"{site} {format.number(mean)} {_patients(n)}" for site, (mean, n) in score.sites.items()
+        f"{site} {format.number(mean)}" + ("" if alike else f" {_patients(n)}")
+        for site, (mean, n) in score.sites.items()
     )
+    sites += f", each {_patients(counts.pop())}" if alike else ""
     detail = f" ({sites})" if len(score.sites) <= _NAMED_SITES else ""
     return f"{name} {format.number(score.mean)} {_patients(score.count)}{detail}"
 

@@ -443,7 +443,7 @@ def test_federate_warns_of_a_site_that_can_hardly_be_meant(config, tmp_path):
     manifest = Store(tmp_path / "store").open("phantom").manifest
     assert {"test_dice", "test_dice/organ", "test_n", "test_n/organ"} <= manifest.metrics.keys()
     assert manifest.metrics["test_n/organ"] <= 2  # aster and birch have one each
-    assert "test organ" in shown
+    assert "validation organ" in shown
     more = ("--rounds", 1, "--leave-out", "birch", "--leave-out", "cedar")
     alone = invoke("--method", "fedavg", *options(root, config, tmp_path / "alone", *more))
     assert "'aster' is the only site: nothing is federated" in " ".join(alone.output.split())

@@ -24,7 +24,7 @@ from training.errors import ConfigurationError, EgressRefused, PublishError, Rou
 from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
 from training.network.cell import Rejected, Unreachable
-from training.network.hospital import Hospital
+from training.network.hospital import Hospital, Sent
 from training.network.joining import Screen as Terminal
 from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
@@ -323,6 +323,10 @@ def test_lost_replies_cost_neither_a_computed_step_nor_the_chunks_before(tmp_pat
     _, result = together.run()
     assert not lost.total()
     assert not any(entry.dropped for entry in result.history)
+    # Only what failed twice in a row is said.
+    assert [line for line in together.screens["birch"].lines if line.startswith("waiting")] == [
+        "waiting the reply is lost"
+    ] * 4
     computed, logged = computed_and_logged(together, "birch")
     assert computed == logged == [entry.phase for entry in result.history]
     writes = [together.lines[site].asked.count("write") for site in SITES]
@@ -392,6 +396,15 @@ def test_terminal_of_a_hospital_shows_kinds_bytes_and_the_sum(tmp_path, data, ki
     assert re.search(r"^ *train +2 +weights \(weights\) +scores \(statistics\) *$", said, re.MULTILINE)
     left = r"^train 2: left weights [\d.]+ [KM]iB; withheld scores, metrics; [\d.]+ [KM]iB in sum$"
     assert re.search(left, said, re.MULTILINE), said
+    assert "test 1: left no tensors" in said
+
+
+def test_terminal_of_a_hospital_names_the_first_of_many_metrics_and_small_groups_in_bytes(capsys):
+    Terminal().sent(Sent("test", 0, {"tested": 8, "moments": 2048}, tuple("abcdefg"), (), 2**20, 0.1, {}))
+    assert capsys.readouterr().out == (
+        "test 1: left tested 8 B, moments 2.0 KiB; metrics a, b, c, d and 3 more (sent.jsonl); "
+        "1.00 MiB in sum\n"
+    )
 
 
 def test_stricter_policy_holds_from_the_next_round_on(tmp_path, data, kits):

@@ -78,6 +78,13 @@ def test_doctor_names_what_is_wrong_and_what_to_do(root, tmp_path, monkeypatch):
     assert "localhost:8002 cannot be reached (refused)" in found["operator"].words
 
 
+def test_doctor_says_once_that_a_folder_is_no_kit(tmp_path):
+    found = findings(Hospital(tmp_path, device="cpu"))
+    assert (found["kit"].state, found["operator"].state) == ("wrong", "warning")
+    assert "it has no kit.json: give the folder that the operator made" in found["kit"].words
+    assert found["operator"].words == "not looked at: its address is in the kit, which is wrong"
+
+
 def refused(*_, **__):
     raise OSError("refused")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -179,8 +180,7 @@ def test_plain_progress_prints_one_line_per_round() -> None:
         "train 1/4  loss 0.625 (aster 0.500, birch 0.750)  Dice 0.250 (aster 0.250)  "
         "4.0 kB  2.0 s  0:06 left, not counting validate",
         "warning site [birch] dropped",
-        "train 2/4  loss 0.250 (aster 0.250)  Dice 0.500 (aster 0.500)  2.0 kB  2.0 s  0:04 left, "
-        "not counting validate",
+        "train 2/4  loss 0.250 (aster 0.250)  Dice 0.500 (aster 0.500)  2.0 kB  2.0 s  at least 0:04 left",
         f"published phantom@1  sha256:{'ab' * 32}",
     ]
 
@@ -233,6 +233,33 @@ def test_scores_of_the_end_say_which_model_they_are_of_and_of_how_many_patients(
     play(progress, "test", 0, 1, 1.0, aster=entry(**aster), birch=entry(**birch))
     assert "test 0.575 n=4 (aster 0.500 n=3, birch 0.800 n=1, few)" in stream.getvalue()
     assert "own test cup 0.750 n=2, few (aster 0.750 n=2, few)" in stream.getvalue()
+
+
+@pytest.mark.parametrize("display", [PlainProgress, RichProgress])
+def test_score_of_the_only_label_is_not_repeated(display: type) -> None:
+    made, stream = console(terminal=display is RichProgress)
+    progress = display(made)
+    progress.run_started("run", PLAN, SITES)
+    alone = {"test_dice": 0.5, "test_n": 2.0, "test_dice/organ": 0.5, "test_n/organ": 2.0}
+    play(progress, "test", 0, 1, 1.0, aster=entry(**alone), birch=entry(**alone))
+    assert "test 0.500 n=4 (aster 0.500, birch 0.500, each n=2, few)" in stream.getvalue()
+    assert "organ" not in stream.getvalue()
+    two = alone | {"test_dice/rim": 0.3, "test_n/rim": 2.0, "test_dice": 0.4}
+    play(progress, "test", 0, 1, 1.0, aster=entry(**two), birch=entry(**two))
+    assert "test organ 0.500" in stream.getvalue()
+    assert "test rim 0.300" in stream.getvalue()
+
+
+@pytest.mark.parametrize("display", [PlainProgress, RichProgress])
+def test_what_policies_withhold_is_said_in_the_round(display: type) -> None:
+    made, stream = console(terminal=display is RichProgress)
+    progress = display(made)
+    progress.run_started("run", PLAN, SITES)
+    kept = replace(entry(), withheld=("personal",))
+    play(progress, "train", 0, 4, 1.0, aster=kept, birch=kept)
+    play(progress, "train", 1, 4, 1.0, aster=kept, birch=entry())
+    assert "personal withheld by aster, birch\n" in stream.getvalue()
+    assert "personal withheld by aster\n" in stream.getvalue()
 
 
 def test_plain_progress_counts_scores_of_few_patients_where_it_names_no_site() -> None:
@@ -319,7 +346,7 @@ def test_plain_progress_says_within_a_round_who_works_and_for_how_long() -> None
     progress.site_finished("train", 1, "aster", entry())
     progress.still_running()
     assert stream.getvalue().splitlines()[2:] == [
-        "train 2/4  running for 1:10  done: aster  working: birch  3:50 left, not counting validate"
+        "train 2/4  running for 1:10  done: aster  working: birch  at least 3:50 left"
     ]
 
 
