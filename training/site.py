@@ -84,9 +84,7 @@ def main() -> None:
         app.command()(doctor)
         name += " doctor"
     else:
-        app.command(epilog="Before the first run: `python -m training.site doctor` says what is wrong here.")(
-            site
-        )
+        app.command(epilog="`doctor`, before the first run, says what is wrong on this machine.")(site)
     app(prog_name=name)
 
 

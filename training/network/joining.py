@@ -105,12 +105,9 @@ def _named(group: Group, noising: Noising | None = None) -> str:
 
 def _some(names: Sequence[str]) -> str:
     """Name the first of many; the log of what left has all."""
-    shown = ", ".join(names[:_SHOWN])
-    return (
-        f"{shown} and {len(names) - _SHOWN} more ({SENT_FILE})"
-        if len(names) > _SHOWN + 1
-        else ", ".join(names)
-    )
+    if len(names) <= _SHOWN + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more ({SENT_FILE})"
 
 
 def _size(count: int) -> str:

@@ -325,9 +325,9 @@ def _time(state: RunState, what: str, told: Sequence[str] = ()) -> str:
     time = f"{format.duration(state.left)} {what}"
     if not state.unknown:
         return time
-    return (
-        f"at least {time}" if [*told] == state.unknown else f"{time}, not counting {', '.join(state.unknown)}"
-    )
+    if [*told] == state.unknown:
+        return f"at least {time}"
+    return f"{time}, not counting {', '.join(state.unknown)}"
 
 
 def _withheld(entry: RoundEntry) -> list[str]:
