@@ -18,6 +18,7 @@ A message names the thing (file, site, round, tensor), what was expected, what w
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Sequence
 
 _MOST_ALIKE = 20
@@ -101,7 +102,13 @@ class ImportRefused(TrainingError):
 
 
 def in_words(error: Exception) -> str:
-    """The sentence of an error; of one of the system, as a full disk, the path and what is wrong with it."""
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+    """The sentence of an error; of one of the system, as a full disk, the path and what is wrong with it.
+
+    A semaphore, a process or a socket that the system refuses has no path: then the file of Python that asked.
+    """
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return str(error)
+    asked = traceback.extract_tb(error.__traceback__)
+    return f"{error.strerror} (asked for in {asked[-1].filename})" if asked else error.strerror

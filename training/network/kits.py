@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model_store.durable import write_durably
 from training.data.segmentation.layout import check_name
-from training.errors import ConfigurationError
+from training.errors import ConfigurationError, in_words
 
 KIT_FILE = "kit.json"
 REVOKED_FILE = "revoked.json"
@@ -65,7 +65,7 @@ class Kit:
                 ],
             ) from error
         except (OSError, ValidationError) as error:
-            raise ConfigurationError(f"{folder} is not a kit", [f"{error}"]) from error
+            raise ConfigurationError(f"{folder} is not a kit", [in_words(error)]) from error
         kit = cls(folder, content)
         if server != (content.name == SERVER):
             whom = "the operator" if server else "a hospital"

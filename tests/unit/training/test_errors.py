@@ -21,6 +21,12 @@ def test_full_disk_is_the_file_and_what_is_wrong_with_it(tmp_path: Path) -> None
     assert in_words(found.value) == f"{path}: {os.strerror(errno.ENOSPC)}"
 
 
+def test_error_of_no_file_names_the_code_that_asked() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor") as found:
+        os.fstat(-1)
+    assert in_words(found.value) == f"{os.strerror(errno.EBADF)} (asked for in {__file__})"
+
+
 def test_every_other_error_is_its_sentence() -> None:
     assert in_words(TrainingError("site birch: no scans")) == "site birch: no scans"
     assert in_words(OSError("no number")) == "no number"
