@@ -104,7 +104,7 @@ class ImportRefused(TrainingError):
 def in_words(error: Exception) -> str:
     """The sentence of an error; of one of the system, as a full disk, the path and what is wrong with it.
 
-    A semaphore, a process or a socket that the system refuses has no path: then the file of Python that asked.
+    A semaphore or a process that the system refuses has no path: then the file of Python that asked for it.
     """
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)

@@ -199,4 +199,8 @@ def _policy(hospital: Hospital) -> str:
     policy = Policy.read(hospital.policy)
     if not policy.takes_part:
         raise Warned(f"{hospital.policy} says takes_part: false; the hospital sends nothing")
-    return f"{hospital.policy} lets {', '.join(policy.allows) or 'nothing'} leave"
+    words = f"{hospital.policy} lets {', '.join(policy.allows) or 'nothing'} leave"
+    if policy.privacy is not None and "weights" in policy.privacy.kinds:
+        return f"{words}, weights with noise alone, which keeps this hospital's own model here"
+    consents = "consents" if policy.consents else "does not consent"
+    return f"{words}, and {consents} to the export of this hospital's own model"

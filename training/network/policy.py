@@ -28,7 +28,7 @@ from model_store.patient_pattern import PatientPattern
 from training.algorithm import GroupKind
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.config import SecureAggregation, StrictConfig, parse
-from training.errors import ConfigurationError
+from training.errors import ConfigurationError, in_words
 from training.privacy import PrivacyDemand
 
 
@@ -52,7 +52,7 @@ class Policy(StrictConfig):
         try:
             content = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigurationError(f"{path} cannot be read", [str(error)]) from error
+            raise ConfigurationError(f"{path} cannot be read", [in_words(error)]) from error
         if not isinstance(content, dict):
             raise ConfigurationError(
                 f"{path} is not a policy", ["expected fields such as allows and consents"]

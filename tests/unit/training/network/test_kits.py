@@ -56,7 +56,14 @@ def test_doctor_finds_a_hospital_in_order(root, tmp_path):
     assert {each.state for each in found.values()} == {"ok"}
     assert found["kit"].words == "of 'birch' in hearts, complete and valid"
     assert found["data"].words.startswith("1 files in images/")
-    assert found["policy"].words.endswith("lets weights leave")
+    assert found["policy"].words.endswith(
+        "lets weights leave, and consents to the export of this hospital's own model"
+    )
+    policy.write_text(
+        "allows: [weights]\nconsents: true\nprivacy: {kinds: {weights: {clip: 1, noise: 10}}, epsilon: 8}\n"
+    )
+    alone = findings(Hospital(policy=policy))["policy"].words
+    assert alone.endswith("leave, weights with noise alone, which keeps this hospital's own model here")
 
 
 def test_doctor_names_what_is_wrong_and_what_to_do(root, tmp_path, monkeypatch):
