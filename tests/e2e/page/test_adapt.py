@@ -12,6 +12,8 @@ from tests.e2e.page.conftest import Service, opened_page, shows_all_sections
 from tests.helpers.model_store.dicom_files import series, turned
 from tests.integration.service.routes.test_segment_volume import nifti, publish, voxels
 
+TABLET = {"width": 820, "height": 1180}
+
 
 def assign(service: Service, path: str, actor: str, reason: str) -> None:
     """Assign `organ@1` at the path of a hospital's serving, after the last decision there."""
@@ -206,9 +208,14 @@ def test_page_and_card_show_what_the_service_says_of_a_job(page: Any, service: S
         },
         epochs=[{"epoch": 0, "loss": 0.5}, {"epoch": 1, "loss": 0.4, "safe": False, "reason": "too small"}],
     )
+    page.set_viewport_size(TABLET)
     page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&job={job}")
     shown = page.get_by_role("region", name="Job", exact=True)
-    shown.get_by_text("The new version did not pass its checks").wait_for()
+    verdict = shown.get_by_text("The new version did not pass its checks")
+    verdict.wait_for()
+    assert verdict.bounding_box()["y"] < TABLET["height"] / 2
+    assert page.evaluate("document.documentElement.scrollWidth") == TABLET["width"]
+    assert page.locator(".topbar").bounding_box()["height"] < 60, "one row"
     assert shown.locator(".notice .reasons li").all_inner_texts() == [
         "It lost a slice of five.",
         "Not passed: older (Dice with the parent's).",
@@ -241,11 +248,11 @@ def test_view_opens_at_the_newest_job_that_passed_and_names_a_cohort(page: Any, 
     page.wait_for_function(
         "([select, id]) => select.value === id", arg=[chosen.element_handle(), cohort[-32:]]
     )
-    # Without a job, that of the model's last one: the adaptations passed over the newest cohort.
+    # Without a job, that of the model's last one that passed: the adaptations passed over the newest cohort.
     page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ")
     page.get_by_text("No job is open").wait_for()
     page.wait_for_function(
-        "([select, id]) => select.value === id", arg=[chosen.element_handle(), newer[-32:]]
+        "([select, id]) => select.value === id", arg=[chosen.element_handle(), cohort[-32:]]
     )
     # A cohort that came since waits for one.
     fresh = service.cohort()

@@ -55,6 +55,7 @@ def test_picture_gets_the_probabilities_of_a_plain_request(browser: Any, client:
 def test_admin_registers_a_hospital_where_none_is(browser: Any, client: httpx.Client) -> None:
     with opened_page(browser, str(client.base_url), expected=()) as page:
         page.goto(f"{client.base_url}/#/adapt")
+        page.get_by_text("No model that can be adapted is in the store").wait_for()
         page.get_by_role("button", name="Register a hospital").click()
         dialog = page.get_by_role("dialog")
         submit = dialog.get_by_role("button", name="Register")
@@ -67,6 +68,15 @@ def test_admin_registers_a_hospital_where_none_is(browser: Any, client: httpx.Cl
         dialog.wait_for(state="detached")
         found = client.get("/hospitals/elm").raise_for_status().json()
         assert (found["name"], found["site"]) == ("Saint Elm", None)
+
+        # What is still missing; and the only hospital is that of a scan.
+        page.get_by_text("No hospital is registered").wait_for(state="detached")
+        assert page.get_by_text("No model that can be adapted is in the store").is_visible()
+        page.goto(f"{client.base_url}/#/look")
+        page.wait_for_function(
+            "select => select.value === 'elm'",
+            arg=page.get_by_label("Hospital of the scan").element_handle(),
+        )
 
         # The same identifier would rename it.
         page.goto(f"{client.base_url}/#/oversee")

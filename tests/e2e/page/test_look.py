@@ -238,6 +238,19 @@ def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None
     assert page.get_by_text("Research use only").is_visible()
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_volume_that_ends_early_is_rejected_in_the_service_s_words_and_not_shown_as_black(
+    browser: Any, service: Service, is_packed: bool
+) -> None:
+    content = service.scans[SCAN].read_bytes()
+    whole = content if is_packed else gzip.decompress(content)
+    with opened_page(browser, service.address, expected=("status of 422",)) as page:
+        sent = {"name": "cut.nii", "mimeType": "", "buffer": whole[: len(whole) // 2]}
+        page.set_input_files("input[type=file]", sent)
+        assert "send the whole file" in page.get_by_role("alert").inner_text()
+        assert page.locator("canvas").count() == 0
+
+
 def test_two_answers_are_compared(page: Any, service: Service) -> None:
     segment(page, service)
     page.get_by_role("button", name="Keep this answer").click()
@@ -456,7 +469,9 @@ def test_model_that_needs_masks_is_not_the_first_choice(page: Any, service: Serv
     names = page.get_by_label("Model").locator("option").all_inner_texts()
     assert set(names) == {"organ", "retina", "tumour"}
     assert names[-1] == "tumour"
-    assert page.get_by_label("Model").input_value() != "tumour"
+    page.wait_for_function(
+        "select => select.value === 'organ'", arg=page.get_by_label("Model").element_handle()
+    )
 
 
 def test_first_model_is_the_hospital_s_assigned_one_and_never_a_zero_shot_one(
@@ -518,6 +533,12 @@ def test_window_and_place_are_in_the_scan_s_own_units(page: Any, service: Servic
         shown = shown_voxels(page, expected.shape)[..., 1]
         assert np.abs(shown - grey).mean() < 6
         assert (grey > 250).mean() + (grey < 5).mean() > 0.02
+
+    page.get_by_role("button", name="Full screen").click()
+    page.get_by_role("button", name="Leave full screen").wait_for()
+    assert page.evaluate("document.fullscreenElement.className") == "stage"
+    page.get_by_role("button", name="Leave full screen").click()
+    page.get_by_role("button", name="Full screen", exact=True).wait_for()
 
     place = page.get_by_text("intensity").inner_text()
     found = re.search(

@@ -170,7 +170,7 @@ def roll_back(page: Any, service: Service) -> None:
         page.get_by_role("list", name="History").get_by_text(reason).wait_for()
         assert service.client.get(path).json()["artefact"] == expected
     # At the beginning of the log there is nothing to return to.
-    page.get_by_text("Nothing served Dune before this version").wait_for()
+    page.get_by_text("This is the first version that served Dune").wait_for()
     assert page.get_by_role("button", name="Roll back").is_disabled()
     entries = service.client.get(f"{path}/history").json()["entries"]
     assert [each["actor"] for each in entries] == ["service", "Ada", "Ida", "Ada", "Ada"]
@@ -184,6 +184,7 @@ def draw(page: Any, service: Service) -> None:
     ]
     where = f"/hospitals/dune/cohorts/{cohort['id']}"
     drawn = drawn_scans(4)
+    page.get_by_label("Cohort", exact=True).select_option(cohort["id"])
     # Adapt has a button of the same name, and stays until Draw is loaded.
     page.get_by_role("button", name=f"{next(iter(drawn))} no mask").wait_for()
     start = page.get_by_role("button", name="Start the joining")

@@ -30,6 +30,7 @@ export function duration(seconds: number): string {
 }
 
 /** Words as a sentence of their own. */
-export const sentence = (words: string): string => `${words.charAt(0).toUpperCase()}${words.slice(1)}.`;
+export const sentence = (words: string): string =>
+  `${words.charAt(0).toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}`;
 
 export const percent = (share: number, digits = 0): string => `${(100 * share).toFixed(digits)} %`;

@@ -14,6 +14,11 @@ export function Notice(given: { tone?: Tone; title?: string; children?: Componen
   );
 }
 
+/** Words of the service: what stands in `backticks` is a command or a name. */
+export function Words({ text }: { text: string }) {
+  return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part))}</>;
+}
+
 /** A rejection in the service's own words, which say what to do. */
 export function Rejection({ error }: { error: unknown }) {
   if (!error) return null;
@@ -23,7 +28,9 @@ export function Rejection({ error }: { error: unknown }) {
   const fields = Array.isArray(error.members.errors) ? (error.members.errors as { field: string; reason: string }[]) : [];
   return (
     <Notice tone="bad" title={error.title}>
-      <p>{error.detail}</p>
+      <p>
+        <Words text={error.detail} />
+      </p>
       {fields.length > 0 && (
         <ul>
           {fields.map((each) => (

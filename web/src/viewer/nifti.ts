@@ -44,9 +44,11 @@ export async function kindOf(file: Blob): Promise<FileKind> {
 }
 
 /**
- * Whether the viewer takes a NIfTI's position from the same fields as the service, and in millimetres.
+ * Whether the viewer shows a NIfTI as the service reads it: with its position from the same fields, in millimetres, and
+ * with all its voxels.
  *
- * The service prefers the sform, the viewer the form with the larger code. Without either they differ too.
+ * The service prefers the sform, the viewer the form with the larger code. Without either they differ too. What a file
+ * that ends early lacks, the viewer would show as black; the service rejects it.
  */
 export async function isReadAlike(file: Blob): Promise<boolean> {
   const head = await headOf(file);
@@ -56,7 +58,17 @@ export async function isReadAlike(file: Blob): Promise<boolean> {
   if (!isLittle && view.getInt32(0, false) !== 348) return false;
   const [qform, sform] = [view.getInt16(252, isLittle), view.getInt16(254, isLittle)];
   const units = view.getUint8(123) & 7;
-  return (sform > 0 ? sform >= qform : qform > 0) && (units === 0 || units === 2);
+  const sides = Array.from({ length: Math.min(7, view.getInt16(40, isLittle)) }, (_, i) => view.getInt16(42 + 2 * i, isLittle));
+  const bytes = view.getFloat32(108, isLittle) + (sides.reduce((one, other) => one * other, 1) * view.getInt16(72, isLittle)) / 8;
+  return (sform > 0 ? sform >= qform : qform > 0) && (units === 0 || units === 2) && (await hasBytes(file, bytes));
+}
+
+/** Whether a file, or what was compressed to it, has so many bytes. A gzip ends with its content's length, modulo 2^32. */
+async function hasBytes(file: Blob, bytes: number): Promise<boolean> {
+  const start = new Uint8Array(await file.slice(0, 2).arrayBuffer());
+  if (start[0] !== 0x1f || start[1] !== 0x8b) return file.size >= bytes;
+  const end = new DataView(await file.slice(-4).arrayBuffer());
+  return end.byteLength === 4 && end.getUint32(0, true) === bytes % 2 ** 32;
 }
 
 /** The first bytes of a file, or of what was compressed to it. */

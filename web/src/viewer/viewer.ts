@@ -353,5 +353,10 @@ function intensitiesOf(image: NVImage): Intensities {
 async function volume(found: Blob | ArrayBuffer, name: string): Promise<NVImage> {
   const file = new File([found], name);
   // NiiVue chooses its reader by the name, and unpacks by the content.
-  return await NVImage.loadFromFile({ file, name });
+  try {
+    return await NVImage.loadFromFile({ file, name });
+  } catch {
+    // Its own words name none of its causes.
+    throw new Error("The browser could not read the volume: its file is damaged, or larger than the browser's memory.");
+  }
 }

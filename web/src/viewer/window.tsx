@@ -76,9 +76,7 @@ export function WindowControls({ viewers, flat }: { viewers: readonly (Viewer | 
           }}
         />
       )}
-      <button type="button" class="button small" onClick={(event) => void wholeScreen(event.currentTarget)}>
-        Full screen
-      </button>
+      {document.fullscreenEnabled && <WholeScreen />}
     </div>
   );
 }
@@ -98,7 +96,20 @@ function NumberField(given: { label: string; value: number; onChange: (value: nu
 }
 
 /** The stage alone, or the page again. */
-async function wholeScreen(button: HTMLElement): Promise<void> {
-  if (document.fullscreenElement) await document.exitFullscreen();
-  else await button.closest(".stage")?.requestFullscreen();
+function WholeScreen() {
+  const [isWhole, setWhole] = useState(document.fullscreenElement !== null);
+  useEffect(() => {
+    const note = () => setWhole(document.fullscreenElement !== null);
+    document.addEventListener("fullscreenchange", note);
+    return () => document.removeEventListener("fullscreenchange", note);
+  }, []);
+  const turn = async (button: HTMLElement) => {
+    if (isWhole) await document.exitFullscreen();
+    else await button.closest(".stage")?.requestFullscreen();
+  };
+  return (
+    <button type="button" class="button small" onClick={(event) => void turn(event.currentTarget)}>
+      {isWhole ? "Leave full screen" : "Full screen"}
+    </button>
+  );
 }

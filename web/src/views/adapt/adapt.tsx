@@ -1,9 +1,9 @@
 /** Adapt: a cohort, a job on it, the verdict, and which version serves. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
+import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type Cohort, useCohorts } from "../../app/cohorts";
-import { RegisterHospital } from "../../app/register";
+import { Missing } from "../../app/empty";
 import { rememberHospital } from "../../app/remembered";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
@@ -29,17 +29,9 @@ export default function Adapt() {
   const jobs = useJobs(hospital?.id ?? "", `${job} ${latest?.id} ${latest?.state}`);
   if (catalogueError.value) return <div class="center"><Rejection error={catalogueError.value} /></div>;
   if (hospital === undefined || model === undefined) {
-    return (
-      <div class="center">
-        <Notice title="There is nothing to adapt yet">
-          <p>
-            An admin registers a hospital, and the operator publishes a model that can be adapted: <code>locum demo</code> makes one,
-            and <code>locum train</code> one of your own data.
-          </p>
-          {hospital === undefined && <RegisterHospital />}
-        </Notice>
-      </div>
-    );
+    if (!catalogueLoaded.value) return <p class="center soft">Loading …</p>;
+    const lacks = model === undefined ? "No model that can be adapted" : null;
+    return <Missing title="There is nothing to adapt yet" lacks={lacks} hospital={hospital === undefined} />;
   }
   const needsMasks = model.masks === "required";
   return (
@@ -155,14 +147,15 @@ function Scans(given: { hospital: string; model: Model; jobs: readonly JobSummar
 
 /**
  * The cohort of the open job; else the newest one, if it came after the last adaptation and so waits for one; else that of
- * the model's last adaptation. A cohort that earlier adaptations passed over is none to start with: it may be kept for tests.
+ * the model's last adaptation that passed, or the last. A cohort that earlier adaptations passed over is none to start with: it may be kept for tests.
  */
 function firstCohort(cohorts: readonly Cohort[], jobs: readonly JobSummary[], model: string, current: string | null) {
   const of = (job: JobSummary | undefined) => job && cohorts.find((each) => each.id === job.cohort);
   const [newest, last] = [cohorts[0], jobs[0]];
   const isWaiting = newest !== undefined && (last === undefined || newest.created_at > last.created_at);
   const open = of(jobs.find((each) => each.id === current));
-  return open ?? (isWaiting ? newest : of(jobs.find((each) => each.model === model && of(each))));
+  const own = jobs.filter((each) => each.model === model && of(each));
+  return open ?? (isWaiting ? newest : of(own.find((each) => each.passed === true) ?? own[0]));
 }
 
 /** The newest adaptations of a hospital, read again when `version` changes; null before they have arrived. */

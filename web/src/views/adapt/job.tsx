@@ -2,8 +2,8 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { call } from "../../api/client";
 import { has } from "../../app/session";
-import { duration, moment } from "../../ui/format";
-import { Notice, Rejection } from "../../ui/notice";
+import { duration, moment, sentence } from "../../ui/format";
+import { Notice, Rejection, Words } from "../../ui/notice";
 import { MaskCheck } from "./checks";
 import { FINISHED, follow, type Job, sought } from "./following";
 import { Sections } from "./sections";
@@ -61,10 +61,14 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
       {job.no_worker && <Notice tone="warn">The job waits: {job.no_worker}.</Notice>}
       {running && <Running job={job} />}
       {running && has("operator") && <Preview job={job} />}
-      {job.reason && <Notice tone="warn">{job.reason}</Notice>}
+      {job.reason && (
+        <Notice tone="warn">
+          <Words text={sentence(job.reason)} />
+        </Notice>
+      )}
       {job.warnings.map((warning) => (
         <Notice key={warning} tone="warn">
-          {warning}
+          <Words text={sentence(warning)} />
         </Notice>
       ))}
       <Rejection error={error} />

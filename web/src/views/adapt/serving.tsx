@@ -137,7 +137,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
           )}
           {atFirst && (
             <span class="hint" id="at-first">
-              Nothing served {name} before this version.
+              This is the first version that served {name}.
             </span>
           )}
         </div>

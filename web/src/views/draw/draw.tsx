@@ -1,14 +1,14 @@
 /** Draw: masks on the scans of a cohort, and a job that learns from them. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { catalogueError, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
+import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
-import { RegisterHospital } from "../../app/register";
+import { Missing } from "../../app/empty";
 import { keepInAddress, place } from "../../app/router";
 import { leave, saved } from "../../app/unsaved";
 import { Select } from "../../ui/controls";
 import { many } from "../../ui/format";
 import { usePage } from "../../ui/pager";
-import { Notice, Rejection } from "../../ui/notice";
+import { Rejection } from "../../ui/notice";
 import "../../viewer/stage.css";
 import { CohortScans, StartJob } from "../adapt/scans";
 import { type Label, labelsOf } from "./labels";
@@ -36,14 +36,9 @@ export default function Draw() {
   const model = all.find((each) => each.name === parameters.get("model")) ?? all[0];
   if (catalogueError.value) return <div class="center"><Rejection error={catalogueError.value} /></div>;
   if (hospital === undefined || model === undefined) {
-    return (
-      <div class="center">
-        <Notice title="There is nothing to draw yet">
-          <p>An admin registers a hospital, and the operator publishes a model: its task names the labels of a mask.</p>
-          {hospital === undefined && <RegisterHospital />}
-        </Notice>
-      </div>
-    );
+    if (!catalogueLoaded.value) return <p class="center soft">Loading …</p>;
+    const lacks = model === undefined ? "No model that draws masks" : null;
+    return <Missing title="There is nothing to draw yet" lacks={lacks} hospital={hospital === undefined} />;
   }
   return <Masks key={hospital.id} hospital={hospital.id} isMember={hospital.site != null} model={model} all={all} />;
 }

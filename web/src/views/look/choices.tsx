@@ -53,7 +53,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
         label="Model"
         value={question.model}
         options={[
-          ...(model ? [] : [{ value: "", label: isChoosing.value ? "Choosing …" : "Choose a model", disabled: true }]),
+          ...(all.length === 0 || model || isChoosing.value ? [] : [{ value: "", label: "Choose a model", disabled: true }]),
           ...all.map((each) => ({
             value: referenceOf(each),
             label: each.hospital === null ? each.name : `${referenceOf(each)} (adapted to ${each.hospital})`,

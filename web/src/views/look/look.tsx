@@ -3,10 +3,11 @@ import { computed, effect, type ReadonlySignal, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { catalogueError, catalogueLoaded, hospitals, referenceOf } from "../../app/catalogue";
+import { NoModel } from "../../app/empty";
 import { keepInAddress } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
-import { Notice, Rejection } from "../../ui/notice";
+import { Notice, Rejection, Words } from "../../ui/notice";
 import { count, percent } from "../../ui/format";
 import { css, DIFFERENCE, drawnColour, drawnColours, labelColour, maskColours, UNCERTAINTY } from "../../viewer/palette";
 import { Pane } from "../../viewer/pane";
@@ -79,14 +80,17 @@ export default function Look() {
         <Rejection error={catalogueError.value} />
         {catalogueLoaded.value && answering().length === 0 && (
           <Notice tone="warn" title="No model answers for scans here">
-            Publish a model into the store of this service: <code>locum demo</code> makes a first one, and{" "}
-            <code>locum train</code> one of your own data.
+            <NoModel lacks="No model that answers for scans" />
           </Notice>
         )}
         <Folded by={answered} summary={asked()}>
           {has("operator") && <StoredScans />}
-          <Choices question={question.value} onChange={choose} />
-          <Run />
+          {(!catalogueLoaded.value || answering().length > 0) && (
+            <>
+              <Choices question={question.value} onChange={choose} />
+              <Run />
+            </>
+          )}
         </Folded>
         <Rejection error={failure.value} />
         {classified.value && <Classes answer={classified.value} />}
@@ -165,7 +169,9 @@ export default function Look() {
         {answered && answered.report.warnings.length > 0 && (
           <ul class="stage-warnings" role="status" aria-label="Warnings of this answer">
             {answered.report.warnings.map((warning) => (
-              <li key={warning}>{warning}</li>
+              <li key={warning}>
+                <Words text={warning} />
+              </li>
             ))}
           </ul>
         )}

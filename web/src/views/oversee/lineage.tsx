@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, pagesOf } from "../../api/client";
 import { hospitals } from "../../app/catalogue";
+import { NoModel } from "../../app/empty";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
@@ -47,7 +48,7 @@ export function Lineage({ served }: { served: Served }) {
   if (error) return <Models><Rejection error={error} /></Models>;
   if (versions === null) return <Models><p class="soft">Loading …</p></Models>;
   const whole = graphOf(versions);
-  if (whole.nodes.length === 0) return <Models><Notice>The store has no model.</Notice></Models>;
+  if (whole.nodes.length === 0) return <Models><Notice><NoModel lacks="No model" /></Notice></Models>;
   const roots = [...new Set(whole.nodes.filter((node) => node.version.hospital === null).map((node) => node.version.name))];
   const family = root === "" ? null : descendantsOf(whole, root);
   const graph = graphOf(versions, (node) => (family?.has(node.reference) ?? true) && (older || isCurrent(node, whole, served)));
