@@ -120,9 +120,13 @@ def sign(
     store: StoreOption = DEFAULT_STORE,
     graph_operators: OperatorsOption = "",
 ) -> None:
-    """Sign a published version, once its files were verified."""
-    signed = _opened(store, signer=Signer.load(key), operators=operators_of(graph_operators)).sign(reference)
-    console.print(f"signed {signed}  {signed.digest}", **_AS_IT_IS)
+    """Sign a published version and the versions that it is composed of, once their files were verified."""
+    opened = _opened(store, signer=Signer.load(key), operators=operators_of(graph_operators))
+    whole = opened.sign(reference)
+    # A composite opens only where its parts are trusted, too.
+    parts = map(opened.by_digest, dict.fromkeys(whole.manifest.references().values()))
+    for signed in (whole, *(opened.sign(str(part)) for part in parts)):
+        console.print(f"signed {signed}  {signed.digest}", **_AS_IT_IS)
 
 
 @app.command()

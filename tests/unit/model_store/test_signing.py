@@ -13,7 +13,7 @@ from model_store.__main__ import app
 from model_store.errors import ArtefactUntrusted, KeyUnusable, PublishRefused
 from model_store.signing import SIGNATURE, Signer, TrustedKeys, make_key
 from model_store.store import Store
-from tests.unit.model_store.test_store import files, model
+from tests.unit.model_store.test_store import files, model, space
 
 
 @pytest.fixture
@@ -173,3 +173,23 @@ def test_the_command_line_makes_a_key_signs_and_verifies(tmp_path: Path) -> None
     found = run("verify", "--store", store, "--trusted-keys", public)
     assert found.startswith("0 whole")
     assert "signed by" in found
+
+
+def test_the_command_line_signs_what_a_composite_is_made_of(
+    tmp_path: Path, key: Path, trusted: TrustedKeys
+) -> None:
+    store = Store(tmp_path / "store")
+    made = {
+        role: store.publish(model(f"space.{role}", part_of="space"), files(role)) for role in ("global", "A")
+    }
+    whole = store.publish(space(made), {})
+    result = CliRunner().invoke(
+        app, ["sign", str(whole), "--key", str(key), "--store", str(tmp_path / "store")]
+    )
+    assert result.exit_code == 0, result.output
+    opened = Store(tmp_path / "store", trusted=trusted)
+    parts = whole.manifest.references()
+    assert len(parts) > 1
+    assert {str(opened.open(str(whole)))} | {str(opened.by_digest(part)) for part in parts.values()} == {
+        line.split()[1] for line in result.output.splitlines()
+    }
