@@ -1,6 +1,8 @@
 .PHONY: install demo demo-network test test-fast test-gpu test-pacs test-s3 test-web check check-deploy openapi web lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
+# Where an environment forbids to keep bytecode, every process that is started would compile Locum anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Reinstalled only when the pins or the dependencies change. Without Debian's python3-venv an environment is made
 # that has no pip: it is deleted, since the next try would take it for a whole one.
