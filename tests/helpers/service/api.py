@@ -16,9 +16,11 @@ from fastapi import FastAPI
 from model_store.store import Store
 from service.app import create_app
 from service.context import ServiceContext
+from service.database import Database
 from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
 from service.server import make_server
 from service.settings import Settings
+from tests.helpers.service.migrated import begin_migrated
 
 # Nothing listens there: the API segments without Redis, and starts faster.
 NO_REDIS = "redis://127.0.0.1:1"
@@ -60,6 +62,9 @@ class Api:
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Api]:
+    database = Database(settings.resolved_database_url)
+    if database.is_sqlite:
+        begin_migrated(database)
     app = create_app(settings)
     config = uvicorn.Config(
         app,

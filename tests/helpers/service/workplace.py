@@ -22,6 +22,7 @@ from service.settings import Settings
 from service.worker.candidate import CandidateDraft
 from service.worker.routing_adapt import LoadedSpace, load_space
 from tests.helpers.model_store.graphs import graph_of
+from tests.helpers.service.migrated import begin_migrated
 
 
 @dataclass
@@ -110,6 +111,8 @@ def opened(root: Path, routing_store: Path, **settings: Any) -> Iterator[Workpla
     chosen = {"device": "cpu", "threads": 1, **settings}
     place = Settings(store=store, state_dir=root / "state", **chosen)
     database = Database(place.resolved_database_url)
+    place.state_dir.mkdir(mode=0o700)
+    begin_migrated(database)
     upgrade(database)
     now = datetime.now(UTC)
     with database.write() as session:

@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from service.database import Database, Hospital, upgrade
 from tests.helpers.service.cohort_bench import Bench
+from tests.helpers.service.migrated import begin_migrated
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +73,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 def database(database_url: str) -> Iterator[Database]:
     """Migrated, with the hospitals `north` (of no federation) and `south` (site CS)."""
     opened = Database(database_url)
+    begin_migrated(opened)
     upgrade(opened)
     now = datetime.now(UTC)
     with opened.write() as session:
