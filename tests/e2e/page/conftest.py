@@ -169,9 +169,12 @@ def page(browser: Any, service: Service) -> Iterator[Any]:
 
 
 @contextmanager
-def opened_page(browser: Any, address: str, *, expected: tuple[str, ...]) -> Iterator[Any]:
-    """A page of a browser of its own, which may cause only errors with these words."""
-    context = browser.new_context(viewport=LAPTOP)
+def opened_page(browser: Any, address: str, *, expected: tuple[str, ...], **device: Any) -> Iterator[Any]:
+    """A page of a browser of its own, which may cause only errors with these words.
+
+    `device` are arguments of Playwright's `new_context`.
+    """
+    context = browser.new_context(**{"viewport": LAPTOP, **device})
     opened = context.new_page()
     complaints: list[str] = []
 

@@ -232,6 +232,25 @@ def test_viewer_that_does_not_load_is_no_fault_of_the_browser(browser: Any, serv
         assert page.get_by_text("WebGL").count() == 0
 
 
+def test_slices_are_pinched_on_a_tablet_which_says_so(browser: Any, service: Service) -> None:
+    tablet = {"viewport": {"width": 820, "height": 1180}, "is_mobile": True, "has_touch": True}
+    with opened_page(browser, service.address, expected=(), **tablet) as page:
+        page.set_input_files("input[type=file]", service.scans[SCAN])
+        page.get_by_text("Pinch: slices").wait_for()
+        page.get_by_role("button", name="Axial").click()
+        before = page.get_by_text("intensity").inner_text()
+        box = page.locator("canvas").bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        send = page.context.new_cdp_session(page).send
+        for step, kind in enumerate(("touchStart", "touchMove", "touchMove", "touchMove")):
+            fingers = [{"x": x, "y": y + side * (20 + 30 * step)} for side in (-1, 1)]
+            send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+        send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        page.wait_for_function("said => !document.body.innerText.includes(said)", arg=before)
+        after = page.get_by_text("intensity").inner_text()
+        assert before.split("axial")[1].split(",")[1:] == after.split("axial")[1].split(",")[1:]
+
+
 def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None:
     page.set_input_files("input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"hello"})
     assert "expected a NIfTI volume" in page.get_by_role("alert").inner_text()

@@ -58,7 +58,9 @@ export async function isReadAlike(file: Blob): Promise<boolean> {
   if (!isLittle && view.getInt32(0, false) !== 348) return false;
   const [qform, sform] = [view.getInt16(252, isLittle), view.getInt16(254, isLittle)];
   const units = view.getUint8(123) & 7;
-  const sides = Array.from({ length: Math.min(7, view.getInt16(40, isLittle)) }, (_, i) => view.getInt16(42 + 2 * i, isLittle));
+  const axes = view.getInt16(40, isLittle);
+  if (axes < 1 || axes > 7) return false;
+  const sides = Array.from({ length: axes }, (_, i) => view.getInt16(42 + 2 * i, isLittle));
   const bytes = view.getFloat32(108, isLittle) + (sides.reduce((one, other) => one * other, 1) * view.getInt16(72, isLittle)) / 8;
   return (sform > 0 ? sform >= qform : qform > 0) && (units === 0 || units === 2) && (await hasBytes(file, bytes));
 }

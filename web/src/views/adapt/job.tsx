@@ -85,7 +85,7 @@ const seconds = (from: string, to: string) => (Date.parse(to) - Date.parse(from)
 function Running({ job }: { job: Job }) {
   const { epoch, epochs } = job.progress as Record<string, unknown>;
   const isCounted = typeof epoch === "number" && typeof epochs === "number" && epochs > 0;
-  const words = job.status.doing ?? job.status.sentence;
+  const words = sentence(job.status.doing ?? job.status.sentence);
   return (
     <div class="stack tight" role="status">
       <span>{words}</span>

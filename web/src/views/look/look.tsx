@@ -179,7 +179,7 @@ export default function Look() {
           <div class={`panes ${comparison.value}`} style={{ "--wipe": `${100 * wipe.value}%` }}>
             <Pane
               label={isDouble.value ? `Scan ${open.name}, kept answer` : `Scan ${open.name}`}
-              {...(isDouble.value ? { name: "Kept" } : { hint: open.flat ? "Right drag: window" : "Wheel: slices. Right drag: window" })}
+              {...(isDouble.value ? { name: "Kept" } : { hint: gestures(open.flat) })}
               onOpen={setViewer}
               onClose={() => setViewer(null)}
             >
@@ -195,6 +195,12 @@ export default function Look() {
       </section>
     </div>
   );
+}
+
+/** What mouse or fingers do on the picture. */
+function gestures(flat: boolean): string {
+  if (window.matchMedia("(pointer: coarse)").matches) return flat ? "" : "Pinch: slices. Drag: cross-hair";
+  return flat ? "Right drag: window" : "Wheel: slices. Right drag: window";
 }
 
 /** The kept answer's labels: those at the side are the new one's, and a model has colours of its own. */
