@@ -312,8 +312,8 @@ class SsfPoolManifest(BaseManifest):
     The weights are those of the pool alone. The graph is complete and includes the backbone. Beside the
     probabilities it has the outputs `entries` int64 [B, top] and `similarities`, the entries that each image
     selected, and `query`, the image's query. `network` is the backbone's. `entries` is the size of the pool,
-    `top` the number that a scan selects. `usage` has the number of the federation's training images that
-    selected each entry, if sites allow it.
+    `top` the number that a scan selects. `blocks` is how many of its last blocks are adapted, None all.
+    `usage` has the number of the federation's training images that selected each entry, if sites allow it.
     """
 
     # The graph of a pool has no output `attention`, and no other is made from it.
@@ -325,6 +325,7 @@ class SsfPoolManifest(BaseManifest):
     network: NetworkSpec
     entries: int = Field(ge=1)
     top: int = Field(ge=1)
+    blocks: int | None = Field(None, ge=1)
     usage: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     statistics: ReferenceStatistics | None = None
 

@@ -199,6 +199,7 @@ def _publish_ssf_pool(store: Store, origin: Origin, publication: Publication) ->
         len(origin.task.classes),
         composite["entries"],
         composite["top"],
+        blocks=composite["blocks"],
     )
     network.backbone.load_state_dict(from_safetensors(store.by_digest(composite["backbone"]).read(WEIGHTS)))
     network.pool.load_state_dict(draft.weights)

@@ -1,7 +1,7 @@
 """Instance-adaptive network: a frozen backbone, adapted to each image by entries of a pool.
 
 Legend: B batch, C channels or selected entries, H and W height and width, K classes, Q width of a query,
-F width of the features.
+F width of the features, T tokens, D width of a token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.fedins.lookup import PoolLookup, look_up
-from personalization.fedins.points import adapted, points_of
+from personalization.fedins.points import adapted, points_of, with_blocks
 from personalization.fedins.pool import Delta, HeadPool, SsfPool, head_of
 from personalization.networks import Backbone
 
@@ -40,12 +40,22 @@ class InstanceAdaptive(nn.Module):
     extra_outputs = (ENTRIES, SIMILARITIES, QUERY)
 
     def __init__(
-        self, backbone: Backbone, classes: int, entries: int, top: int, pool: HeadPool | None = None
+        self,
+        backbone: Backbone,
+        classes: int,
+        entries: int,
+        top: int,
+        pool: HeadPool | None = None,
+        blocks: int | None = None,
     ) -> None:
-        """Create the pool as `SsfPool` does, unless one is given. `top` is C, clamped to the entries."""
+        """Create the pool as `SsfPool` does, unless one is given. `top` is C, clamped to the entries.
+
+        With `blocks`, so many of the backbone's last blocks are adapted alone.
+        """
         super().__init__()
         self.backbone = backbone.eval().requires_grad_(False)
-        self.points = points_of(backbone)
+        self.blocks = blocks
+        self.points = points_of(backbone, blocks)
         self.top = min(top, entries)
         feature_width = head_of(backbone.output_head)[0].shape[1]
         channels = sum(point.channels for point in self.points)
@@ -61,6 +71,16 @@ class InstanceAdaptive(nn.Module):
         """Compute queries [B, Q], not centred. They depend on image and backbone alone and can be cached."""
         return self.backbone.query(image_BCHW)
 
+    @torch.no_grad()
+    def stem(self, image_BCHW: Tensor) -> Tensor:
+        """Compute what the adapted blocks are given, [B, T, D]; the images themselves where all are adapted.
+
+        As the queries, it depends on image and backbone alone.
+        """
+        if self.blocks is None:
+            return image_BCHW
+        return with_blocks(self.backbone, self.blocks).stem(image_BCHW, self.blocks)
+
     def pick(self, query_BQ: Tensor, penalty_M: Tensor | None = None) -> PoolLookup:
         """Select entries for the queries that `query` gives, after subtracting the federation's centre."""
         return look_up(query_BQ - self.pool.centre, self.pool.keys, self.top, penalty_M)
@@ -70,10 +90,13 @@ class InstanceAdaptive(nn.Module):
         assert isinstance(delta, Delta)
         return adapted(self.backbone, self.points, delta.scale_BD, delta.shift_BD)
 
-    def apply_delta(self, image_BCHW: Tensor, delta: Any) -> Tensor:
-        """Compute the logits of the backbone adapted by `delta`."""
+    def apply_delta(self, stem: Tensor, delta: Any) -> Tensor:
+        """Compute the logits of the backbone adapted by `delta`, from what `stem` gives."""
         with self.adapted(delta):
-            features = self.backbone.features(image_BCHW)
+            if self.blocks is None:
+                features = self.backbone.features(stem)
+            else:
+                features = with_blocks(self.backbone, self.blocks).finish(stem, self.blocks)
         weight: Tensor = delta.head_weight_BKF
         bias: Tensor = delta.head_bias_BK
         if features.ndim == 2:
@@ -82,12 +105,18 @@ class InstanceAdaptive(nn.Module):
         return flat_BKN.reshape(*flat_BKN.shape[:2], *features.shape[2:])
 
     def answer(
-        self, image_BCHW: Tensor, query_BQ: Tensor | None = None, penalty_M: Tensor | None = None
+        self,
+        image_BCHW: Tensor,
+        query_BQ: Tensor | None = None,
+        penalty_M: Tensor | None = None,
+        stem: Tensor | None = None,
     ) -> PoolOutput:
-        """Answer each image, adapted by its own entries. With `query_BQ`, the query's pass is skipped."""
+        """Answer each image, adapted by its own entries. With `query_BQ`, the query's pass is skipped; with
+        `stem`, what comes before the adapted blocks."""
         query = self.query(image_BCHW) if query_BQ is None else query_BQ
         picked = self.pick(query, penalty_M)
-        return PoolOutput(self.apply_delta(image_BCHW, self.pool.delta(picked)), picked)
+        before = self.stem(image_BCHW) if stem is None else stem
+        return PoolOutput(self.apply_delta(before, self.pool.delta(picked)), picked)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Compute logits [B, K] or [B, K, H, W]."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from personalization.errors import NetworkError
-from personalization.networks import Backbone
+from personalization.networks import Backbone, BlockBackbone
 from personalization.networks.capabilities import BatchNorm, Convolution, spatial_axes
 
 
@@ -28,9 +28,22 @@ class Point:
     channels: int
 
 
-def points_of(backbone: Backbone) -> tuple[Point, ...]:
-    """List the insertion points of a network, in execution order."""
-    return tuple(Point(path, _channels(backbone.get_submodule(path))) for path in backbone.ssf_paths)
+def points_of(backbone: Backbone, blocks: int | None = None) -> tuple[Point, ...]:
+    """List the insertion points of a network, in execution order; those of its last `blocks` blocks alone.
+
+    Raises NetworkError for blocks that it does not have.
+    """
+    paths = backbone.ssf_paths if blocks is None else with_blocks(backbone, blocks).last_ssf_paths(blocks)
+    return tuple(Point(path, _channels(backbone.get_submodule(path))) for path in paths)
+
+
+def with_blocks(backbone: Backbone, blocks: int) -> BlockBackbone:
+    """The backbone, which has so many blocks. Raises NetworkError for another."""
+    if not isinstance(backbone, BlockBackbone):
+        raise NetworkError(f"blocks: expected a network of blocks, found a {type(backbone).__name__}")
+    if not 1 <= blocks <= backbone.depth:
+        raise NetworkError(f"blocks: expected 1 to {backbone.depth}, found {blocks}")
+    return backbone
 
 
 @contextmanager

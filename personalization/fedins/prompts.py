@@ -40,11 +40,11 @@ class PromptDelta:
 class PromptPool(HeadPool):
     """The prompts of every entry, with its key and head. A new pool is all zeros, as an `SsfPool`."""
 
-    def __init__(self, entries: int, backbone: ViT, tokens: int, classes: int) -> None:
+    def __init__(self, entries: int, backbone: ViT, tokens: int, classes: int, blocks: int) -> None:
         super().__init__(entries, backbone.query_width, classes, backbone.width)
         if tokens < 1:
             raise NetworkError(f"prompts: expected at least one token, found {tokens}")
-        self.prompts = nn.Parameter(torch.zeros(entries, len(backbone.blocks), tokens, backbone.width))
+        self.prompts = nn.Parameter(torch.zeros(entries, blocks, tokens, backbone.width))
         fan_in = backbone.patch_embed.proj.weight[0].numel()
         # Xavier's bound over a patch and the width, as the prompts' public code has it.
         self._bound = math.sqrt(6 / (fan_in + backbone.width))
@@ -63,12 +63,22 @@ class PromptPool(HeadPool):
 
 
 class PromptAdaptive(InstanceAdaptive):
-    """A frozen ViT with a pool of prompts."""
+    """A frozen ViT with a pool of prompts, before all blocks or the last `blocks`."""
 
-    def __init__(self, backbone: Backbone, classes: int, entries: int, top: int, tokens: int = 10) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: int,
+        entries: int,
+        top: int,
+        tokens: int = 10,
+        blocks: int | None = None,
+    ) -> None:
         if not isinstance(backbone, ViT):
             raise NetworkError(f"prompts: expected a vit, found a {type(backbone).__name__}")
-        super().__init__(backbone, classes, entries, top, PromptPool(entries, backbone, tokens, classes))
+        prompted_blocks = backbone.depth if blocks is None else blocks
+        pool = PromptPool(entries, backbone, tokens, classes, prompted_blocks)
+        super().__init__(backbone, classes, entries, top, pool, blocks)
 
     @override
     def adapted(self, delta: Any) -> AbstractContextManager[Backbone]:
@@ -80,8 +90,8 @@ class PromptAdaptive(InstanceAdaptive):
 
 @contextmanager
 def prompted(backbone: ViT, prompts_BLPD: Tensor) -> Iterator[Backbone]:
-    """Within the context, block l sees P more tokens. With B = 1 all images share them."""
-    count = prompts_BLPD.shape[2]
+    """Within the context, each of the last L blocks sees P more tokens. With B = 1 all images share them."""
+    blocks, count = prompts_BLPD.shape[1:3]
 
     def insert(prompts_BPD: Tensor) -> Any:
         def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -95,7 +105,7 @@ def prompted(backbone: ViT, prompts_BLPD: Tensor) -> Iterator[Backbone]:
         return torch.cat((output_BTD[:, :1], output_BTD[:, 1 + count :]), dim=1)
 
     handles = []
-    for block, prompts_BPD in zip(backbone.blocks, prompts_BLPD.unbind(dim=1), strict=True):
+    for block, prompts_BPD in zip(backbone.blocks[-blocks:], prompts_BLPD.unbind(dim=1), strict=True):
         handles += [
             block.register_forward_pre_hook(insert(prompts_BPD)),
             block.register_forward_hook(remove),

@@ -1,6 +1,7 @@
 """Interface of a frozen backbone that FedIns adapts by scaling and shifting its activations (SSF).
 
-Legend: B batch, C channels, H and W height and width, Q width of a query, F width of the features.
+Legend: B batch, C channels, H and W height and width, Q width of a query, F width of the features, T tokens,
+D width of a token.
 """
 
 from __future__ import annotations
@@ -48,6 +49,27 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def features(self, image_BCHW: Tensor) -> Tensor:
         """Compute the input of the head: [B, F] or [B, F, H, W]."""
+
+
+class BlockBackbone(Backbone):
+    """A backbone that is a row of blocks of one kind, of which the last ones can be adapted alone."""
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """How many blocks there are."""
+
+    @abstractmethod
+    def last_ssf_paths(self, blocks: int) -> tuple[str, ...]:
+        """Those of `ssf_paths` from the first of the last `blocks` blocks on."""
+
+    @abstractmethod
+    def stem(self, image_BCHW: Tensor, blocks: int) -> Tensor:
+        """Compute what the last `blocks` blocks are given, [B, T, D]."""
+
+    @abstractmethod
+    def finish(self, stem_BTD: Tensor, blocks: int) -> Tensor:
+        """Compute the features from what `stem` gives."""
 
 
 def build_backbone(name: str, /, **arguments: Any) -> Backbone:

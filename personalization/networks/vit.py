@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from personalization.errors import NetworkError
-from personalization.networks.backbone import Backbone
+from personalization.networks.backbone import BlockBackbone
 from personalization.networks.capabilities import Traits
 
 _EPS = 1e-6
 _DRAWN_STD = 0.02
 
 
-class ViT(Backbone):
+class ViT(BlockBackbone):
     """A ViT; the defaults are those of ViT-B/16, with 85,798,656 parameters without the head.
 
     Args:
@@ -78,10 +78,25 @@ class ViT(Backbone):
     @override
     def features(self, image_BCHW: Tensor) -> Tensor:
         """Compute the class token after the last norm, [B, D]. Raises as `forward`."""
+        return self.finish(self._embed(image_BCHW), self.depth)
+
+    @property
+    @override
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    @override
+    def stem(self, image_BCHW: Tensor, blocks: int) -> Tensor:
         tokens_BTD = self._embed(image_BCHW)
-        for block in self.blocks:
+        for block in self.blocks[: self.depth - blocks]:
             tokens_BTD = block(tokens_BTD)
-        normed: Tensor = self.norm(tokens_BTD)
+        return tokens_BTD
+
+    @override
+    def finish(self, stem_BTD: Tensor, blocks: int) -> Tensor:
+        for block in self.blocks[self.depth - blocks :]:
+            stem_BTD = block(stem_BTD)
+        normed: Tensor = self.norm(stem_BTD)
         return normed[:, 0]
 
     @override
@@ -109,6 +124,10 @@ class ViT(Backbone):
         inner = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
         blocks = [f"blocks.{index}.{name}" for index in range(len(self.blocks)) for name in inner]
         return ("patch_embed.proj", *blocks, "norm")
+
+    @override
+    def last_ssf_paths(self, blocks: int) -> tuple[str, ...]:
+        return self.ssf_paths[self.ssf_paths.index(f"blocks.{self.depth - blocks}.norm1") :]
 
     def _embed(self, image_BCHW: Tensor) -> Tensor:
         """Embed images as [B, 1 + R + N, D]: the class token, registers, and the patch tokens; the first and

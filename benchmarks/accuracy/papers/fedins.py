@@ -75,6 +75,8 @@ ALPHAS = (0.1, 1.0, 10.0)
 _FEDINS = _published(83.12, 84.83, 86.79)
 # What the whole of FedIns does not have: one entry for all images, and so no keys.
 _SINGLE: Mapping[str, Any] = {"entries": 1, "top": 1, "key_weight": 0.0}
+# As the paper has it, where the other arms adapt the last blocks.
+_ALL_BLOCKS = "SSF pool, all blocks"
 ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
         Arm(MOST_FREQUENT, ""),
@@ -95,6 +97,7 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
         Arm("SSF pool", "fedins", {}, _FEDINS),
         *(Arm(f"SSF pool of {size}", "fedins", {"entries": size}) for size in (5, 10, 30)),
         *(Arm(f"SSF pool, {picked} picked", "fedins", {"top": picked}) for picked in (1, 6, 12, 24)),
+        Arm(_ALL_BLOCKS, "fedins", {"blocks": None}),
     ),
     # Fig. 5a, by the alpha of the division; that of the other parts is the profile's.
     **{
@@ -149,10 +152,13 @@ its frames alone: the paper has no answer for it, and arms without a model for a
 
 **What it costs on a CPU.** One core takes 0.13 s for the query of a frame, and 0.34 s for a frame in a step
 of FedIns, or 0.10 s in bfloat16. The paper's 300 rounds of 10 epochs would take an arm 12 hours in bfloat16
-on these 144 frames. So there are 4 rounds of 2 epochs in batches of 8, all in bfloat16. Queries are made
-once, and kept at the hospital. No features are cached: scales and shifts begin at the patch embedding, so
-that nothing before the last adapted block is fixed. The rate is 5e-5 where all weights are trained, 3e-3 of
-a pool, 0.01 of SCAFFOLD's plain SGD; no arm is tuned, and the last round is tested.
+on these 144 frames. So there are 4 rounds of 2 epochs in batches of 8, all in bfloat16, and a pool adapts the
+last 4 of the 12 blocks (`blocks: 4`): a hospital keeps the queries of its frames and what the first 8 blocks
+make of them, and trains five times as fast. Four blocks were chosen for their cost, and are better, too: in a
+trial on seed 0, the same epochs brought all blocks to 66 % at home, and the last four to 89 %.
+`{_ALL_BLOCKS}` has the paper's points, from the patch embedding on. The rate is 5e-5 where all
+weights are trained, 3e-3 of a pool, 0.01 of SCAFFOLD's plain SGD; no arm is tuned, and the last round is
+tested.
 
 {METRICS}"""
 
@@ -221,7 +227,7 @@ PROFILES = {
         {},
         0,
         {**_TUNING, "batch_size": 8, "learning_rate": 5e-5, "precision": "bfloat16"},
-        {**_POOL, "batch_size": 8, "head": "drawn", "precision": "bfloat16"},
+        {**_POOL, "batch_size": 8, "head": "drawn", "precision": "bfloat16", "blocks": 4},
         {name: {"rounds": 4} for name in _HOSPITAL_SETS},
         {"rounds": 4},
         _HOSPITAL_SETS,
@@ -280,7 +286,7 @@ class PaperFedIns(PaperOnImages[Profile]):
         """Whether a cell says something: classes of frames are equally frequent, a hospital from outside can
         only be served a model for all, and hospitals are not divided by an alpha."""
         if self.profile.frames is None or self.own:
-            return True
+            return arm.name != _ALL_BLOCKS
         return (
             not part.startswith("alpha")
             and arm.name != MOST_FREQUENT

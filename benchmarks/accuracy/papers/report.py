@@ -245,8 +245,17 @@ class PaperTables(Experiment[P]):
         """Whether the paper's figures stand beside this place, which has the values of `by`."""
         return True
 
+    @cached_property
+    def _planned(self) -> Mapping[tuple[Any, ...], set[str]]:
+        """The arms that the profile has, by part and the values of `by`."""
+        found: dict[tuple[Any, ...], set[str]] = {}
+        for cell in self.cells():
+            found.setdefault((cell["part"], *(cell[name] for name in self.by)), set()).add(cell["arm"])
+        return found
+
     def _part(self, part: str, *place: Any, rows: Sequence[Row]) -> Part:
-        arms = self.published[part]
+        there = {row["cell"]["arm"] for row in rows} | self._planned.get((part, *place), set())
+        arms = {arm: own for arm, own in self.published[part].items() if arm in there}
         printed = self.prints(*place) and any(arms.values())
         words = (
             f"{value}" if name == "set" else f"{name} {value}"

@@ -1,6 +1,6 @@
 """What a site does with a pool: its images' queries, training, scoring, and which entries they pick.
 
-Legend: N images, B of a batch, M entries, Q width of a query.
+Legend: N images, B of a batch, M entries, Q width of a query, T tokens, D width of a token.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from training.methods.common.local_training import mean_loss, task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
+# Of a site's images of one split: 2,700 images of 224 pixels for a ViT-S/14.
+MOST_STEM_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,22 @@ def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Te
     return torch.cat(parts) if parts else torch.empty(0, network.backbone.query_width)
 
 
+def stems_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tensor | None:
+    """[N, T, D], what the images give to the adapted blocks, on the CPU; as good for the run as the queries.
+
+    None where all blocks are adapted, and where it is more than `MOST_STEM_BYTES`.
+    """
+    if network.blocks is None or not len(data):
+        return None
+    device = network.pool.keys.device
+    parts: list[Tensor] = []
+    for images in torch.split(torch.from_numpy(data.images), batch_size):
+        parts.append(network.stem(images.clone().to(device)).cpu())
+        if len(data) * parts[0][0].nbytes > MOST_STEM_BYTES:
+            return None
+    return torch.cat(parts)
+
+
 def summed_queries(queries_NQ: Tensor, patients: Sequence[str], bounds: FeatureBounds, noise: Noise) -> State:
     """{"sum": [Q] float64, "count": []}, of which a server makes a mean; {} for too few images or patients.
 
@@ -78,17 +96,19 @@ def routed(
     routing: PoolPicking,
     generator: torch.Generator,
     penalty_M: Tensor | None = None,
+    stem: Tensor | None = None,
 ) -> PoolOutput:
     """The network's answer, or that of a control: one mean for the whole batch, or entries at random."""
     if routing == "instance":
-        return network.answer(images, queries, penalty_M)
+        return network.answer(images, queries, penalty_M, stem)
+    stem = network.stem(images) if stem is None else stem
     if routing == "random":
         picked = random_entries(queries - network.pool.centre, network.pool.keys, network.top, generator)
-        return PoolOutput(network.apply_delta(images, network.pool.delta(picked)), picked)
+        return PoolOutput(network.apply_delta(stem, network.pool.delta(picked)), picked)
     picked = network.pick(queries, penalty_M)
     delta = network.pool.delta(picked)
     mean = type(delta)(*(tensor.mean(dim=0, keepdim=True) for tensor in vars(delta).values()))
-    return PoolOutput(network.apply_delta(images, mean), picked)
+    return PoolOutput(network.apply_delta(stem, mean), picked)
 
 
 def train_pool(
@@ -97,10 +117,12 @@ def train_pool(
     queries_NQ: Tensor,
     training: PoolTraining,
     generator: torch.Generator,
+    stems_NTD: Tensor | None = None,
 ) -> float:
     """Train the pool in place; returns the mean loss of the batches.
 
-    `generator` alone decides order, augmentation and random entries. Raises ValueError without images.
+    `generator` alone decides order, augmentation and random entries. `stems_NTD` are those of `stems_of`;
+    without them they are made for every batch. Raises ValueError without images.
     """
     if not len(data):
         raise ValueError("there is no image to train on")
@@ -114,9 +136,12 @@ def train_pool(
             images, randomised = randomise_half(images, generator) if training.randomise else (images, False)
             changed = training.augment or randomised
             queries = network.query(images) if changed else sent(queries_NQ[chosen], device)
+            stem = None if changed or stems_NTD is None else sent(stems_NTD[chosen], device)
             optimiser.zero_grad(set_to_none=True)
             with mixed_precision(training.precision, device):
-                found = routed(network, images, queries, training.routing, generator, training.penalty_M)
+                found = routed(
+                    network, images, queries, training.routing, generator, training.penalty_M, stem
+                )
             loss = fedins_loss(
                 training.loss(to_float32(found.logits), targets),
                 found.picked.similarities,
@@ -136,23 +161,21 @@ def predict_pool(
     batch_size: int,
     routing: PoolPicking,
     generator: torch.Generator,
+    stems_NTD: Tensor | None = None,
 ) -> Tensor:
     """Class indices uint8 of every pixel, [N, H, W], or of every image, [N], with every image's own entries.
 
-    There is at least one image.
+    There is at least one image. `stems_NTD` are as in `train_pool`.
     """
     device = network.pool.keys.device
-    found = [
-        routed(network, images.clone().to(device), queries.to(device), routing, generator)
-        .logits.argmax(dim=1)
-        .to(torch.uint8)
-        .cpu()
-        for images, queries in zip(
-            torch.split(torch.from_numpy(data.images), batch_size),
-            torch.split(queries_NQ, batch_size),
-            strict=True,
-        )
-    ]
+    found = []
+    for start in range(0, len(data), batch_size):
+        some = slice(start, start + batch_size)
+        images = torch.from_numpy(data.images[some].copy()).to(device)
+        queries = queries_NQ[some].to(device)
+        stem = None if stems_NTD is None else stems_NTD[some].to(device)
+        answer = routed(network, images, queries, routing, generator, stem=stem)
+        found.append(answer.logits.argmax(dim=1).to(torch.uint8).cpu())
     return torch.cat(found)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -11,7 +12,7 @@ from typing_extensions import override
 from model_store.store import Store
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive, PromptAdaptive
-from personalization.networks import Backbone
+from personalization.networks import Backbone, BlockBackbone, outline
 from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
 from training.config import Descent
@@ -25,6 +26,8 @@ _MISSING = "FedIns adapts a backbone that is already trained"
 
 class FedInsConfig(LossConfig, RandomisationConfig):
     """What FedIns takes. The paper has 300 rounds of 10 local epochs by SGD at 0.01, batches of 32."""
+
+    EARLIER: ClassVar[Mapping[str, Any]] = {**RandomisationConfig.EARLIER, "blocks": None}
 
     backbone: str | None = Field(
         None, description="NAME[@VERSION] in the store, or a file of a ViT's weights"
@@ -72,6 +75,12 @@ class FedInsConfig(LossConfig, RandomisationConfig):
         description="what an entry adapts a ViT by: scales and shifts, or prompt tokens before every block, "
         "which are the paper's ablation and not published",
     )
+    blocks: int | None = Field(
+        None,
+        ge=1,
+        description="how many of a ViT's last blocks are adapted; all without. A site makes what the others "
+        "compute once, so that training takes the time of these blocks alone",
+    )
     prompts: int = Field(10, ge=1, description="tokens per block of an entry, with adapter prompt")
 
     @override
@@ -109,13 +118,22 @@ class FedInsConfig(LossConfig, RandomisationConfig):
                 "the pool's heads cannot start at the backbone's",
                 [f"head: it has {known} classes, the task {len(task.classes)}; expected 'auto' or 'drawn'"],
             )
+        if self.blocks is not None:
+            spec = found.manifest.network
+            backbone = outline(spec.name, **spec.arguments)
+            depth = backbone.depth if isinstance(backbone, BlockBackbone) else 0
+            if self.blocks > depth:
+                expected = f"1 to {depth}, which the backbone has" if depth else f"none with a {spec.name}"
+                raise ConfigurationError(
+                    "these blocks cannot be adapted", [f"blocks: expected {expected}, found {self.blocks}"]
+                )
         return self.model_copy(update={"backbone": found.reference, "store": found.root})
 
     def network(self, backbone: Backbone, classes: int) -> InstanceAdaptive:
         """A pool of zeros on the backbone. Raises NetworkError for prompts on another network than a ViT."""
         if self.adapter == "prompt":
-            return PromptAdaptive(backbone, classes, self.entries, self.top, self.prompts)
-        return InstanceAdaptive(backbone, classes, self.entries, self.top)
+            return PromptAdaptive(backbone, classes, self.entries, self.top, self.prompts, blocks=self.blocks)
+        return InstanceAdaptive(backbone, classes, self.entries, self.top, blocks=self.blocks)
 
     @property
     def frozen(self) -> FrozenBackbone:

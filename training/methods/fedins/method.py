@@ -15,7 +15,8 @@ The backbone never travels: every site reads it from its own store, checked by d
 queries of its images, which nothing that is trained changes, and makes them once.
 
 Beyond the paper: the U-Net, and centring. Its pooled bottleneck is positive, so that all queries look alike;
-the federation's mean query is subtracted first.
+the federation's mean query is subtracted first. And `blocks`: with the last blocks of a ViT adapted alone, a
+site keeps what the others compute, too (`stems_of`), and trains in the time of the last ones.
 
 Shared:  pool, keys and heads; the number of training images; Dice or accuracy on validation patients; how
          often each entry was picked; once, the scores of the published pool on test and validation patients;
@@ -66,6 +67,7 @@ from training.methods.fedins.client import (
     PoolTraining,
     predict_pool,
     queries_of,
+    stems_of,
     summed_queries,
     train_pool,
     usage_by,
@@ -227,12 +229,12 @@ class FedIns(Algorithm):
     ) -> ClientResult:
         """Make the queries; describe the data and, where queries are centred, their sum."""
         weight = weight_of(data, self.config.aggregation)
-        queries = memory.tensors or self._queries(self._on(context.device), data)
+        fixed = memory.tensors or self._fixed(self._on(context.device), data)
         uploads = dict(describe(data, weight).uploads)
         if self.centred:
             patients, bounds = data.train.patients, context.bounds
-            uploads[QUERIES.name] = summed_queries(queries["train"], patients, bounds, context.noise)
-        return ClientResult(uploads, weight, Memory(queries))
+            uploads[QUERIES.name] = summed_queries(fixed["train"], patients, bounds, context.noise)
+        return ClientResult(uploads, weight, Memory(fixed))
 
     def validate_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
@@ -244,10 +246,15 @@ class FedIns(Algorithm):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Score the pool that came and count its picks; then train from it."""
-        scored, network, queries = self._scored(context, received, memory, data)
+        scored, network, fixed = self._scored(context, received, memory, data)
         training = self._training(context, received.get(USAGE.name, {}))
         loss = train_pool(
-            network, slices_of(data.train), queries["train"], training, context.generator("train")
+            network,
+            slices_of(data.train),
+            fixed["train"],
+            training,
+            context.generator("train"),
+            fixed.get("train stems"),
         )
         uploads = {**scored.uploads, WEIGHTS.name: _split(network)[0]}
         return replace(scored, uploads=uploads, metrics={**scored.metrics, "loss": loss})
@@ -255,18 +262,19 @@ class FedIns(Algorithm):
     def _scored(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> tuple[ClientResult, InstanceAdaptive, State]:
-        """What a site says of the pool that came, the network with it, and the site's queries."""
+        """What a site says of the pool that came, the network with it, and what the backbone makes of its
+        images."""
         config = self.config
         network = self._received(context, received)
-        queries = memory.tensors or self._queries(network, data)
+        fixed = memory.tensors or self._fixed(network, data)
         if not len(data.train):
             raise SiteFailed("expected at least one image to train on, found none")
         score = ValidationScore()
         if len(data.val):
             val = slices_of(data.val)
-            found = self._predict(context, network, val, queries["val"], "score")
+            found = self._predict(context, network, val, fixed["val"], "score", fixed.get("val stems"))
             score = scored(found, val, self.classes)
-        picks = usage_by(network, queries["train"])
+        picks = usage_by(network, fixed["train"])
         uploads = {SCORES.name: score.state(), USAGE.name: {"picks": picks}}
         metrics = {
             **score.metrics(self.metric),
@@ -274,9 +282,9 @@ class FedIns(Algorithm):
             "dead_keys": float(unused(picks)),
         }
         # A site that was not there when queries were made keeps them from now on.
-        kept = None if memory.tensors else Memory(queries)
+        kept = None if memory.tensors else Memory(fixed)
         weight = weight_of(data, config.aggregation)
-        return ClientResult(uploads, weight, kept, metrics), network, queries
+        return ClientResult(uploads, weight, kept, metrics), network, fixed
 
     def score_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
@@ -298,10 +306,13 @@ class FedIns(Algorithm):
         examples: Examples,
         queries_NQ: Tensor,
         purpose: str,
+        stems_NTD: Tensor | None = None,
     ) -> Tensor:
         config = self.config
         draw = context.generator(purpose)
-        found = predict_pool(network, examples, queries_NQ, config.batch_size, config.routing, draw)
+        found = predict_pool(
+            network, examples, queries_NQ, config.batch_size, config.routing, draw, stems_NTD
+        )
         return torch.from_numpy(examples.answered(found.numpy())) if examples.has_masks else found
 
     def _received(self, context: StepContext, received: Mapping[str, State]) -> InstanceAdaptive:
@@ -312,11 +323,17 @@ class FedIns(Algorithm):
         network.pool.load_state_dict({**received[WEIGHTS.name], **centre})
         return network
 
-    def _queries(self, network: InstanceAdaptive, data: AnySiteData) -> State:
-        train, val = (slices_of(each) for each in (data.train, data.val))
-        queries = queries_of(network, train, self.config.batch_size)
-        others = queries if val is train else queries_of(network, val, self.config.batch_size)
-        return {"train": queries, "val": others}
+    def _fixed(self, network: InstanceAdaptive, data: AnySiteData) -> State:
+        """What the frozen backbone makes of the site's images: queries and, of the kept blocks, stems."""
+        size, found = self.config.batch_size, dict[str, Tensor]()
+        for split, own in (("train", data.train), ("val", data.val)):
+            if split == "val" and own is data.train:
+                return found | {name.replace("train", "val"): made for name, made in found.items()}
+            examples = slices_of(own)
+            found[split] = queries_of(network, examples, size)
+            if (stems := stems_of(network, examples, size)) is not None:
+                found[f"{split} stems"] = stems
+        return found
 
     def _training(self, context: StepContext, usage: State) -> PoolTraining:
         config = self.config
@@ -413,6 +430,7 @@ class FedIns(Algorithm):
                 "top": min(self.config.top, self.config.entries),
                 "usage": usage,
                 "routing": self.config.routing,
+                "blocks": self.config.blocks,
             },
             exhibits=Memory({}, {"usage": facts["usage"], "exchanged": self._exchanged(weights)}),
         )

@@ -105,6 +105,7 @@ def _check_served(store: Store, name: str, backbone: str, image: np.ndarray) -> 
         len(manifest.task.classes),
         manifest.entries,
         manifest.top,
+        blocks=manifest.blocks,
     )
     network.backbone.load_state_dict(from_safetensors(base.read("weights.safetensors")))
     network.pool.load_state_dict(from_safetensors(artefact.read("weights.safetensors")))
@@ -155,13 +156,14 @@ def test_federate_fedins_publishes_a_pool_for_a_vit_from_published_weights(tmp_p
     task = Task.load(root / "task.yaml")
     source = initialise(build("vit", **vit(task).arguments), torch.Generator().manual_seed(1))
     save_file(source.state_dict(), tmp_path / "vit.safetensors")
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({"method": SMALL}))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({"method": {**SMALL, "blocks": 1}}))
     arguments = ("--name", "pool", "--config", tmp_path / "tiny.yaml")
     done = invoke("fedins", root, tmp_path, *arguments, "--backbone", tmp_path / "vit.safetensors")
     assert done.exit_code == 0, done.output
     store = Store(tmp_path / "store")
     assert store.names() == ["pool", "pool.backbone"]
     image = np.random.default_rng(0).normal(size=(3, task.in_channels, 16, 16)).astype(np.float32)
+    assert store.open("pool").manifest.blocks == 1
     _check_served(store, "pool", "pool.backbone@1", image)
     for change, message in (
         ({"routing": "random"}, "'random' is a control"),

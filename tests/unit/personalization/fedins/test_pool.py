@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from personalization.errors import StateError
+from personalization.errors import NetworkError, StateError
 from personalization.fedins import (
     InstanceAdaptive,
     fedins_loss,
@@ -37,7 +37,7 @@ BACKBONES = {
 }
 
 
-def adaptive(kind: str, entries: int = 6, top: int = 3) -> InstanceAdaptive:
+def adaptive(kind: str, entries: int = 6, top: int = 3, blocks: int | None = None) -> InstanceAdaptive:
     draw = torch.Generator().manual_seed(1)
     backbone = initialise(build(kind, **BACKBONES[kind]), draw)
     assert isinstance(backbone, Backbone)
@@ -46,7 +46,7 @@ def adaptive(kind: str, entries: int = 6, top: int = 3) -> InstanceAdaptive:
             module.momentum = 1.0
     with torch.no_grad():
         backbone.train()(torch.randn(16, 1, SIDE, SIDE, generator=draw))
-    network = InstanceAdaptive(backbone, 3, entries, top)
+    network = InstanceAdaptive(backbone, 3, entries, top, blocks=blocks)
     network.pool.draw(draw, backbone.output_head)
     with torch.no_grad():  # entries differ enough to change the output
         network.pool.scale.add_(0.3 * torch.randn(network.pool.scale.shape, generator=draw))
@@ -153,6 +153,18 @@ def test_neutral_pool_leaves_the_backbone_output_unchanged(kind: str) -> None:
 # ------------------------------------------------------------------ adaptation
 
 
+def test_the_last_block_alone_has_its_points_and_the_last_norm() -> None:
+    network = adaptive("vit", blocks=1)
+    assert [point.path.rpartition("blocks.1.")[2] for point in network.points] == [
+        *("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"),
+        "norm",
+    ]
+    assert adaptive("vit", blocks=2).points == adaptive("vit").points[1:]
+    for kind, blocks, message in (("vit", 3, "1 to 2, found 3"), ("unet", 1, "network of blocks")):
+        with pytest.raises(NetworkError, match=message):
+            adaptive(kind, blocks=blocks)
+
+
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_answer_of_a_batch_equals_answers_of_single_images(kind: str) -> None:
     network = adaptive(kind)
@@ -163,10 +175,10 @@ def test_answer_of_a_batch_equals_answers_of_single_images(kind: str) -> None:
     torch.testing.assert_close(together.logits, alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", BACKBONES)
-def test_apply_delta_scales_and_shifts_the_output_of_every_point(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "blocks"), [("unet", None), ("vit", None), ("vit", 1)])
+def test_apply_delta_scales_and_shifts_the_output_of_every_point(kind: str, blocks: int | None) -> None:
     """Compared with modules replaced by hand."""
-    network = adaptive(kind)
+    network = adaptive(kind, blocks=blocks)
 
     class Scaled(nn.Module):
         def __init__(self, inner: nn.Module, scale: Tensor, shift: Tensor) -> None:
@@ -181,7 +193,7 @@ def test_apply_delta_scales_and_shifts_the_output_of_every_point(kind: str) -> N
 
     with torch.no_grad():
         delta = network.pool.delta(network.pick(network.query(images(1))))
-        found = network.apply_delta(images(1), delta)
+        found = network.apply_delta(network.stem(images(1)), delta)
         start = 0
         for point in network.points:
             here = slice(start, start + point.channels)

@@ -127,6 +127,41 @@ def test_a_pool_of_prompts_learns_and_is_a_control_that_is_not_published(store):
         FedInsConfig(adapter="prompt").prepared(store, PICTURES, "pool")
 
 
+@pytest.mark.parametrize("adapter", ["ssf", "prompt"])
+def test_the_last_blocks_train_on_stems_that_are_made_once_as_without_them(store, monkeypatch, adapter):
+    data = {"a": labelled("a", [0, 1, 2, 0, 1])}
+    method = method_of(store, PICTURES, blocks=1, adapter=adapter, prompts=2, local_epochs=2)
+    made = []
+    stem = InstanceAdaptive.stem
+    monkeypatch.setattr(InstanceAdaptive, "stem", lambda self, x: (made.append(len(x)), stem(self, x))[1])
+    server, memories = started(method, data)
+    assert sum(made) == 5 + 3
+    kept = memories["a"].tensors
+    torch.testing.assert_close(
+        kept["train stems"], stem(method._on(torch.device("cpu")), torch.from_numpy(data["a"].train.images))
+    )
+    found = step(method, server, data, memories, "train", 0)[1]["a"]
+    assert sum(made) == 5 + 3
+    # Where they would be too large, they are made for every batch: 3 images to validate, 5 twice to train.
+    monkeypatch.setattr("training.methods.fedins.client.MOST_STEM_BYTES", 1)
+    server, memories = started(method, data)
+    assert {*memories["a"].tensors} == {"train", "val"}
+    made.clear()
+    again = step(method, server, data, memories, "train", 0)[1]["a"]
+    assert sum(made) == 3 + 2 * 5
+    torch.testing.assert_close(again.uploads["weights"], found.uploads["weights"])
+    assert again.metrics == pytest.approx(found.metrics)
+
+
+@pytest.mark.parametrize(
+    ("task", "blocks", "expected"),
+    [(PICTURES, 3, "expected 1 to 2, which the backbone has, found 3"), (sites.TASK, 1, "none with a unet")],
+)
+def test_blocks_that_the_backbone_does_not_have_are_refused(store, task, blocks, expected):
+    with pytest.raises(ConfigurationError, match=expected):
+        method_of(store, task, blocks=blocks)
+
+
 def test_bfloat16_is_for_the_products_only_and_not_for_the_choice_of_entries(store):
     data = {"a": sites.site_data("a", 6, 2, 0)}
     found = {}
@@ -151,10 +186,10 @@ def test_every_image_is_trained_and_scored_with_its_own_query(store, monkeypatch
     server, memories = started(method, data)
     answer, seen = InstanceAdaptive.answer, []
 
-    def watched(self, images, query=None, penalty=None):
+    def watched(self, images, query=None, penalty=None, stem=None):
         torch.testing.assert_close(query, self.query(images))
         seen.append(len(images))
-        return answer(self, images, query, penalty)
+        return answer(self, images, query, penalty, stem)
 
     monkeypatch.setattr(InstanceAdaptive, "answer", watched)
     step(method, server, data, memories, "train", 0)
