@@ -42,6 +42,7 @@ class Clients:
     """An .npz divided among clients, and one part more, which no client holds.
 
     `place` is what decides the division: set, number of clients, alpha and seed, and the digest of own data.
+    Images are resized to `side` pixels, where it is given.
     """
 
     folder: Path
@@ -50,12 +51,14 @@ class Clients:
     alpha: float
     seed: int
     digest: str | None = None
+    side: int | None = None
 
     @cached_property
     def task(self) -> Task:
         """The set's task: task.yaml of own data, else the template of the set's name."""
         own = self.folder / TASK_FILE
-        return Task.load(own) if own.is_file() else template(self.set)
+        task = Task.load(own) if own.is_file() else template(self.set)
+        return task if self.side is None else task.model_copy(update={"size": (self.side, self.side)})
 
     @cached_property
     def _parts(self) -> list[LabelledData]:
@@ -76,8 +79,11 @@ class Clients:
     @property
     def place(self) -> dict[str, Any]:
         """What a run's identity says about its data."""
-        own = {} if self.digest is None else {"data": self.digest}
-        return {"set": self.set, "clients": self.count, "alpha": self.alpha, "seed": self.seed, **own}
+        own = {"data": self.digest, "side": self.side}
+        return {
+            **{"set": self.set, "clients": self.count, "alpha": self.alpha, "seed": self.seed},
+            **{name: value for name, value in own.items() if value is not None},
+        }
 
     def judge(self, models: Mapping[str, Classify]) -> dict[str, dict[str, Any]]:
         """Scores of what each client is served, in the form of the rows.
