@@ -27,7 +27,7 @@ from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
 from training.data.segmentation.infer_task import inferred_in_words
 from training.engine.history import never_found
-from training.errors import ConfigurationError, TrainingError, in_words
+from training.errors import ConfigurationError, TrainingError, in_words, no_network_engine
 from training.exit_codes import FAILED, INTERRUPTED
 from training.methods.planning import PlanningConfig
 from training.methods.registry import Method, methods
@@ -171,9 +171,7 @@ def _over_network(
         from training.network.kits import Kit
         from training.network.operator import NETWORK_FILE, Operator, RoundLimits, network_id, run_to_resume
     except ImportError as error:
-        raise ConfigurationError(
-            "the network engine is not installed", [f"{error}; pip install 'locum[network]'"]
-        ) from error
+        raise no_network_engine(error) from error
     opened = Kit.open(kit, server=True)
     revoked = opened.revoked_sites()
     unknown = [site for site in settings.leave_out if site not in {*opened.content.sites, *revoked}]

@@ -112,3 +112,11 @@ def in_words(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     asked = traceback.extract_tb(error.__traceback__)
     return f"{error.strerror} (asked for in {asked[-1].filename})" if asked else error.strerror
+
+
+def no_network_engine(error: ImportError) -> ConfigurationError:
+    """The error of a command that needs the extra `network`, and what to do; `error` says what is missing."""
+    return ConfigurationError(
+        "the network engine is not installed",
+        [f"{error}; in Locum's checkout: pip install -c constraints.txt '.[network]'"],
+    )

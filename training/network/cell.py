@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from training.errors import ConfigurationError, TrainingError
+from training.errors import ConfigurationError, TrainingError, no_network_engine
 from training.network.kits import SERVER, Kit
 
 CHANNEL = "locum"
@@ -206,9 +206,7 @@ def _nvflare() -> tuple[Any, _Parts]:
 
             parts = _Parts()
     except ImportError as error:
-        raise ConfigurationError(
-            "the network engine is not installed", [f"{error}; pip install 'locum[network]'"]
-        ) from error
+        raise no_network_engine(error) from error
     log = logging.getLogger("nvflare")
     if not log.handlers:
         # It logs every lost connection as an error; the commands say so in their own words.

@@ -21,7 +21,7 @@ import typer
 
 from model_store.errors import LocumStoreError
 from training.engine.device import default_workers, free_memory, problem_of
-from training.errors import ConfigurationError, TrainingError
+from training.errors import ConfigurationError, TrainingError, no_network_engine
 from training.network.kits import Kit
 from training.network.policy import Policy
 
@@ -94,7 +94,9 @@ def _software(_: Hospital) -> str:
     for name in _LIBRARIES:
         try:
             found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
+        except PackageNotFoundError as error:
+            if name == "nvflare":
+                raise no_network_engine(error) from error
             continue
     return ", ".join(found)
 

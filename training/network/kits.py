@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model_store.durable import write_durably
 from training.data.segmentation.layout import check_name
-from training.errors import ConfigurationError, in_words
+from training.errors import ConfigurationError, in_words, no_network_engine
 
 KIT_FILE = "kit.json"
 REVOKED_FILE = "revoked.json"
@@ -146,9 +146,7 @@ def provision(root: Path, project: str, address: str, sites: Sequence[str]) -> d
         from nvflare.lighter.impl.workspace import WorkspaceBuilder
         from nvflare.lighter.provisioner import Provisioner
     except ImportError as error:
-        raise ConfigurationError(
-            "the network engine is not installed", [f"{error}; pip install 'locum[network]'"]
-        ) from error
+        raise no_network_engine(error) from error
 
     host, port = _address(address)
     before = Kit.open(root / SERVER, server=True).content if (root / SERVER).exists() else None

@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from datetime import datetime, timedelta
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -83,6 +84,19 @@ def test_doctor_names_what_is_wrong_and_what_to_do(root, tmp_path, monkeypatch):
     assert "expected images/ and masks/" in found["data"].words
     assert (found["operator"].state, found["memory"].state) == ("warning", "warning")
     assert "localhost:8002 cannot be reached (refused)" in found["operator"].words
+
+
+def test_doctor_finds_that_the_network_engine_is_missing(monkeypatch):
+    def version(name):
+        if name == "nvflare":
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(doctor, "version", version)
+    software = findings(Hospital(device="cpu"))["software"]
+    assert software.state == "wrong"
+    assert "the network engine is not installed" in software.words
+    assert "pip install -c constraints.txt '.[network]'" in software.words
 
 
 def test_doctor_says_once_that_a_folder_is_no_kit(tmp_path):
