@@ -1,4 +1,4 @@
-"""The commands, their help and their exit codes."""
+"""The commands, their help, and which exit code an error has."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from locum.commands.exit_codes import DONE, FAILED, INTERRUPTED, NOT_ALLOWED, UNREACHABLE, USAGE
 from locum.errors import LocumError, NotAllowed, Unreachable
-
-# Documented in docs/reference/command-line.md and below every --help.
-DONE, FAILED, USAGE, UNREACHABLE, NOT_ALLOWED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 _HERE, _SCANS = "On this machine", "Scans, at a running service"
 _FIT, _DECIDE, _SETTINGS = "Fit a model to a hospital", "Decide what serves a hospital", "Connection"

@@ -29,7 +29,7 @@ from rich.progress import (
 
 from locum.answers import Classification, Job, Report, Segmentation, write_whole
 from locum.client import Client
-from locum.commands.app import DONE, FAILED, INTERRUPTED
+from locum.commands.exit_codes import DONE, FAILED, INTERRUPTED
 from locum.errors import AnswerInvalid, JobFailed, LocumError, NotAllowed, Problem, ScanInvalid, Unreachable
 from locum.reading import read
 from locum.scans import Scan, opened, series_files, split_name

@@ -15,8 +15,8 @@ from rich.progress import track
 
 from locum.answers import Job
 from locum.client import Client
-from locum.commands.app import DONE, FAILED
 from locum.commands.batch import Found, channels_of, find, group
+from locum.commands.exit_codes import DONE, FAILED
 from locum.commands.following import follow as follow_events
 from locum.errors import ScanInvalid
 

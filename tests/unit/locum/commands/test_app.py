@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from locum.answers import write_whole
-from locum.commands.app import FAILED, exit_code, in_words
+from locum.commands.app import exit_code, in_words
+from locum.commands.exit_codes import FAILED
 from locum.errors import Problem
 
 
