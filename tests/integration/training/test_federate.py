@@ -75,6 +75,14 @@ def no_pages(monkeypatch):
     monkeypatch.setattr("training.report.write_site_pages", lambda result, folder: {})
 
 
+@pytest.fixture
+def practice(monkeypatch):
+    """A practice behind two scanners in place of six."""
+    short = replace(DEFAULT, severities=(0.0, 2.0))
+    monkeypatch.setattr("training.playbook.DEFAULT", short)
+    return short
+
+
 def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, paper, tmp_path):
     command = [sys.executable, "-m", "training.federate", "--method", "iop-fl", "--leave-out", "cedar"]
     command += ["--data", str(data), "--config", str(paper), "--out", str(tmp_path / "store")]
@@ -134,7 +142,9 @@ def sites_of(data: Path, **settings: object):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(data, config, tmp_path):
+def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(
+    data, config, practice, tmp_path
+):
     """The same by any number of workers, and after a resume."""
     more = ("--consent", "all", "--playbook")
     done = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more))
@@ -142,8 +152,8 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(dat
     artefact = Store(tmp_path / "store").open("phantom")
     playbook = Playbook.model_validate_json(artefact.read(FILE))
     assert playbook.members == ("aster", "birch", "cedar")
-    assert {record.name for record in playbook.recipes} == {trial.name for trial in DEFAULT.trials}
-    assert playbook.episodes == 3 * len(DEFAULT.severities)
+    assert {record.name for record in playbook.recipes} == {trial.name for trial in practice.trials}
+    assert playbook.episodes == 3 * len(practice.severities)
     bounds = [record.bound for record in playbook.recipes]
     assert bounds == sorted(bounds, reverse=True)
     # Members that train on one patient cannot say how far they are apart.
@@ -189,7 +199,7 @@ def test_a_report_that_cannot_be_drawn_leaves_the_record(data, config, tmp_path,
     assert json.loads((folder / "record.json").read_text())["published"]
 
 
-@pytest.mark.usefixtures("no_pages")
+@pytest.mark.usefixtures("no_pages", "practice")
 def test_a_rotation_that_fails_costs_its_own_episodes_only(data, config, tmp_path, monkeypatch):
     def failing(run: Run, folder: Path, **options: object) -> object:
         if run.settings.leave_out == ("birch",):
