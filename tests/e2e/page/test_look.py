@@ -161,8 +161,14 @@ def test_scan_of_a_cohort_is_shown_with_its_mask_in_the_chosen_plane(page: Any, 
     assert 2 * (drawn & expected).sum() / (drawn.sum() + expected.sum()) > 0.98
     page.get_by_label("Drawn mask").uncheck()
     assert not drawn_slice(page, expected.shape, channels=(1, 0)).any()
-    # What is segmented is the stored file.
+    # What is segmented is the stored file, and its answer is compared with the mask.
     page.get_by_role("button", name="Segment").click()
+    answer = service.client.post(
+        "/segment", files={"scan": scan}, data={"model": "organ", "hospital": "dune"}
+    )
+    found = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(answer.raise_for_status().content))) == 1
+    dice = 2 * (found & truth).sum() / (found.sum() + truth.sum())
+    page.get_by_text(f"Dice: organ {100 * dice:.1f} %").wait_for()
     page.get_by_role("button", name="Receipt").click()
     stored = service.client.get(f"{cohort}/scans").json()["scans"][0]["sha256"]
     assert stored in page.get_by_role("dialog").inner_text()

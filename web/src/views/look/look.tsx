@@ -18,7 +18,7 @@ import "../../viewer/stage.css";
 import { WindowControls } from "../../viewer/window";
 import { answering, Choices, classifies } from "./choices";
 import { type Answer, uncertaintyOf } from "./asking";
-import { agreement, type Agreement } from "./compare";
+import { agreement, type Agreement, agreementWithDrawn } from "./compare";
 import { choose, chooseFirst } from "./first";
 import "./look.css";
 import { Classes, Result, servedBy, sizeOf } from "./result";
@@ -65,6 +65,7 @@ export default function Look() {
   }, [viewer, beside]);
   const open = scan.value;
   const answered = answer.value ?? classified.value;
+  const withDrawn = answer.value && open?.drawn && <WithDrawn answer={answer.value} open={open} viewer={viewer} />;
   return (
     <div class="workbench">
       <div class="workbench-side stack">
@@ -103,7 +104,9 @@ export default function Look() {
             onFind={(voxel) => [viewer, beside].forEach((each) => each?.moveTo(voxel))}
           />
         )}
+        {!comparing.value && withDrawn}
         {answer.value && <Kept viewer={viewer} />}
+        {comparing.value && withDrawn}
       </div>
       <section class="stage" aria-label="Viewer">
         <div class="stage-tools">
@@ -318,6 +321,31 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
           </button>
         )}
       </div>
+    </section>
+  );
+}
+
+/** How far an answer agrees with the mask that a person drew. */
+function WithDrawn({ answer: found, open, viewer }: { answer: Answer; open: OpenScan; viewer: Viewer | null }) {
+  const [rows, setRows] = useState<Awaited<ReturnType<typeof agreementWithDrawn>>>([]);
+  useEffect(() => {
+    setRows([]);
+    if (viewer === null) return;
+    let over = false;
+    Promise.all([readMask(viewer, found), readMap(viewer, open, open.drawn!.file)])
+      .then(([mask, drawn]) => agreementWithDrawn(found, mask, drawn))
+      // A version that was withdrawn meanwhile has no labels to compare by: the answer stands without the figure.
+      .then((next) => over || setRows(next), () => undefined);
+    return () => {
+      over = true;
+    };
+  }, [found, open, viewer]);
+  if (rows.length === 0) return null;
+  return (
+    <section class="card stack tight" aria-label="Agreement">
+      <h2>Beside the drawn mask</h2>
+      <p>Dice: {rows.map(({ name, dice }) => `${name} ${dice === null ? "–" : percent(dice, 1)}`).join(", ")}</p>
+      <p class="hint">A version that learned from this very mask agrees with it more than with others.</p>
     </section>
   );
 }
