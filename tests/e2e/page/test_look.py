@@ -497,6 +497,17 @@ def test_model_that_needs_masks_is_not_the_first_choice(page: Any, service: Serv
     page.wait_for_function(
         "select => select.value === 'organ'", arg=page.get_by_label("Model").element_handle()
     )
+    # Where there is no other, a person chooses it.
+    found = service.client.get("/models").json()
+    found["models"] = [each for each in found["models"] if each["name"] == "tumour"]
+    page.route("**/models", lambda route: route.fulfill(json=found))
+    page.reload()
+    page.get_by_label("Model").locator("option", has_text="Choose a model").wait_for(state="attached")
+    page.set_input_files("input[type=file]", service.scans[SCAN])
+    page.locator("canvas").wait_for()
+    assert page.get_by_role("button", name="Segment").is_disabled()
+    page.get_by_label("Model").select_option("tumour")
+    page.locator("button:enabled", has_text="Segment").wait_for()
 
 
 def test_first_model_is_the_hospital_s_assigned_one_and_never_a_zero_shot_one(
