@@ -95,7 +95,8 @@ def weights_of(store: Path) -> dict[str, str]:
 def segment(store: Path, folder: Path, port: int) -> dict[str, bytes]:
     """Serve a store; return the masks of a member's and an outside hospital's new patient."""
     masks: dict[str, bytes] = {}
-    with running_service(store, folder, port) as http, Client(str(http.base_url)) as client:
+    # Masks need no worker, which imports torch.
+    with running_service(store, folder, port, "--no-worker") as http, Client(str(http.base_url)) as client:
         for hospital in (*MEMBERS, OUTSIDE):
             client.register(hospital, hospital.capitalize(), hospital if hospital in MEMBERS else None)
             scan = PhantomScan.at(hospital)

@@ -53,8 +53,8 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 @contextmanager
-def running_service(store: Path, state: Path, port: int) -> Iterator[httpx.Client]:
-    """Start `python -m service`, wait until it is ready, and stop it at the end.
+def running_service(store: Path, state: Path, port: int, *options: str) -> Iterator[httpx.Client]:
+    """Start `python -m service`, with further options, wait until it is ready, and stop it at the end.
 
     Raises RuntimeError with the end of its log if it does not become ready, SystemExit if something listens
     on the port already.
@@ -62,7 +62,7 @@ def running_service(store: Path, state: Path, port: int) -> Iterator[httpx.Clien
     check_port(port)
     state.mkdir(parents=True, exist_ok=True)
     log = state / "service.log"
-    command = [sys.executable, "-m", "service", "--store", str(store), "--port", str(port)]
+    command = [sys.executable, "-m", "service", "--store", str(store), "--port", str(port), *options]
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command,
