@@ -155,7 +155,7 @@ profile `cpu` are here, too, with their images of 28 x 28 pixels enlarged to 224
 of FedIns, or 0.10 s in bfloat16. The paper's 300 rounds of 10 epochs would take an arm 12 hours in bfloat16
 on these 144 frames. So there are 4 rounds of 2 epochs in batches of 8, all in bfloat16, and a pool adapts the
 last 4 of the 12 blocks (`blocks: 4`): a hospital keeps the queries of its frames and what the first 8 blocks
-make of them, and trains three times as fast. Four blocks were chosen for their cost, and are better, too: in a
+make of them, and trains three times as fast. Four blocks were chosen for their cost, and are better: in a
 trial on seed 0, the same epochs brought all blocks to 66 % at home, and the last four to 89 %.
 `{ALL_BLOCKS}` has the paper's points, from the patch embedding on. The rate is 5e-5 where all
 weights are trained, 3e-3 of a pool, 0.01 of SCAFFOLD's plain SGD; no arm is tuned, and the last round is
