@@ -196,30 +196,40 @@ def prune(store: StoreOption = DEFAULT_STORE) -> None:
 @app.command("import", **_OF_ANOTHER_ROOM)
 def import_model(context: typer.Context) -> None:
     """Import a model made elsewhere as a version: a MONAI bundle, an nnU-Net folder, an onnx graph."""
-    _start("training", "training.exchange", ["import", *context.args])
+    _start(context.find_root().command_path, "training", "training.exchange", ["import", *context.args])
 
 
 @app.command("export", **_OF_ANOTHER_ROOM)
 def export_model(context: typer.Context) -> None:
     """Export a version as a MONAI bundle."""
-    _start("training", "training.exchange", ["export", *context.args])
+    _start(context.find_root().command_path, "training", "training.exchange", ["export", *context.args])
 
 
 @app.command("quantise", **_OF_ANOTHER_ROOM)
 def quantise_model(context: typer.Context) -> None:
     """Make an int8 graph (float16 for a GPU) of a version's weights, judged on scans without masks."""
-    _start("service", "service.quantisation", context.args)
+    _start(context.command_path, "service", "service.quantisation", context.args)
 
 
-def _start(room: str, module: str, arguments: list[str]) -> None:
-    """Become `python -m MODULE` of a room, by name: the store itself knows no torch and no onnxruntime.
+# `python -m MODULE`, called NAME in its help and errors; as in `locum`.
+_RUN_AS = (
+    "import runpy, sys; del sys.argv[0]; module = sys.argv.pop(1); "
+    "runpy.run_module(module, run_name='__main__')"
+)
+
+
+def _start(name: str, room: str, module: str, arguments: list[str]) -> None:
+    """Become `python -m MODULE` of a room, called `name`: the store itself knows no torch and no onnxruntime.
 
     Modules of the working folder are not imported (-P), as by `locum`.
     """
     if find_spec(room) is None:
-        raise StoreError(f"{room} is not installed, which runs networks; pip install locum has it")
+        raise StoreError(
+            f"{room} is not installed, which runs networks: `pip install -c constraints.txt .` in a checkout "
+            "of Locum installs it"
+        )
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    line = [sys.executable, "-m", module, *arguments]
+    line = [sys.executable, "-c", _RUN_AS, name, module, *arguments]
     if os.name == "nt":
         # exec would return to the shell at once there.
         raise typer.Exit(subprocess.run(line, env=environment, check=False).returncode)

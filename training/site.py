@@ -78,14 +78,13 @@ def doctor(
 def main() -> None:
     """Run `site`, or `doctor`: a command of its own, so that the options of `site` stay required."""
     app = typer.Typer(add_completion=False)
-    name = "python -m training.site"
     if sys.argv[1:2] == ["doctor"]:
-        del sys.argv[1]
+        # A group, although of one command: usage has its name, too.
+        app.callback()(lambda: None)
         app.command()(doctor)
-        name += " doctor"
     else:
         app.command(epilog="`doctor`, before the first run, says what is wrong on this machine.")(site)
-    app(prog_name=name)
+    app()
 
 
 if __name__ == "__main__":

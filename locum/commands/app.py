@@ -98,8 +98,15 @@ def locum(
     """Serve segmentation models that are fitted to each hospital, and use them. For research use only."""
 
 
-def _start(module: str, arguments: list[str]) -> None:
-    """Become `python -m MODULE`: its signals, output and exit code are the command's own.
+# `python -m MODULE`, called NAME in its help and errors. Its arguments are NAME MODULE ARGUMENT ….
+_RUN_AS = (
+    "import runpy, sys; del sys.argv[0]; module = sys.argv.pop(1); "
+    "runpy.run_module(module, run_name='__main__')"
+)
+
+
+def _start(name: str, module: str, arguments: list[str]) -> None:
+    """Become `python -m MODULE`, called `name`: its signals, output and exit code are the command's own.
 
     Modules of the working folder are not imported (-P), nor by the processes that it starts: a folder may
     have packages of the same names, as `service`.
@@ -108,10 +115,11 @@ def _start(module: str, arguments: list[str]) -> None:
 
     if find_spec(module.partition(".")[0]) is None:
         raise _Missing(
-            f"{module} is not installed: this is the client alone (locum-client); pip install locum has it"
+            f"{module} is not installed: this is the client alone (locum-client); `pip install -c "
+            "constraints.txt .` in a checkout of Locum installs all of it"
         )
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-c", _RUN_AS, name, module, *arguments]
     if os.name == "nt":
         import subprocess
 
@@ -126,43 +134,43 @@ class _Missing(LocumError): ...
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def demo(context: typer.Context) -> None:
     """Train three phantom hospitals, serve them, and adapt to a fourth."""
-    _start("demo", context.args)
+    _start(context.command_path, "demo", context.args)
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def serve(context: typer.Context) -> None:
     """Serve a store over HTTP, with a worker; `locum serve keys create …` makes API keys."""
-    _start("service", context.args)
+    _start(context.command_path, "service", context.args)
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def train(context: typer.Context) -> None:
     """Train a federation of hospitals, and publish the model."""
-    _start("training.federate", context.args)
+    _start(context.command_path, "training.federate", context.args)
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def plan(context: typer.Context) -> None:
     """Plan spacing, patch and network for the volumes of hospitals, and train nothing."""
-    _start("training.plan", context.args)
+    _start(context.command_path, "training.plan", context.args)
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def site(context: typer.Context) -> None:
     """Take part in a federation over the network, as one hospital."""
-    _start("training.site", context.args)
+    _start(context.command_path, "training.site", context.args)
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def store(context: typer.Context) -> None:
     """List, show, verify, sign, withdraw and prune the versions of a store."""
-    _start("model_store", context.args)
+    _start(context.command_path, "model_store", context.args)
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def doctor(context: typer.Context) -> None:
     """Say what this machine has, what the service will use, and what is wrong."""
-    _start("service", ["doctor", *context.args])
+    _start("locum", "service", ["doctor", *context.args])
 
 
 @app.command(rich_help_panel=_SCANS)
@@ -408,6 +416,11 @@ def in_words(error: LocumError | OSError) -> str:
     if isinstance(error, OSError):
         place = "" if error.filename is None else f"{error.filename}: "
         return f"{place}{error.strerror or error}; once that is mended, the same command goes on"
+    if isinstance(error, NotAllowed) and error.slug == "credential-missing":
+        # The service's own sentence names the header.
+        return (
+            "expected an API key or access token that the service takes: set LOCUM_KEY, or use `locum login`"
+        )
     return re.sub(r"\bPUT /hospitals/(\S+) registers it", r"`locum register \1` registers it", str(error))
 
 

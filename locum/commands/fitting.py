@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from locum.answers import Job
+from locum.answers import Job, Model
 from locum.client import Client
 from locum.commands.batch import Found, channels_of, find, group
 from locum.commands.exit_codes import DONE, FAILED
@@ -142,8 +142,7 @@ def show_service(hospital: str | None) -> int:
             if not part.ok:
                 _console.print(f"  {name}: {part.detail or 'not ready'}")
         for model in client.models():
-            latest = "" if model.latest is None else f"@{model.latest.version}"
-            _console.print(f"model {model.name}{latest}  {model.kind}, {model.answers}: {model.summary}")
+            _console.print(model_line(model))
         for job in client.jobs(hospital, limit=_NEWEST):
             reason = f": {job.reason}" if job.reason else ""
             said = job.state if job.status is None else job.status.words
@@ -151,6 +150,13 @@ def show_service(hospital: str | None) -> int:
                 f"job {job.id}  {job.kind}, {job.hospital or '-'}, {job.model or '-'}: {said}{reason}"
             )
     return DONE if ready.status != "not-ready" else FAILED
+
+
+def model_line(model: Model) -> str:
+    """What a person reads of a model in a list."""
+    if model.latest is None:
+        return f"model {model.name}  withdrawn: no version of it answers"
+    return f"model {model.name}@{model.latest.version}  {model.kind}, {model.answers}: {model.summary}"
 
 
 def _option(given: str) -> tuple[str, Any]:

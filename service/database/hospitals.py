@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.orm import Session
 
+from model_store.store import some
 from service.database.caller import caller_of
 from service.database.models import Hospital
 from service.errors import HospitalUnknown
@@ -53,13 +54,19 @@ def share_of(session: Session, total: int) -> int:
 
 
 def _unknown(session: Session, hospital: str) -> HospitalUnknown:
+    caller = caller_of(session)
     query = select(Hospital.id).where(_visible(session), func.lower(Hospital.id) == hospital.lower())
     alike = session.scalars(query.order_by(Hospital.id)).all()
-    hint = (
-        f", but {' and '.join(map(repr, alike))} is: ids tell capitals from small letters"
-        if alike
-        else f": PUT /hospitals/{hospital} registers it"
-    )
+    if alike:
+        hint = f", but {' and '.join(map(repr, alike))} is: ids tell capitals from small letters"
+    elif not caller.sees(hospital):
+        # Whether it is registered is not this caller's to know.
+        covered = some([repr(each) for each in sorted(caller.hospitals or ())]) or "no hospital"
+        hint = f" that your key or token covers: it covers {covered}"
+    elif caller.hospitals is None and caller.has("admin"):
+        hint = f": PUT /hospitals/{hospital} registers it"
+    else:
+        hint = ": an admin of all hospitals registers it"
     return HospitalUnknown(f"no hospital {hospital!r} is registered{hint}")
 
 

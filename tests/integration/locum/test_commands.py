@@ -180,7 +180,7 @@ def test_exit_codes_say_what_went_wrong(
             ("history", "-H", "dune", "-m", "organ"),
             "http://127.0.0.1:1",
         ),
-        (4, "", ("status", "0" * 32), str(guarded.client.base_url)),
+        (4, "set LOCUM_KEY, or use `locum login`", ("status", "0" * 32), str(guarded.client.base_url)),
     ]
     for code, words, arguments, url in cases:
         ended = command(*arguments, url=url)
@@ -247,10 +247,13 @@ def test_help_has_groups_examples_and_exit_codes_and_imports_little(command: Run
         ("site", "--policy"),
         ("store", "withdraw"),
         ("demo", "--once"),
-        ("doctor", "service doctor"),
+        ("doctor", "--json"),
+        ("site doctor", "--json"),
+        ("store import", "nnunet"),
     ],
 )
 def test_rooms_have_their_own_help(command: Run, name: str, words: str) -> None:
-    shown = command(name, "--help")
+    shown = command(*name.split(), "--help")
     assert shown.returncode == 0, shown.stderr
+    assert f"Usage: locum {name} " in shown.stdout
     assert words in shown.stdout

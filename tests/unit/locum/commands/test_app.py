@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import errno
 import resource
+import sys
 from pathlib import Path
 
 import pytest
 
 from locum.answers import write_whole
-from locum.commands.app import exit_code, in_words
-from locum.commands.exit_codes import FAILED
-from locum.errors import Problem
+from locum.commands.app import exit_code, in_words, main
+from locum.commands.exit_codes import FAILED, USAGE
+from locum.errors import NotAllowed, Problem
 
 
 def test_hospital_that_is_not_registered_is_registered_by_a_command() -> None:
     said = "no hospital 'heath' is registered: PUT /hospitals/heath registers it"
     assert in_words(Problem(said, status=404)) == (
         "no hospital 'heath' is registered: `locum register heath` registers it"
+    )
+
+
+def test_missing_key_is_asked_for_by_its_variable_and_by_login() -> None:
+    said = "send the header `Authorization: Bearer ...` with an API key"
+    expected = (
+        "expected an API key or access token that the service takes: set LOCUM_KEY, or use `locum login`"
+    )
+    assert in_words(NotAllowed(said, status=401, slug="credential-missing")) == expected
+    # The service says what is wrong with a key that was sent.
+    assert (
+        in_words(NotAllowed("the API key expired", status=401, slug="key-not-valid")) == "the API key expired"
     )
 
 
@@ -36,3 +49,17 @@ def test_disk_that_is_full_is_one_sentence_with_the_file_and_leaves_no_part_of_i
     assert in_words(found.value) == f"{path}: File too large; once that is mended, the same command goes on"
     assert exit_code(found.value) == FAILED
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, b"old")]
+
+
+def test_command_that_the_client_lacks_names_the_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("locum.commands.app.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["locum", "serve"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == USAGE
+    assert capsys.readouterr().err == (
+        "locum: service is not installed: this is the client alone (locum-client); "
+        "`pip install -c constraints.txt .` in a checkout of Locum installs all of it\n"
+    )

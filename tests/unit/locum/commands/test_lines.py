@@ -11,7 +11,7 @@ from rich.text import Text
 
 from locum.answers import Job
 from locum.commands.batch import Found, _Done, _volumes
-from locum.commands.fitting import lines_of
+from locum.commands.fitting import lines_of, model_line
 from locum.reading import read
 
 WARNINGS = ("zero-shot: Do not rely on this mask.", "guard: far [from] training", "files-ignored: 2 of 9")
@@ -95,3 +95,12 @@ def test_job_of_an_earlier_service_has_its_state_and_the_sentence_of_each_failed
     lines = list(lines_of(job(sections=[], status=None)))
     assert lines[0] == "job j (adaptation, organ, dune): succeeded"
     assert lines[2:4] == ["  ✗ negative  6.400 (at most 2)", "    These scans look inverted."]
+
+
+def test_withdrawn_model_says_so_in_place_of_what_it_answers() -> None:
+    given: Any = Namespace(
+        name="phantom", latest=None, kind="model", answers="/segment", summary="One network."
+    )
+    assert model_line(given) == "model phantom  withdrawn: no version of it answers"
+    given.latest = Namespace(version=3)
+    assert model_line(given) == "model phantom@3  model, /segment: One network."

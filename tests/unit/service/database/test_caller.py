@@ -10,6 +10,7 @@ from service.database.caller import SERVICE
 from service.database.hospitals import require_hospital, require_visible, visible_hospitals
 from service.errors import CohortUnknown, HospitalUnknown, JobUnknown, QueueFull
 from service.jobs import records
+from service.roles import Role
 from service.settings import Settings
 
 NORTH = Caller("north's key", frozenset({"admin"}), frozenset({"north"}))
@@ -53,10 +54,32 @@ def test_hospital_hidden_from_the_caller_is_unknown(database: Database) -> None:
                 said.append(str(unknown.value).replace(hospital, "…"))
         assert len(set(said)) == 1
         # No hint at a hospital that is spelled alike, either.
-        with pytest.raises(HospitalUnknown, match="PUT /hospitals/SOUTH registers it"):
+        with pytest.raises(
+            HospitalUnknown, match="'SOUTH' is registered that your key or token covers: it covers 'north'"
+        ):
             require_hospital(session, "SOUTH")
         with pytest.raises(HospitalUnknown, match="but 'north' is"):
             require_hospital(session, "NORTH")
+
+
+@pytest.mark.parametrize(
+    ("roles", "hospitals", "advice"),
+    [
+        ({"admin"}, None, "PUT /hospitals/west registers it"),
+        ({"approver"}, None, "an admin of all hospitals registers it"),
+        ({"admin"}, {"west"}, "an admin of all hospitals registers it"),
+    ],
+)
+def test_advice_on_a_hospital_that_is_not_registered_is_what_the_caller_may_do(
+    database: Database, roles: set[Role], hospitals: set[str] | None, advice: str
+) -> None:
+    seen = None if hospitals is None else frozenset(hospitals)
+    caller = Caller("some key", frozenset(roles), seen)
+    with (
+        database.for_caller(caller).read() as session,
+        pytest.raises(HospitalUnknown, match=f"'west' is registered: {advice}$"),
+    ):
+        require_hospital(session, "west")
 
 
 def test_cohort_of_another_hospital_is_unknown_to_the_caller(database: Database, settings: Settings) -> None:
