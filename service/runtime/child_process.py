@@ -54,6 +54,7 @@ class Child:
         *,
         environment: Mapping[str, str] | None = None,
         output: int | IO[bytes] | None = None,
+        silent: bool = False,
         grace_seconds: float = 5.0,
     ) -> None:
         """Start it.
@@ -62,6 +63,7 @@ class Child:
             command: program and arguments.
             environment: all of it; this process's own when None.
             output: destination of both outputs, held open by the child alone; this process's own when None.
+            silent: discard standard output, and leave the standard error as it is.
             grace_seconds: between SIGTERM and SIGKILL.
         """
         self._grace = grace_seconds
@@ -72,7 +74,7 @@ class Child:
             ["/bin/sh", "-c", _WATCHED, str(max(1, round(grace_seconds * 10))), *signalled, *command],
             env=environment,
             stdin=subprocess.PIPE,
-            stdout=output,
+            stdout=subprocess.DEVNULL if silent else output,
             stderr=output,
             start_new_session=True,
         ).result()

@@ -51,7 +51,9 @@ class EmbeddedWorker:
         pauses = Pauses()
         while not self._stopping.is_set():
             started = time.monotonic()
-            child = Child(worker_command(), environment=self._environment)
+            # The log goes to standard error. Celery writes `Warm shutdown` to standard output and has no
+            # option against it.
+            child = Child(worker_command(), environment=self._environment, silent=True)
             while child.alive and not self._stopping.wait(_LOOK_SECONDS):
                 continue
             returncode, pause = child.returncode, pauses.after(time.monotonic() - started)

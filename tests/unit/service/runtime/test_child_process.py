@@ -60,6 +60,14 @@ def test_child_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: P
     assert child.returncode == -signal.SIGKILL
 
 
+def test_silent_child_has_standard_error_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    child = Child(["sh", "-c", "echo said; echo logged >&2"], silent=True)
+    while child.alive:
+        pass
+    child.stop()
+    assert tuple(capfd.readouterr()) == ("", "logged\n")
+
+
 def test_stop_ends_grandchildren(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with output.open("wb") as stream:
