@@ -5,11 +5,12 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # Reinstalled only when the pins or the dependencies change. Without Debian's python3-venv an environment is made
-# that has no pip: it is deleted, since the next try would take it for a whole one.
+# that has no pip: what was made here is deleted, since the next try would take it for a whole one.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv: up to 3 GB to download, and several minutes. pip names each package when it comes."
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv || { \
+	@test -d .venv || $(PYTHON) -m venv .venv || { \
 		rm -rf .venv; echo "Python 3.11 or newer with venv is needed: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null || { echo ".venv has no pip: delete it, and start again"; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

@@ -120,13 +120,17 @@ def sign(
     store: StoreOption = DEFAULT_STORE,
     graph_operators: OperatorsOption = "",
 ) -> None:
-    """Sign a published version and the versions that it is composed of, once their files were verified."""
+    """Sign a published version and the versions that it is composed of, once their files were verified.
+
+    A part that another key signed keeps that signature: sign it by its own name to replace it.
+    """
     opened = _opened(store, signer=Signer.load(key), operators=operators_of(graph_operators))
-    whole = opened.sign(reference)
     # A composite opens only where its parts are trusted, too.
-    parts = map(opened.by_digest, dict.fromkeys(whole.manifest.references().values()))
-    for signed in (whole, *(opened.sign(str(part)) for part in parts)):
+    parts, kept = opened.sign_parts(opened.open(reference))
+    for signed in (*parts, opened.sign(reference)):
         console.print(f"signed {signed}  {signed.digest}", **_AS_IT_IS)
+    for part in kept:
+        console.print(f"{part} keeps the signature of another key; `sign {part}` replaces it", **_AS_IT_IS)
 
 
 @app.command()

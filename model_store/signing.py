@@ -38,7 +38,7 @@ _PUBLIC_END = b"-----END PUBLIC KEY-----"
 
 def key_id(key: Ed25519PublicKey) -> str:
     """A public key's name for people: the first 16 digits of its digest."""
-    return sha256(_raw(key)).removeprefix("sha256:")[:16]
+    return _id_of(_raw(key))
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,18 @@ class Signer:
             "signature": base64.b64encode(signature).decode(),
         }
         return (json.dumps(content) + "\n").encode()
+
+
+def named_key(signature: bytes) -> str | None:
+    """The id of the key that a `manifest.sig` names, without checking it; None where it cannot be read."""
+    try:
+        return _id_of(base64.b64decode(json.loads(signature)["key"], validate=True))
+    except (ValueError, KeyError, TypeError, binascii.Error):
+        return None
+
+
+def _id_of(raw: bytes) -> str:
+    return sha256(raw).removeprefix("sha256:")[:16]
 
 
 class TrustedKeys:
@@ -106,7 +118,7 @@ class TrustedKeys:
         key = self._keys.get(raw)
         if key is None:
             raise ArtefactUntrusted(
-                f"'{where}' was signed by a key that is not trusted ({sha256(raw)[7:23]}): trusted are "
+                f"'{where}' was signed by a key that is not trusted ({_id_of(raw)}): trusted are "
                 f"{', '.join(sorted(map(key_id, self._keys.values())))}"
             )
         try:

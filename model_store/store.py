@@ -32,7 +32,7 @@ from model_store.folder import Folder
 from model_store.index import Index, Record
 from model_store.manifest import AnyManifest, FileEntry
 from model_store.reference import NAME, parse_reference
-from model_store.signing import SIGNATURE, Signer, TrustedKeys
+from model_store.signing import SIGNATURE, Signer, TrustedKeys, key_id, named_key
 
 _BUCKET = "s3://"
 REPORT = "report.html"
@@ -187,6 +187,22 @@ class Store:
         signature = self._signer.sign(artefact.name, artefact.digest)
         self._backend.attach(artefact.name, artefact.version, SIGNATURE, signature)
         return artefact
+
+    def sign_parts(self, artefact: Artefact) -> tuple[list[Artefact], list[Artefact]]:
+        """Sign what a composite is made of; returns the parts that were signed, and those that were not.
+
+        A part may be of other composites, too: it keeps the signature of another key. Raises as `sign`.
+        """
+        parts = [self.by_digest(each) for each in dict.fromkeys(artefact.manifest.references().values())]
+        own = None if self._signer is None else key_id(self._signer.public)
+        signed, kept = [], []
+        for part in parts:
+            there = self._backend.attached(part.name, part.version, SIGNATURE)
+            if there is None or named_key(there) == own:
+                signed.append(self.sign(str(part)))
+            else:
+                kept.append(part)
+        return signed, kept
 
     def signed_by(self, artefact: Artefact) -> str | None:
         """Return the id of the trusted key that signed a version; None in a store without trusted keys.

@@ -562,7 +562,7 @@ class Hospital:
 
         The operator may have served it before: it writes a chunk once and counts a report once. On a slow
         line requests wait longer, since a chunk that is sent again follows the first one over the same line.
-        One failure is no news: the first request often comes before the connection.
+        A first failure at once is no news: the first request often comes before the connection.
         """
         failed = 0
         while True:
@@ -570,10 +570,11 @@ class Hospital:
             try:
                 reply = self._cell.request(topic, content, self._patience_s)
             except Unreachable as error:
-                if time.monotonic() - began >= self._patience_s:
+                timed_out = time.monotonic() - began >= self._patience_s
+                if timed_out:
                     self._patience_s = min(2 * self._patience_s, _LONGEST_S)
                 failed += 1
-                if failed > 1:
+                if timed_out or failed > 1:
                     self._watcher.waiting(str(error))
                 time.sleep(_RETRY_S)
                 continue

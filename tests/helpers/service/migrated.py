@@ -28,8 +28,13 @@ def begin_migrated(database: Database) -> None:
             file.write_bytes(_migrated())
     elif not _sent:
         event.listen(database.engine, "before_cursor_execute", _note)
-        upgrade(database)
-        event.remove(database.engine, "before_cursor_execute", _note)
+        try:
+            upgrade(database)
+        except BaseException:
+            _sent.clear()
+            raise
+        finally:
+            event.remove(database.engine, "before_cursor_execute", _note)
     else:
         with database.engine.begin() as connection:
             for statement, parameters in _sent:

@@ -193,3 +193,23 @@ def test_the_command_line_signs_what_a_composite_is_made_of(
     assert {str(opened.open(str(whole)))} | {str(opened.by_digest(part)) for part in parts.values()} == {
         line.split()[1] for line in result.output.splitlines()
     }
+
+
+def test_a_part_that_another_key_signed_keeps_its_signature(tmp_path: Path, key: Path) -> None:
+    store = Store(tmp_path / "store")
+    made = {
+        role: store.publish(model(f"space.{role}", part_of="space"), files(role)) for role in ("global", "A")
+    }
+    whole = store.publish(space(made), {})
+    make_key(tmp_path / "other.pem")
+    first = made["global"]
+    Store(tmp_path / "store", signer=Signer.load(tmp_path / "other.pem")).sign(str(first))
+    result = CliRunner().invoke(
+        app, ["sign", str(whole), "--key", str(key), "--store", str(tmp_path / "store")]
+    )
+    assert result.exit_code == 0, result.output
+    assert f"{first} keeps the signature of another key" in result.output
+    theirs = Store(tmp_path / "store", trusted=TrustedKeys.load(tmp_path / "other.pub.pem"))
+    assert theirs.open(str(first)).digest == first.digest
+    with pytest.raises(ArtefactUntrusted, match="not trusted"):
+        theirs.open(str(made["A"]))

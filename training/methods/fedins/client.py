@@ -25,8 +25,8 @@ from training.methods.common.local_training import mean_loss, task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
-# For the images of one split at a site: 2,700 images of 224 pixels for a ViT-S/14.
-MOST_STEM_BYTES = 2**30
+# For the images of one split at a site: 1,300 images of 224 pixels for a ViT-S/14.
+MOST_STEM_BYTES = 2**29
 
 
 @dataclass(frozen=True)

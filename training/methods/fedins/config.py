@@ -45,7 +45,7 @@ class FedInsConfig(LossConfig, RandomisationConfig):
     learning_rate: float = Field(3e-3, gt=0)
     learning_rate_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
     augment: bool = Field(
-        False, description="random rotation and flip; queries are then computed for every batch"
+        False, description="random rotation and flip; queries and stems are then computed for every batch"
     )
     precision: Precision = Field(
         "float32", description="of training: bfloat16 takes half the time where the processor has it"
@@ -79,7 +79,7 @@ class FedInsConfig(LossConfig, RandomisationConfig):
         None,
         ge=1,
         description="how many of a ViT's last blocks are adapted; all without. A site makes what the others "
-        "compute once, so that training takes the time of these blocks alone",
+        "compute once, so that training takes the time of these blocks alone, unless images are changed",
     )
     prompts: int = Field(10, ge=1, description="tokens per block of an entry, with adapter prompt")
 

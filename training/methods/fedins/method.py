@@ -331,7 +331,9 @@ class FedIns(Algorithm):
                 return found | {name.replace("train", "val"): made for name, made in found.items()}
             examples = slices_of(own)
             found[split] = queries_of(network, examples, size)
-            if (stems := stems_of(network, examples, size)) is not None:
+            # Images that are augmented give others in every batch.
+            wanted = split == "val" or not self.config.augment
+            if wanted and (stems := stems_of(network, examples, size)) is not None:
                 found[f"{split} stems"] = stems
         return found
 
