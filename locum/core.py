@@ -37,9 +37,9 @@ _TRANSIENT = {
 _BY_PROXY = {502, 503, 504}
 # Nothing of the request has left.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# Nothing listens there, or nothing can be reached there.
-_NO_CONNECTION = (httpx.ConnectError, httpx.ConnectTimeout)
-_AT_FIRST = 2
+# How often a request is sent again before anything has answered: to where nothing listens, and to where
+# nothing can be reached, which takes the whole timeout to learn.
+_AT_FIRST = {httpx.ConnectError: 2, httpx.ConnectTimeout: 0}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _TYPE = "urn:locum:problem:"
 
@@ -75,8 +75,9 @@ class Pause:
 class Retries:
     """How often a client sends a request again: `most` times.
 
-    Until something has answered the client, a connection that is refused is tried only three times: more
-    likely than a service that restarts is a wrong address, which a person should learn at once.
+    Until something has answered the client, a connection that is refused is tried only three times, and one
+    that is not made once: more likely than a service that restarts is a wrong address, which a person should
+    learn at once.
     """
 
     most: int
@@ -84,8 +85,8 @@ class Retries:
 
     def end(self, attempt: int, error: httpx.TransportError | None = None) -> bool:
         """Whether attempt number `attempt`, from 0, was the last one."""
-        stranger = isinstance(error, _NO_CONNECTION) and not self.answered
-        return attempt >= (min(self.most, _AT_FIRST) if stranger else self.most)
+        few = self.most if self.answered or error is None else _AT_FIRST.get(type(error), self.most)
+        return attempt >= min(self.most, few)
 
 
 Step: TypeAlias = Request | Pause

@@ -415,7 +415,7 @@ def in_words(error: LocumError | OSError) -> str:
 
     if isinstance(error, OSError):
         place = "" if error.filename is None else f"{error.filename}: "
-        return f"{place}{error.strerror or error}; once that is mended, the same command goes on"
+        return f"{place}{error.strerror or error}"
     if isinstance(error, NotAllowed) and error.slug == "credential-missing":
         # The service's own sentence names the header.
         return (

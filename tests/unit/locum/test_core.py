@@ -131,6 +131,9 @@ def test_refused_connection_ends_soon_until_something_has_answered() -> None:
     refused = [broken(httpx.ConnectError) for _ in range(7)]
     result, requests, _ = played(operations.models(), *refused[:3], retries=6)
     assert (type(result), len(requests)) == (Unreachable, 3)
+    # A firewall that drops everything costs the whole timeout to notice.
+    result, requests, _ = played(operations.models(), broken(httpx.ConnectTimeout), retries=6)
+    assert (type(result), len(requests)) == (Unreachable, 1)
     # A service that answered, if only that it is busy, is one that starts again.
     result, requests, _ = played(operations.models(), problem("busy"), *refused[:6], retries=6)
     assert (type(result), len(requests)) == (Unreachable, 7)
