@@ -169,9 +169,49 @@ def test_scan_of_a_cohort_is_shown_with_its_mask_in_the_chosen_plane(page: Any, 
     found = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(answer.raise_for_status().content))) == 1
     dice = 2 * (found & truth).sum() / (found.sum() + truth.sum())
     page.get_by_text(f"Dice: organ {100 * dice:.1f} %").wait_for()
+    page.get_by_text("its values are read as 1 = organ.").wait_for()
     page.get_by_role("button", name="Receipt").click()
     stored = service.client.get(f"{cohort}/scans").json()["scans"][0]["sha256"]
     assert stored in page.get_by_role("dialog").inner_text()
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_drawn_mask_of_another_task_has_no_dice_and_a_failure_is_said(
+    browser: Any, service: Service, status: int
+) -> None:
+    (scan, mask), *_ = drawn_scans(1).values()
+    drawn = nib.Nifti1Image.from_bytes(gzip.decompress(mask))
+    voxels = np.asanyarray(drawn.dataobj).astype(np.uint8)
+    voxels[0, 0, 0] = 2
+    cohort = service.cohort(a=scan, b=scan)
+    service.client.put(f"{cohort}/scans/a/mask", content=mask).raise_for_status()
+    other = nib.Nifti1Image(voxels, drawn.affine).to_bytes()
+    service.client.put(f"{cohort}/scans/b/mask", content=other).raise_for_status()
+    with opened_page(browser, service.address, expected=(f"status of {status}",)) as page:
+
+        def ask(name: str) -> None:
+            at = f"hospital=dune&model=organ&cohort={cohort[-32:]}&scan={name}"
+            page.goto(f"{service.address}/?{name}#/look?{at}")
+            page.get_by_label("Drawn mask").wait_for()
+            with page.expect_response("**/models/organ/versions/1"):
+                page.get_by_role("button", name="Segment").click()
+            page.get_by_role("heading", name="Answer").wait_for()
+
+        ask("a")
+        page.get_by_text("Dice: organ").wait_for()
+        # The model has no label of the value 2.
+        ask("b")
+        page.wait_for_timeout(500)
+        assert page.get_by_role("heading", name="Beside the drawn mask").count() == 0
+        # A version that is gone is no failure.
+        problem = {"type": "urn:locum:problem:x", "title": "Not now", "detail": "Later.", "status": status}
+        page.route("**/models/organ/versions/1", lambda route: route.fulfill(status=status, json=problem))
+        ask("a")
+        if status == 503:
+            page.get_by_text("Not now").wait_for()
+        page.wait_for_timeout(500)
+        assert page.get_by_text("Not now").count() == int(status == 503)
+        assert page.get_by_role("heading", name="Beside the drawn mask").count() == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
@@ -543,6 +583,61 @@ def test_first_model_is_the_hospital_s_assigned_one_and_never_a_zero_shot_one(
     hospital.select_option("hill")
     assert model.input_value() == "tumour"
     assert page.url.endswith("#/look?model=tumour&hospital=hill")
+
+
+def test_model_of_an_address_stays_when_its_scan_comes_before_the_models(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=service.scans[SCAN].read_bytes())
+    late: list[Any] = []
+    page.route("**/models", lambda route: late.append(route))
+    at = f"hospital=dune&model=retina&cohort={cohort[-32:]}&scan=a"
+    page.goto(f"{service.address}/?again#/look?{at}")
+    page.get_by_label("Scan a").wait_for()
+    for route in late:
+        route.continue_()
+    model = page.get_by_label("Model")
+    page.wait_for_function("select => select.value !== ''", arg=model.element_handle())
+    page.wait_for_timeout(500)
+    assert model.input_value() == "retina"
+    assert "model=retina" in page.url
+    assert page.get_by_label("Hospital of the scan").input_value() == "dune"
+
+
+def test_model_of_an_address_is_not_replaced_by_an_earlier_search(page: Any, service: Service) -> None:
+    held: list[Any] = []
+    page.route("**/serving/*", lambda route: held.append(route))
+    page.goto(f"{service.address}/?again#/look?hospital=dune")
+    while not held:
+        page.wait_for_timeout(20)
+    page.get_by_role("link", name="Adapt").click()
+    page.get_by_role("heading", name="Adapt a model").wait_for()
+    page.evaluate("location.hash = '#/look?hospital=dune&model=retina'")
+    page.get_by_role("heading", name="Look at a scan").wait_for()
+    model = page.get_by_label("Model")
+    page.wait_for_function("select => select.value === 'retina'", arg=model.element_handle())
+    for route in held:
+        route.continue_()
+    page.wait_for_timeout(500)
+    assert model.input_value() == "retina"
+
+
+def test_what_an_address_names_and_is_not_there_is_replaced_by_no_other(
+    browser: Any, service: Service
+) -> None:
+    # The cohorts of no hospital.
+    with opened_page(browser, service.address, expected=("status of 404",)) as page:
+        page.evaluate("localStorage.setItem('locum-hospital', 'dune')")
+        model, hospital = page.get_by_label("Model"), page.get_by_label("Hospital of the scan")
+        for named, at in (("dune", "dune"), ("gone", "")):
+            page.goto(f"{service.address}/?{named}#/look?hospital={named}&model=gone")
+            model.locator("option", has_text="Choose a model").wait_for(state="attached")
+            assert (model.input_value(), hospital.input_value()) == ("", at)
+        # Another hospital does not bring its model in place of the one that was named.
+        hospital.select_option("aster")
+        assert model.input_value() == ""
+        assert page.url.endswith("#/look?hospital=aster&model=gone")
+        page.goto(f"{service.address}/?no-model#/look?hospital=gone")
+        page.wait_for_function("select => select.value === 'organ'", arg=model.element_handle())
+        assert hospital.input_value() == ""
 
 
 def test_window_and_place_are_in_the_scan_s_own_units(page: Any, service: Service) -> None:

@@ -57,11 +57,18 @@ async function adaptedTo(hospital: string): Promise<Model[]> {
   return (await call("get", "/models", { query: { hospital } })).data.models;
 }
 
-/** The hospital's id by the address, else by the last choice, else of the only one that the caller may see; else empty. */
+/**
+ * The hospital's id by the address, else by the last choice, else of the only one that the caller may see; else empty.
+ *
+ * An address decides alone: another hospital than it names would be a mistake that nobody sees.
+ */
 export function knownHospital(): string {
   const all = hospitals.peek();
-  const said = [place.peek().parameters.get("hospital"), rememberedHospital()];
-  return said.find((id) => all.some((each) => each.id === id)) ?? (all.length === 1 ? all[0]!.id : "");
+  const isThere = (id: string | null) => all.some((each) => each.id === id);
+  const named = place.peek().parameters.get("hospital");
+  if (named !== null) return isThere(named) ? named : "";
+  const last = rememberedHospital();
+  return last !== null && isThere(last) ? last : all.length === 1 ? all[0]!.id : "";
 }
 
 /** How a request names it: a version that was adapted to a hospital needs its number. */

@@ -50,20 +50,35 @@ interface Grid {
   hdr?: { dims: readonly number[]; affine: readonly (readonly number[])[] } | null | undefined;
 }
 
-/** Dice of each label of an answer with a drawn mask, whose values the task names; none where the two are on other grids. */
+export interface DrawnAgreement {
+  name: string;
+  /** The drawn mask's values that are read as this label. */
+  values: readonly number[];
+  /** Null where neither mask has the label. */
+  dice: number | null;
+}
+
+/**
+ * Dice of each label of an answer with a drawn mask.
+ *
+ * A drawn mask has values without names: they are read as the answer's task names them. None where the mask has a value
+ * that this task does not name, since it was drawn for another one, or where the two are on other grids.
+ */
 export async function agreementWithDrawn(
   answer: { model: string; report: Pick<Report, "labels"> },
   found: Grid,
-  drawn: Grid,
-): Promise<{ name: string; dice: number | null }[]> {
+  drawn: Grid & { values: readonly number[] },
+): Promise<DrawnAgreement[]> {
   const [name = "", version = ""] = answer.model.split("@");
   const path = { model: name, version: Number(version) };
   const { data } = await call("get", "/models/{model}/versions/{version}", { path });
   const values = (data.manifest.task as { labels?: Record<string, number[]> }).labels ?? {};
+  const named = new Set([0, ...Object.values(values).flat()]);
+  if (!drawn.values.every((value) => named.has(value))) return [];
   if (!found.img || !drawn.img || !isSameGrid(found, drawn)) return [];
   return Object.entries(answer.report.labels).flatMap(([label, { classes }]) => {
     const own = values[label];
-    return own === undefined ? [] : [{ name: label, dice: diceOf(drawn.img!, own, found.img!, classes) }];
+    return own === undefined ? [] : [{ name: label, values: own, dice: diceOf(drawn.img!, own, found.img!, classes) }];
   });
 }
 

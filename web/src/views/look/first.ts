@@ -14,20 +14,32 @@ type Serving = Schema<"ServingView">;
 let isNamed = false;
 /** Ends the search for a model that a later choice makes idle. */
 let search = new AbortController();
+let first = Promise.resolve();
 
 /** Take the choice from the address, else the hospital's model. */
-export async function chooseFirst(): Promise<void> {
+export function chooseFirst(): void {
+  first = chooseByAddress();
+}
+
+/** Fulfilled once what the address names was taken: a choice writes the address anew. */
+export const firstChosen = (): Promise<void> => first;
+
+async function chooseByAddress(): Promise<void> {
   await loadCatalogue();
   const wanted = place.peek().parameters;
   const before = question.peek();
   const hospital = wanted.get("hospital") === null && before.model !== "" ? before.hospital : knownHospital();
-  const reference = wanted.get("model") ?? (isNamed ? before.model : null);
-  const model = answering().find((each) => referenceOf(each) === reference);
-  isNamed = model !== undefined;
+  const reference = wanted.get("model") ?? (isNamed ? before.model : "");
+  isNamed = reference !== "";
   const personalization = wanted.get("personalization") ?? before.personalization;
   const chosen = { ...before, hospital };
-  if (model === undefined) await chooseModel(chosen, personalization);
-  else question.value = fitted(chosen, model, personalization);
+  if (!isNamed) return void chooseModel(chosen, personalization);
+  // An earlier visit's search must not replace it.
+  search.abort();
+  isChoosing.value = false;
+  const model = answering().find((each) => referenceOf(each) === reference);
+  // In place of one that is not there no other answers: a person chooses.
+  question.value = model === undefined ? { ...chosen, model: "" } : fitted(chosen, model, personalization);
 }
 
 /** Take what a person chose. Another hospital has another model, unless the person named one. */
@@ -42,7 +54,8 @@ export function choose(next: Question): void {
     question.value = next;
   }
   const { hospital, personalization } = next;
-  const model = isNamed ? next.model : "";
+  // Until a person chooses another, the address keeps a name that is not there.
+  const model = isNamed ? next.model || place.peek().parameters.get("model") : "";
   keepInAddress({ model, hospital, personalization: personalization === "auto" ? "" : personalization });
 }
 

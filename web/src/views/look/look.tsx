@@ -2,6 +2,7 @@
 import { computed, effect, type ReadonlySignal, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { Problem } from "../../api/client";
 import { catalogueError, catalogueLoaded, hospitals, referenceOf } from "../../app/catalogue";
 import { NoModel } from "../../app/empty";
 import { keepInAddress } from "../../app/router";
@@ -18,7 +19,7 @@ import "../../viewer/stage.css";
 import { WindowControls } from "../../viewer/window";
 import { answering, Choices, classifies } from "./choices";
 import { type Answer, uncertaintyOf } from "./asking";
-import { agreement, type Agreement, agreementWithDrawn } from "./compare";
+import { agreement, type Agreement, agreementWithDrawn, type DrawnAgreement } from "./compare";
 import { choose, chooseFirst } from "./first";
 import "./look.css";
 import { Classes, Result, servedBy, sizeOf } from "./result";
@@ -56,7 +57,7 @@ const first = computed(() => (isDouble.value || comparison.value === "kept" ? ke
 export default function Look() {
   const [viewer, setViewer] = useState<Viewer | null>(null);
   const [beside, setBeside] = useState<Viewer | null>(null);
-  useEffect(() => void chooseFirst(), []);
+  useEffect(chooseFirst, []);
   useEffect(() => (viewer ? follow(viewer, first) : undefined), [viewer]);
   useEffect(() => (beside ? follow(beside, answer) : undefined), [beside]);
   useEffect(() => {
@@ -327,15 +328,20 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
 
 /** How far an answer agrees with the mask that a person drew. */
 function WithDrawn({ answer: found, open, viewer }: { answer: Answer; open: OpenScan; viewer: Viewer | null }) {
-  const [rows, setRows] = useState<Awaited<ReturnType<typeof agreementWithDrawn>>>([]);
+  const [rows, setRows] = useState<readonly DrawnAgreement[]>([]);
   useEffect(() => {
     setRows([]);
     if (viewer === null) return;
     let over = false;
     Promise.all([readMask(viewer, found), readMap(viewer, open, open.drawn!.file)])
-      .then(([mask, drawn]) => agreementWithDrawn(found, mask, drawn))
-      // A version that was withdrawn meanwhile has no labels to compare by: the answer stands without the figure.
-      .then((next) => over || setRows(next), () => undefined);
+      .then(([mask, { img, hdr }]) => agreementWithDrawn(found, mask, { img, hdr, values: open.drawn!.values }))
+      .then(
+        (next) => over || setRows(next),
+        (error: unknown) => {
+          // A version that was removed meanwhile has no labels to compare by: the answer stands without the figure.
+          if (!over && !(error instanceof Problem && error.status === 404)) failure.value = error;
+        },
+      );
     return () => {
       over = true;
     };
@@ -345,10 +351,16 @@ function WithDrawn({ answer: found, open, viewer }: { answer: Answer; open: Open
     <section class="card stack tight" aria-label="Agreement">
       <h2>Beside the drawn mask</h2>
       <p>Dice: {rows.map(({ name, dice }) => `${name} ${dice === null ? "–" : percent(dice, 1)}`).join(", ")}</p>
-      <p class="hint">A version that learned from this very mask agrees with it more than with others.</p>
+      <p class="hint">
+        A drawn mask does not name its labels: its values are read as {rows.map(meaning).join(", ")}. A version that learned
+        from this very mask agrees with it more than with others.
+      </p>
     </section>
   );
 }
+
+/** `1 and 2 = disc`: what the values of a drawn mask are taken for. */
+const meaning = ({ name, values }: DrawnAgreement) => `${values.join(" and ")} = ${name}`;
 
 /** `+1.2 mL`: how much larger the new one is. */
 function changeOf(before: Agreement["kept"], now: Agreement["now"]): string {

@@ -5,7 +5,7 @@ import { CohortSelect, type CohortScan, maskWords, scansOf, useCohorts } from ".
 import { keepInAddress, place } from "../../app/router";
 import { Select } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
-import { choose } from "./first";
+import { choose, firstChosen } from "./first";
 import { openStored, question, scan } from "./state";
 
 export function StoredScans() {
@@ -16,11 +16,14 @@ export function StoredScans() {
   const [error, setError] = useState<unknown>(null);
   const cohorts = useCohorts(hospital, null, setError) ?? [];
   const name = place.value.parameters.get("scan") ?? "";
-  const open = (found: CohortScan | undefined) => {
+  const open = async (found: CohortScan | undefined) => {
     if (found === undefined) return;
     keepInAddress({ cohort, scan: found.name });
-    choose({ ...question.peek(), hospital });
     void openStored({ hospital, cohort, name: found.name }, found.mask ?? null);
+    await firstChosen();
+    // Unless another scan or view was opened meanwhile.
+    const { view, parameters } = place.peek();
+    if (view === "look" && parameters.get("scan") === found.name) choose({ ...question.peek(), hospital });
   };
   useEffect(() => {
     setScans([]);
@@ -28,7 +31,7 @@ export function StoredScans() {
     scansOf(hospital, cohort).then((found) => {
       setScans(found);
       // An address that names a scan opens it, unless it is open.
-      if (name !== "" && scan.peek()?.name !== name) open(found.find((each) => each.name === name));
+      if (name !== "" && scan.peek()?.name !== name) void open(found.find((each) => each.name === name));
     }, setError);
   }, [hospital, cohort]);
   return (
@@ -56,7 +59,7 @@ export function StoredScans() {
               { value: "", label: "Choose a scan" },
               ...scans.map((each) => ({ value: each.name, label: `${each.name} (${maskWords(each).words})` })),
             ]}
-            onChange={(chosen) => open(scans.find((each) => each.name === chosen))}
+            onChange={(chosen) => void open(scans.find((each) => each.name === chosen))}
           />
         )}
         <Rejection error={error} />
