@@ -21,7 +21,7 @@ from PIL import Image
 
 from benchmarks.accuracy.dose.classification import Classifiers
 from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
-from benchmarks.accuracy.dose.report import sections
+from benchmarks.accuracy.dose.report import not_computed, sections
 from benchmarks.accuracy.unseen.experiment import FOREIGN, PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
@@ -36,6 +36,9 @@ TRAININGS: Mapping[str, Mapping[str, Any]] = {
     "before": {"domain_randomisation": "none"},
     "after": {"domain_randomisation": "throughout"},
 }
+
+# With masks, by the default alone.
+PARTS: Mapping[str, Sequence[str]] = {"served": tuple(TRAININGS), "masks": ("before",)}
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,16 @@ class Dose(Experiment[Profile]):
         return hospitals.served(cell["site"], cell["seed"], cell["rungs"])
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
-        """The criteria first, then every set."""
-        return sections(rows)
+        """The criteria first, then every set, and what is not computed yet."""
+        profile = self.profile
+        planned = {
+            (part, training, set_): profile.seeds
+            for part, trainings in PARTS.items()
+            for set_ in profile.sets
+            if part == "served" or set_ != POLYPS
+            for training in trainings
+        }
+        return [*sections(rows), *not_computed(rows, planned, self.command)]
 
     @cached_property
     def _federations(self) -> dict[str, Federation[Any]]:
@@ -141,7 +152,7 @@ def cells_of(profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]
     return [
         _cell(profile, set_, site, seed, training, part)
         for seed in profile.seeds
-        for part, trainings in (("served", tuple(TRAININGS)), ("masks", ("before",)))
+        for part, trainings in PARTS.items()
         for set_, there in sites.items()
         if part == "served" or set_ != POLYPS
         for site in there

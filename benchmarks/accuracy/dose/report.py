@@ -64,6 +64,33 @@ def sections(rows: Sequence[Row]) -> list[str]:
     return [*found, *masks.section(with_masks)]
 
 
+def not_computed(
+    rows: Sequence[Row], planned: Mapping[tuple[str, str, str], Sequence[int]], command: str
+) -> list[str]:
+    """What is planned and has no row, with the commands that compute it; by part, training and set.
+
+    Hospitals are known from the rows: a set that has none is listed whole.
+    """
+    sites: dict[str, set[str]] = {}
+    done: dict[tuple[str, str, str, int], set[str]] = {}
+    for cell in (row["cell"] for row in rows):
+        sites.setdefault(cell["set"], set()).add(cell["site"])
+        place = (cell["part"], cell["training"], cell["set"], cell["seed"])
+        done.setdefault(place, set()).add(cell["site"])
+    lines = []
+    for (part, training, set_), seeds in planned.items():
+        lacking = [
+            str(seed)
+            for seed in seeds
+            if not sites.get(set_) or done.get((part, training, set_, seed), set()) < sites[set_]
+        ]
+        if lacking:
+            only = f"--only part={part} --only training={training} --only set={set_}"
+            which = f"seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+            lines.append(f"- `{part}`, training {training}, {set_}, {which}:\n  `{command} {only}`")
+    return ["## Not computed yet", "\n".join(lines)] if lines else []
+
+
 def _about(rows: Sequence[Row]) -> str:
     seeds = sorted({row["cell"]["seed"] for row in rows})
     devices = sorted({row["result"]["device"] for row in rows})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.accuracy.dose.report import sections
+from benchmarks.accuracy.dose.report import not_computed, sections
 
 REAL = ("lungs_cxr", "retina_vessels")
 
@@ -91,3 +91,20 @@ def test_cells_that_the_amended_gate_judged_have_a_table_of_their_own() -> None:
     ]
     # Each: two sets, two hospitals, three rungs, two cohorts; those behind speckle are refused.
     assert [line(table, "what `auto`")[1] for table in tables] == ["16 of 24", "16 of 24"]
+
+
+def test_what_is_planned_and_has_no_row_is_listed_with_its_command() -> None:
+    def cell(set_: str, site: str, seed: int) -> dict[str, Any]:
+        return {"cell": {"part": "served", "training": "before", "set": set_, "site": site, "seed": seed}}
+
+    rows = [cell("eyes", "A", 3), cell("eyes", "B", 3), cell("eyes", "A", 4)]
+    planned = {("served", "before", set_): (3, 4, 5) for set_ in ("eyes", "lungs")}
+    title, listed = not_computed(rows, planned, "run dose")
+    assert title == "## Not computed yet"
+    assert listed.splitlines() == [
+        "- `served`, training before, eyes, seeds 4, 5:",
+        "  `run dose --only part=served --only training=before --only set=eyes`",
+        "- `served`, training before, lungs, seeds 3, 4, 5:",
+        "  `run dose --only part=served --only training=before --only set=lungs`",
+    ]
+    assert not_computed(rows[:2], {("served", "before", "eyes"): (3,)}, "run dose") == []
