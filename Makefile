@@ -23,10 +23,10 @@ demo: install
 demo-network: install
 	$(BIN)/python -m demo.network
 
-# In the order of the folders: the long tests of tests/e2e start first, not last. Six processes, of up to 1 GB each, keep
-# two cores busy, since tests wait for the processes that they start.
+# In the order of the folders: the long tests of tests/e2e start first, not last. Four processes keep two cores busy,
+# since tests wait for the processes that they start; six take as long, and half as much memory again.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --quiet
 
 # Unit tests without processes, for every save.
 test-fast: install
