@@ -105,11 +105,7 @@ class ViT(BlockBackbone):
 
         The last block does not update the other tokens, because they are not used.
         """
-        *others, last = self.blocks
-        tokens_BTD = self._embed(image_BCHW)
-        for block in others:
-            tokens_BTD = block(tokens_BTD)
-        normed: Tensor = self.norm(last(tokens_BTD, 1))
+        normed: Tensor = self.norm(self.blocks[-1](self.stem(image_BCHW, 1), 1))
         return normed[:, 0]
 
     @property
