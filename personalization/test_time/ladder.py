@@ -54,8 +54,8 @@ Doses = tuple[float, float, float]
 # By shift: the ratio up to which a shift counts as natural, and the shape of the dose by thirds.
 NATURAL = 1.0
 EARLY: Doses = (1.0, 0.5, 0.0)
-# Above so many times `NATURAL` all thirds move towards the same dose.
-VERY_LARGE = 4.0
+# Above so many times `NATURAL`, four standard deviations, all thirds move towards the same dose.
+VERY_LARGE = 16.0
 # Squared shift that is as good as none.
 _NO_SHIFT = 1e-6
 
@@ -82,7 +82,7 @@ def dose_by_shift(found: Profile, spread: Spread) -> Dose:
 
         R_l = 1/2 sum over means and variances of D_l / (tau_l + s_l)
         R   = exp(mean over l of log R_l)
-        a   = max(0, 1 - c / R)        w = max(0, 1 - 4 c / R)
+        a   = max(0, 1 - c / R)        w = max(0, 1 - 16 c / R)
         doses = (1 - w) a (1, 1/2, 0) + w (a, a, a)
 
     D and s are the shift of the scans and its sampling variance over patients; of one patient s is what the

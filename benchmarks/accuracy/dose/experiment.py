@@ -43,10 +43,14 @@ PARTS: Mapping[str, Sequence[str]] = {"served": tuple(TRAININGS), "masks": ("bef
 
 @dataclass(frozen=True)
 class Profile:
-    """Sets and seeds; `phantoms` patients for each of so many drawn scanners."""
+    """Sets and seeds; `phantoms` patients for each of so many drawn scanners.
+
+    `decides`: seeds of the protocol's seventh amendment, for segmentations served after the default training.
+    """
 
     sets: Mapping[str, SetOf]
     seeds: tuple[int, ...] = (3, 4, 5)
+    decides: tuple[int, ...] = ()
     scanners: int = 8
     phantoms: int = 8
 
@@ -61,7 +65,7 @@ _SETS = {
 }
 PROFILES = {
     "smoke": Profile({PHANTOM: SetOf(32, _TINY)}, (3,), 3, 6),
-    "cpu": Profile(_SETS),
+    "cpu": Profile(_SETS, decides=(6,)),
 }
 
 
@@ -101,14 +105,9 @@ class Dose(Experiment[Profile]):
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The criteria first, then every set, and what is not computed yet."""
-        profile = self.profile
-        planned = {
-            (part, training, set_): profile.seeds
-            for part, trainings in PARTS.items()
-            for set_ in profile.sets
-            if part == "served" or set_ != POLYPS
-            for training in trainings
-        }
+        planned: dict[tuple[str, str, str], list[int]] = {}
+        for seed, *place in _planned(self.profile, tuple(self.profile.sets)):
+            planned.setdefault(tuple(place), []).append(seed)
         return [*sections(rows), *not_computed(rows, planned, self.command)]
 
     @cached_property
@@ -148,15 +147,26 @@ class Dose(Experiment[Profile]):
 
 
 def cells_of(profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """Seed by seed, every hospital by both trainings; then with masks, by the default. `sites` by set."""
+    """Seed by seed, each training with every hospital left out; then with masks, by the default. `sites` by set."""
     return [
         _cell(profile, set_, site, seed, training, part)
+        for seed, part, training, set_ in _planned(profile, tuple(sites))
+        for site in sites[set_]
+    ]
+
+
+def _planned(profile: Profile, sets: Sequence[str]) -> list[tuple[int, str, str, str]]:
+    """Seed, part, training and set, in the order in which they are computed."""
+    asked = [
+        (seed, part, training, set_)
         for seed in profile.seeds
         for part, trainings in PARTS.items()
-        for set_, there in sites.items()
+        for set_ in sets
         if part == "served" or set_ != POLYPS
-        for site in there
         for training in trainings
+    ]
+    return asked + [
+        (seed, "served", "before", set_) for seed in profile.decides for set_ in sets if set_ != POLYPS
     ]
 
 

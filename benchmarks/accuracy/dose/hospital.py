@@ -219,6 +219,7 @@ def facts_of(made: ByShift, change: float) -> dict[str, Any]:
     return {
         "shift": short(made.dose.shift),
         "dose": short(made.dose.share),
+        "doses": [*map(short, made.dose.doses)],
         "checks": {check.name: _finite(check.value) for check in made.verdict.checks},
         "failed": list(made.failed),
         "change": short(change),

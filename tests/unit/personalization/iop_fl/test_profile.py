@@ -126,9 +126,12 @@ def test_the_dose_by_hand() -> None:
     dose = dose_by_shift(seen(1.2, 0.2), spread(*members))
     assert (dose.shift, dose.share) == pytest.approx((1.5, 1 / 3), rel=1e-5)
     assert dose.doses == pytest.approx((1 / 3, 1 / 6, 0.0), rel=1e-5)
-    # R = 8: w = 1/2, a = 7/8, between the shape and all alike
-    dose = dose_by_shift(seen(4.8, 0.0), spread(*members))
-    assert dose.doses == pytest.approx((7 / 8, 7 / 8 * 0.75, 7 / 16), rel=1e-5)
+    # R = 16: a = 15/16, in the same shape still
+    dose = dose_by_shift(seen(9.6, 0.0), spread(*members))
+    assert dose.doses == pytest.approx((15 / 16, 15 / 32, 0.0), rel=1e-5)
+    # R = 32: w = 1/2, a = 31/32, between the shape and all alike
+    dose = dose_by_shift(seen(19.2, 0.0), spread(*members))
+    assert dose.doses == pytest.approx((31 / 32, 31 / 32 * 0.75, 31 / 64), rel=1e-5)
 
 
 def test_a_natural_shift_asks_for_no_dose() -> None:

@@ -84,13 +84,30 @@ def test_cells_that_the_amended_gate_judged_have_a_table_of_their_own() -> None:
             for rung in each["result"]["at"].values():
                 rung["cohorts"] = [{**cohort, "checks": {"shift_left": 0.5}} for cohort in rung["cohorts"]]
     page = "\n".join(sections(found))
-    tables = page.split("## Training after: the gate ")[1:]
+    tables = page.split("## Training after, first dose: the gate ")[1:]
     assert [table.splitlines()[0] for table in tables] == [
         "before the fourth amendment",
         "since the fourth amendment",
     ]
     # Each: two sets, two hospitals, three rungs, two cohorts; those behind speckle are refused.
     assert [line(table, "what `auto`")[1] for table in tables] == ["16 of 24", "16 of 24"]
+
+
+def test_the_doses_before_and_since_the_seventh_amendment_are_apart() -> None:
+    found = [each for each in rows() if each["cell"]["training"] == "after"]
+    for each in found:
+        if each["cell"]["seed"] == 4:
+            for rung in each["result"]["at"].values():
+                rung["cohorts"] = [{**cohort, "doses": [0.5, 0.25, 0.0]} for cohort in rung["cohorts"]]
+    page = "\n".join(sections(found))
+    assert line(page, "criterion") == ["criterion", "after", "met", "after, first dose", "met"]
+    # Seed 4 alone gains 2 behind speckle; seed 3 alone loses 3.
+    assert line(page, "4. no hospital below -1")[1:] == [
+        "+0.0 (a of lungs_cxr, severity 0)",
+        "yes",
+        "-3.0 (a of lungs_cxr, speckle)",
+        "**no**",
+    ]
 
 
 def test_what_is_planned_and_has_no_row_is_listed_with_its_command() -> None:
