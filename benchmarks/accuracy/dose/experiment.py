@@ -147,7 +147,7 @@ class Dose(Experiment[Profile]):
 
 
 def cells_of(profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """Seed by seed, each training with every hospital left out; then with masks, by the default. `sites` by set."""
+    """Seed by seed, each training with every hospital of `sites` left out; then with masks."""
     return [
         _cell(profile, set_, site, seed, training, part)
         for seed, part, training, set_ in _planned(profile, tuple(sites))
