@@ -24,6 +24,20 @@ def assign(service: Service, path: str, actor: str, reason: str) -> None:
     ).raise_for_status()
 
 
+def test_an_address_that_names_what_is_not_there_adapts_nothing_else(page: Any, service: Service) -> None:
+    page.goto(f"{service.address}/#/adapt?hospital=nowhere&model=nothing")
+    page.get_by_text("No hospital nowhere is registered.").wait_for()
+    page.get_by_text("No model nothing that can be adapted is in the store.").wait_for()
+    start = page.get_by_role("button", name="Start the adaptation")
+    assert start.count() == 0
+    page.get_by_label("Hospital").select_option("dune")
+    page.get_by_text("No hospital nowhere is registered.").wait_for(state="detached")
+    assert start.count() == 0
+    page.get_by_label("Model").select_option("organ")
+    start.wait_for()
+    assert page.evaluate("location.hash") == "#/adapt?hospital=dune&model=organ"
+
+
 def test_scans_of_two_hospitals_reach_their_own_cohorts(browser: Any, service: Service) -> None:
     with opened_page(browser, service.address, expected=("net::ERR_",)) as page:
         drop_for_two_hospitals(page, service)

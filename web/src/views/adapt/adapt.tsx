@@ -22,38 +22,72 @@ export default function Adapt() {
   useEffect(() => void loadCatalogue().then(openWork), []);
   const [latest, setLatest] = useState<Job | null>(null);
   const parameters = place.value.parameters;
-  const adaptable = models.value.filter((each) => each.adaptable && each.hospital === null);
-  const hospital = hospitals.value.find((each) => each.id === parameters.get("hospital")) ?? outside();
-  const model = adaptable.find((each) => each.name === parameters.get("model")) ?? adaptable[0];
+  const adaptable = adaptableModels();
+  const named = { hospital: parameters.get("hospital"), model: parameters.get("model") };
+  const hospital = named.hospital ? hospitals.value.find((each) => each.id === named.hospital) : outside();
+  const model = named.model ? adaptable.find((each) => each.name === named.model) : adaptable[0];
   const job = parameters.get("job");
   const jobs = useJobs(hospital?.id ?? "", `${job} ${latest?.id} ${latest?.state}`);
   if (catalogueError.value) return <div class="center"><Rejection error={catalogueError.value} /></div>;
+  if (!catalogueLoaded.value && (hospital === undefined || model === undefined)) return <p class="center soft">Loading …</p>;
+  if (hospitals.value.length === 0 || adaptable.length === 0) {
+    const lacks = adaptable.length === 0 ? "No model that can be adapted" : null;
+    return <Missing title="There is nothing to adapt yet" lacks={lacks} hospital={hospitals.value.length === 0} />;
+  }
+  const choices = (
+    <>
+      <h1>Adapt a model to a hospital</h1>
+      <Select
+        label="Hospital"
+        value={hospital?.id ?? ""}
+        options={[
+          ...(hospital ? [] : [{ value: "", label: "Choose a hospital", disabled: true }]),
+          ...hospitals.value.map((each) => ({ value: each.id, label: each.name })),
+        ]}
+        onChange={(value) => {
+          rememberHospital(value);
+          keepInAddress({ hospital: value, job: null, cohort: null });
+        }}
+      />
+      <Select
+        label="Model"
+        value={model?.name ?? ""}
+        options={[
+          ...(model ? [] : [{ value: "", label: "Choose a model", disabled: true }]),
+          ...adaptable.map((each) => ({ value: each.name, label: each.name })),
+        ]}
+        hint={model && sentence(model.summary)}
+        onChange={(value) => keepInAddress({ model: value, job: null, cohort: null })}
+      />
+    </>
+  );
+  // In place of one that is not there no other is adapted: a person chooses.
   if (hospital === undefined || model === undefined) {
-    if (!catalogueLoaded.value) return <p class="center soft">Loading …</p>;
-    const lacks = model === undefined ? "No model that can be adapted" : null;
-    return <Missing title="There is nothing to adapt yet" lacks={lacks} hospital={hospital === undefined} />;
+    return (
+      <div class="adapt">
+        <div class="stack">{choices}</div>
+        <Notice title="The address names what is not here">
+          <div class="stack tight">
+            {hospital === undefined && (
+              <p>
+                No hospital <span class="mono">{named.hospital}</span> is registered. Choose one that is.
+              </p>
+            )}
+            {model === undefined && (
+              <p>
+                No model <span class="mono">{named.model}</span> that can be adapted is in the store. Choose one that is.
+              </p>
+            )}
+          </div>
+        </Notice>
+      </div>
+    );
   }
   const needsMasks = model.masks === "required";
   return (
     <div class="adapt">
       <div class="stack">
-        <h1>Adapt a model to a hospital</h1>
-        <Select
-          label="Hospital"
-          value={hospital.id}
-          options={hospitals.value.map((each) => ({ value: each.id, label: each.name }))}
-          onChange={(value) => {
-            rememberHospital(value);
-            keepInAddress({ hospital: value, job: null, cohort: null });
-          }}
-        />
-        <Select
-          label="Model"
-          value={model.name}
-          options={adaptable.map((each) => ({ value: each.name, label: each.name }))}
-          hint={sentence(model.summary)}
-          onChange={(value) => keepInAddress({ model: value, job: null, cohort: null })}
-        />
+        {choices}
         {has("operator") ? (
           <Scans key={hospital.id} hospital={hospital.id} model={model} jobs={jobs} current={job} />
         ) : (
@@ -83,13 +117,20 @@ export default function Adapt() {
   );
 }
 
+const adaptableModels = () => models.value.filter((each) => each.adaptable && each.hospital === null);
+
 /** An address that names nothing opens the newest job: one that runs, else one whose candidate was not rejected. */
 async function openWork(): Promise<void> {
   const said = place.peek().parameters;
   if (said.has("hospital") || said.has("model") || said.has("job")) return;
   try {
     const { data } = await call("get", "/jobs", { query: { limit: 100 } });
-    const all = data.jobs.filter((each) => each.kind === "adaptation" && hospitals.peek().some(({ id }) => id === each.hospital));
+    const all = data.jobs.filter(
+      (each) =>
+        each.kind === "adaptation" &&
+        hospitals.peek().some(({ id }) => id === each.hospital) &&
+        adaptableModels().some(({ name }) => name === each.model),
+    );
     const found =
       all.find((each) => !FINISHED.includes(each.state)) ?? all.find((each) => each.passed === true) ?? all[0];
     if (found) keepInAddress({ hospital: found.hospital, model: found.model, job: found.id });
