@@ -361,7 +361,8 @@ class Version:
 class Model:
     """A model that requests can name. `answers` says by which route; `hospital` is that of an adapted
     version; `channel_names` are those of channels that are files of their own; `imported` says where a model
-    from elsewhere comes from.
+    from elsewhere comes from; `untrusted`, that `latest` is None or not its newest version for want of a
+    trusted key's signature.
     """
 
     name: str
@@ -377,6 +378,7 @@ class Model:
     personalizations: tuple[str, ...]
     channel_names: tuple[str, ...] = ()
     imported: str | None = None
+    untrusted: bool = False
 
 
 @dataclass(frozen=True)

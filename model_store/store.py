@@ -401,11 +401,12 @@ class Store:
             if self._is_withdrawn(record.name, record.number)
         )
 
-    def newest(self, name: str) -> tuple[Version, bool, Record]:
-        """Look at the newest readable version that is not withdrawn, else at the newest readable one.
+    def newest(self, name: str) -> tuple[Version, bool, bool, Record]:
+        """Look at the version that `name` alone opens, else at the newest readable one.
 
         Returns:
-            (version, whether it is not withdrawn, record of the newest readable version).
+            (version, whether it opens, whether no trusted key signed one that is newer or this one,
+            record of the newest readable version).
 
         Raises ReferenceNotFound for an unknown name, and the newest version's error if none is readable.
         """
@@ -414,6 +415,7 @@ class Store:
             raise self._unknown(name)
         withdrawn = self._backend.listed(name, self._now()).withdrawn
         last: tuple[Version, Record] | None = None
+        untrusted = False
         errors: list[StoreError] = []
         for number in reversed(numbers):
             if last is not None and number in withdrawn:
@@ -424,11 +426,14 @@ class Store:
                 errors.append(error)
                 continue
             last = last or (version, Record.of(version.artefact))
-            if version.withdrawn is None:
-                return version, True, last[1]
+            if version.withdrawn is not None:
+                continue
+            if self._is_trusted(name, number):
+                return version, True, untrusted, last[1]
+            untrusted = True
         if last is None:
             raise errors[0]
-        return last[0], False, last[1]
+        return last[0], False, untrusted, last[1]
 
     def unreadable(self, name: str, numbers: Sequence[int] | None = None) -> dict[int, StoreError]:
         """Map each version with an unreadable manifest or tombstone to its error. Listings leave it out.

@@ -155,8 +155,10 @@ def show_service(hospital: str | None) -> int:
 def model_line(model: Model) -> str:
     """What a person reads of a model in a list."""
     if model.latest is None:
-        return f"model {model.name}  withdrawn: no version of it answers"
-    return f"model {model.name}@{model.latest.version}  {model.kind}, {model.answers}: {model.summary}"
+        why = "not signed by a trusted key" if model.untrusted else "withdrawn"
+        return f"model {model.name}  {why}: no version of it answers"
+    newer = " (no trusted key signed its newest version)" if model.untrusted else ""
+    return f"model {model.name}@{model.latest.version}  {model.kind}, {model.answers}: {model.summary}{newer}"
 
 
 def _option(given: str) -> tuple[str, Any]:

@@ -70,7 +70,13 @@ class ModelSummary(BaseModel):
     hospital: str | None = Field(
         description="The hospital that it was adapted to; no other hospital is served it."
     )
-    latest: VersionSummary | None = Field(description="The newest version that is not withdrawn.")
+    latest: VersionSummary | None = Field(
+        description="The newest version that is not withdrawn and, where the service opens only what trusted "
+        "keys signed, that one of them signed. Null if there is none."
+    )
+    untrusted: bool = Field(
+        description="Whether `latest` is null, or not the newest, because no trusted key signed a version."
+    )
     task: str
     answers: str = Field(description="The route that takes scans for it: `/segment` or `/classify`.")
     labels: list[str] = Field(
@@ -350,11 +356,11 @@ def _in_words(artefact: Artefact) -> str:
 
 
 def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
-    """Summarise a model by its newest version in force, else its newest; return what that is a part of, too.
+    """Summarise a model by what its name opens, else by its newest; return what that is a part of, too.
 
     Raises ReferenceNotFound for an unknown name, and an error of its versions if none is readable.
     """
-    shown, in_force, last = store.newest(name)
+    shown, opens, untrusted, last = store.newest(name)
     manifest = shown.artefact.manifest
     summary = ModelSummary(
         name=manifest.name,
@@ -363,7 +369,8 @@ def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
         adaptable=adaptation_of(shown.artefact) is not None,
         masks=_masks(shown.artefact),
         hospital=adapted_for(shown.artefact),
-        latest=_version(shown) if in_force else None,
+        latest=_version(shown) if opens else None,
+        untrusted=untrusted,
         task=manifest.task.name,
         answers=route_of(manifest.task.kind),
         labels=list(manifest.task.labels or manifest.task.class_names),

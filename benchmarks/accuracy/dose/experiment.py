@@ -50,9 +50,9 @@ class Profile:
 
     sets: Mapping[str, SetOf]
     seeds: tuple[int, ...] = (3, 4, 5)
-    decides: tuple[int, ...] = ()
     scanners: int = 8
     phantoms: int = 8
+    decides: tuple[int, ...] = ()
 
 
 _TINY = {"rounds": 2, "width": 4, "batch_size": 8}
@@ -106,8 +106,8 @@ class Dose(Experiment[Profile]):
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The criteria first, then every set, and what is not computed yet."""
         planned: dict[tuple[str, str, str], list[int]] = {}
-        for seed, *place in _planned(self.profile, tuple(self.profile.sets)):
-            planned.setdefault(tuple(place), []).append(seed)
+        for seed, part, training, set_ in _planned(self.profile, tuple(self.profile.sets)):
+            planned.setdefault((part, training, set_), []).append(seed)
         return [*sections(rows), *not_computed(rows, planned, self.command)]
 
     @cached_property

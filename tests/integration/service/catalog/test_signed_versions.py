@@ -44,13 +44,22 @@ def test_only_signed_versions_are_served(
     answer = api.segment(png(picture), model="bright")
     assert (answer.status_code, answer.json()["type"].rsplit(":", 1)[-1]) == (503, "artefact-untrusted")
     assert "model_store sign" in answer.json()["detail"]
+    assert listed(api) == (None, True)
     Store(tmp_path / "store", signer=Signer.load(keys / "federation.pem")).sign("bright@1")
     assert api.segment(png(picture), model="bright").status_code == 200
+    assert listed(api) == (1, False)
     # A version that is planted beside it is not the newest.
     publish_bright(tmp_path / "store", at=50)
     answer = api.segment(png(picture), model="bright")
     assert answer.headers["Locum-Model"] == "bright@1"
     assert api.segment(png(picture), model="bright@2").status_code == 503
+    assert listed(api) == (1, True)
+
+
+def listed(api: Api) -> tuple[int | None, bool]:
+    """The latest version of `bright` in the list of models, and whether one lacks a signature."""
+    (model,) = api.client.get("/models").json()["models"]
+    return model["latest"] and model["latest"]["version"], model["untrusted"]
 
 
 @pytest.mark.parametrize(("auth", "level"), [("none", "INFO"), ("keys", "WARNING")])

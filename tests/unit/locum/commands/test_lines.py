@@ -97,10 +97,16 @@ def test_job_of_an_earlier_service_has_its_state_and_the_sentence_of_each_failed
     assert lines[2:4] == ["  ✗ negative  6.400 (at most 2)", "    These scans look inverted."]
 
 
-def test_withdrawn_model_says_so_in_place_of_what_it_answers() -> None:
+def test_model_that_does_not_answer_says_why_in_place_of_what_it_answers() -> None:
     given: Any = Namespace(
-        name="phantom", latest=None, kind="model", answers="/segment", summary="One network."
+        name="phantom", latest=None, kind="model", answers="/segment", summary="One network.", untrusted=False
     )
     assert model_line(given) == "model phantom  withdrawn: no version of it answers"
+    given.untrusted = True
+    assert model_line(given) == "model phantom  not signed by a trusted key: no version of it answers"
     given.latest = Namespace(version=3)
+    assert model_line(given) == (
+        "model phantom@3  model, /segment: One network. (no trusted key signed its newest version)"
+    )
+    given.untrusted = False
     assert model_line(given) == "model phantom@3  model, /segment: One network."

@@ -1,5 +1,6 @@
 /** Which model answers, in plain words. */
 import { hospitals, loadAdapted, type Model, models, referenceOf } from "../../app/catalogue";
+import { Unsigned } from "../../app/empty";
 import { Select } from "../../ui/controls";
 import type { Personalization, Question } from "./asking";
 import { isChoosing } from "./state";
@@ -67,6 +68,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
           change(next);
         }}
       />
+      <Unsigned />
       <Select
         label="Hospital of the scan"
         value={question.hospital}
