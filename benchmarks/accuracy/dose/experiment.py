@@ -45,7 +45,7 @@ PARTS: Mapping[str, Sequence[str]] = {"served": tuple(TRAININGS), "masks": ("bef
 class Profile:
     """Sets and seeds; `phantoms` patients for each of so many drawn scanners.
 
-    `decides`: seeds of the protocol's seventh amendment, for segmentations served after the default training.
+    `decides`: seeds of the protocol's seventh amendment, for segmentations that are served.
     """
 
     sets: Mapping[str, SetOf]
@@ -166,7 +166,11 @@ def _planned(profile: Profile, sets: Sequence[str]) -> list[tuple[int, str, str,
         for training in trainings
     ]
     return asked + [
-        (seed, "served", "before", set_) for seed in profile.decides for set_ in sets if set_ != POLYPS
+        (seed, "served", training, set_)
+        for seed in profile.decides
+        for training in PARTS["served"]
+        for set_ in sets
+        if set_ != POLYPS
     ]
 
 
