@@ -34,7 +34,8 @@ from personalization.test_time.recipe import Adapted, recipe_of
 
 # The largest shift where nothing was practised: that behind the strongest drawn scanners, on phantoms.
 UNPRACTISED = 60.0
-# Inverted scans of phantoms have a shift of 7 and more.
+# Nearer scans are not looked at in negative. Of phantoms 148 of 160 inverted cohorts are at least as far; of
+# X-rays with a shift of 4, some are nearer in negative and are not inverted.
 FAR = 4.0
 
 
