@@ -32,8 +32,9 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import Dose, dose_by_shift, mirrored
 from personalization.test_time.recipe import Adapted, recipe_of
 
-# The largest shift where nothing was practised: that behind the strongest drawn scanners, on phantoms.
-UNPRACTISED = 60.0
+# Stands for the largest shift that was practised where nothing was, so that the limit is R = 60: phantoms had
+# no more behind the strongest drawn scanners. Members practise little, so twice their largest is allowed.
+UNPRACTISED = 30.0
 # Nearer scans are not looked at in negative. Of phantoms 148 of 160 inverted cohorts are at least as far; of
 # X-rays with a shift of 4, some are nearer in negative and are not inverted.
 FAR = 4.0

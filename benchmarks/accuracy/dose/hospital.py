@@ -53,6 +53,8 @@ from training.run import Run, execute
 # A rung of the ladder, or a kind of shift.
 RUNGS: tuple[str, ...] = (*map(str, SEVERITIES), *KINDS)
 AS_IT_IS = "0"
+# The last amendment of the protocol that changed a dose or a gate: rows are served and judged by it.
+AMENDMENT = 8
 FULL = (1.0, 1.0, 1.0)
 
 
@@ -129,7 +131,7 @@ class Hospitals:
         for member in run.sites():
             tested = Scans.load(member.of_split("test"), self.federation.task)
             home[member.name] = short(mean_dice(dice_of(trained.network(), tested)))
-        return {"device": self.device, "home": home, "at": found}
+        return {"device": self.device, "home": home, "amendment": AMENDMENT, "at": found}
 
     def by_masks(self, site: str, seed: int, severities: Sequence[int]) -> dict[str, Any]:
         """What masks of a few patients add to the global model (`benchmarks.accuracy.unseen.masks`)."""

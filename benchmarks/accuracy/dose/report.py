@@ -15,9 +15,10 @@ from benchmarks.harness.tables import table
 
 PHANTOM, POLYPS = "phantom", "polyp_centres"
 POINT = 0.01
-# The fourth amendment of the protocol added this check; cells that were finished keep their verdicts.
+# Amendments of the protocol that changed the gate; cells that were finished keep their verdicts. Since the
+# eighth rows say by which they were judged, and since the fourth they have this check.
 ADDED = "shift_left"
-GATES = {False: "before the fourth amendment", True: "since the fourth amendment"}
+GATES = {0: "before the fourth amendment", 4: "since the fourth amendment", 8: "since the eighth amendment"}
 LADDER_RUNGS = ("0", "1", "2", "3")
 NOT_ARMS = ("global", "patients")
 # set, rung, hospital
@@ -56,7 +57,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
     for name, own_rows in by_dose.items():
         if segmented := _segmented(own_rows):
             for since, words in GATES.items():
-                if judged := [row for row in segmented if _since(row) == since]:
+                if judged := [row for row in segmented if _gate_of(row) == since]:
                     found += [f"## Training {name}: the gate {words}", *_gate(judged)]
             found += [f"## Every hospital, {name}: `auto`", _hospitals(segmented)]
     return [*found, *masks.section(with_masks)]
@@ -357,9 +358,10 @@ def _planted(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
     return [each for row in rows for at in row["result"]["at"].values() for each in at["planted"]]
 
 
-def _since(row: Row) -> bool:
-    """Whether a cell was judged by the gate that the fourth amendment made."""
-    return any(ADDED in cohort["checks"] for cohort in _cohorts([row]))
+def _gate_of(row: Row) -> int:
+    """The amendment that made the gate by which a cell was judged; 0 for the first gate."""
+    earlier = 4 if any(ADDED in cohort["checks"] for cohort in _cohorts([row])) else 0
+    return int(row["result"].get("amendment", earlier))
 
 
 def _of_now(row: Row) -> bool:

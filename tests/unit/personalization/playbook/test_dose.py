@@ -95,6 +95,9 @@ def test_the_gate_vetoes_a_target_that_moves_away_and_a_shift_beyond_practice() 
     assert not {"size_gain", "size_factor", "giant", "fragments"} & set(cured.failed)
     dose = replace(served.dose, shift=10.1, share=0.9)
     assert replace(good, dose=dose, record=RECORD).failed == ("shift_beyond_practice",)
+    # Without practice nothing farther than phantoms were is moved.
+    assert replace(good, dose=replace(dose, shift=59.9)).passed
+    assert replace(good, dose=replace(dose, shift=60.1)).failed == ("shift_beyond_practice",)
     lossy = RECORD.model_copy(update={"lost": 0.2, "largest": 50.0})
     assert replace(good, dose=dose, record=lossy).failed == ("practice_lost",)
     # Nothing is moved, so what others lost by moving refuses nothing.
