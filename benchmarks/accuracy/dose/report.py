@@ -94,9 +94,10 @@ def _about(rows: Sequence[Row]) -> str:
     seeds = sorted({row["cell"]["seed"] for row in rows})
     devices = sorted({row["result"]["device"] for row in rows})
     return (
-        "What was fixed before these were run is in the third amendment of [the protocol]"
-        "(protocol-outside.md). Figures are points of Dice (hundredths; of balanced accuracy for "
-        "polyp_centres), means over hospitals of the means over seeds, except where it says otherwise. "
+        "The third amendment of [the protocol](protocol-outside.md) was fixed before anything was run; the "
+        "fourth to the eighth changed gate and dose, and say what was known by then. Figures are points of "
+        "Dice (hundredths; of balanced accuracy for polyp_centres), means over hospitals of the means over "
+        "seeds, except where it says otherwise. "
         "*After* and *before* are the trainings. *First dose* is the dose by shift until the seventh "
         "amendment, which moved to a uniform one from R = 4 on, and not from 16. "
         f"Seeds: {', '.join(map(str, seeds))}. {len(rows)} cells are finished. "
@@ -110,7 +111,7 @@ def _by_dose(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for training in ("before", "after"):
         for now in (True, False):
             name = training if now else f"{training}, first dose"
-            own = [row for row in rows if row["cell"]["training"] == training and _of_now(row) == now]
+            own = [row for row in rows if row["cell"]["training"] == training and of_now(row) == now]
             if own:
                 found[name] = own
     return found
@@ -364,7 +365,7 @@ def _gate_of(row: Row) -> int:
     return int(row["result"].get("amendment", earlier))
 
 
-def _of_now(row: Row) -> bool:
+def of_now(row: Row) -> bool:
     """Whether a cell has the dose of the seventh amendment, since which rows tell the doses by thirds."""
     return all("doses" in cohort for cohort in _cohorts([row]))
 

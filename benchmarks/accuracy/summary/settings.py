@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median
 
+from benchmarks.accuracy.dose.report import of_now
 from benchmarks.accuracy.papers.report import MEGABYTE, PaperTables
 from benchmarks.accuracy.unseen.report import GATE_CHANGED
 from benchmarks.harness.cells import Row, Rows
@@ -171,14 +172,20 @@ def of_unseen() -> list[Shift]:
 DOSE = "dose.cpu"
 
 
+def rows_of_dose() -> list[Row]:
+    """Cells of `dose` after the default training; with the dose that is served now, where a set has any."""
+    rows = [row for row in recorded(DOSE) if row["cell"]["part"] == "served"]
+    rows = [row for row in rows if row["cell"]["training"] == "before"]
+    now = {row["cell"]["set"] for row in rows if of_now(row)}
+    return [row for row in rows if of_now(row) or row["cell"]["set"] not in now]
+
+
 def of_dose() -> list[Shift]:
-    """Every set and severity of `dose`, of the training that is the default."""
+    """Every set and severity of `rows_of_dose`."""
     levels: dict[tuple[str, int], dict[str, list[float]]] = {}
     found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
-    for row in recorded(DOSE):
+    for row in rows_of_dose():
         cell = row["cell"]
-        if cell["part"] != "served" or cell["training"] != "before":
-            continue
         for rung, at in row["result"]["at"].items():
             if not rung.isdigit():
                 continue
