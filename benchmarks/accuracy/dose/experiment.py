@@ -21,7 +21,7 @@ from PIL import Image
 
 from benchmarks.accuracy.dose.classification import Classifiers
 from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
-from benchmarks.accuracy.dose.report import not_computed, sections
+from benchmarks.accuracy.dose.report import figures, not_computed, sections
 from benchmarks.accuracy.unseen.experiment import FOREIGN, PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
@@ -108,7 +108,15 @@ class Dose(Experiment[Profile]):
         planned: dict[tuple[str, str, str], list[int]] = {}
         for seed, part, training, set_ in _planned(self.profile, tuple(self.profile.sets)):
             planned.setdefault((part, training, set_), []).append(seed)
-        return [*sections(rows), *not_computed(rows, planned, self.command)]
+        drawn = {severity: self._file(severity) for severity in figures(rows)}
+        return [*sections(rows, drawn), *not_computed(rows, planned, self.command)]
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
+        """A figure per severity."""
+        return {self._file(severity): svg for severity, svg in figures(rows).items()}
+
+    def _file(self, severity: str) -> str:
+        return f"{self.rows_path.stem}.severity-{severity}.svg"
 
     @cached_property
     def _federations(self) -> dict[str, Federation[Any]]:

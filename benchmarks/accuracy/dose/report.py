@@ -5,13 +5,17 @@ The unit is a hospital of a set on a rung (of the ladder, or a kind of shift); i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
+from scipy.stats import t
+
 from benchmarks.accuracy.unseen import masks
 from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import table
+from training.report.charts import Change, forest_chart
 
 PHANTOM, POLYPS = "phantom", "polyp_centres"
 POINT = 0.01
@@ -28,8 +32,38 @@ Values: TypeAlias = dict[Unit, list[float]]
 At: TypeAlias = Mapping[str, Any]
 
 
-def sections(rows: Sequence[Row]) -> list[str]:
-    """All sections for which there are rows."""
+def figures(rows: Sequence[Row]) -> dict[str, str]:
+    """Severity -> an SVG of what `auto` changes, by the dose that is served now after the default training.
+
+    Each hospital is a dot with a 95 % interval over its patients, of several seeds in the mean.
+    """
+    own = [row for row in _segmented(rows) if row["cell"]["part"] == "served" and of_now(row)]
+    own = [row for row in own if row["cell"]["training"] == "before"]
+    found = {}
+    for severity in LADDER_RUNGS:
+        units: dict[str, list[tuple[float, float]]] = {}
+        for row in sorted(own, key=lambda row: str(row["cell"]["set"])):
+            if at := row["result"]["at"].get(severity):
+                name = f"{row['cell']['set']}, {row['cell']['site']}"
+                units.setdefault(name, []).append(_interval(at))
+        changes = []
+        for name, each in units.items():
+            value, half = (fmean(column) for column in zip(*each, strict=True))
+            changes.append(Change(name, value, value - half, value + half))
+        if changes:
+            found[severity] = forest_chart(changes)
+    return found
+
+
+def _interval(at: At) -> tuple[float, float]:
+    """Mean change of `auto` over patients, and half of Student's interval of it."""
+    (mean, deviation, _), count = at["arms"]["auto"], at["arms"]["patients"]
+    half = t.ppf(0.975, count - 1) * deviation / math.sqrt(count - 1) if count > 1 else 0.0
+    return mean, float(half)
+
+
+def sections(rows: Sequence[Row], drawn: Mapping[str, str]) -> list[str]:
+    """All sections for which there are rows. `drawn` has the file of each severity's figure."""
     with_masks = [row for row in rows if row["cell"]["part"] == "masks"]
     about, rows = _about(rows), [row for row in rows if row["cell"]["part"] == "served"]
     by_training = {
@@ -37,6 +71,14 @@ def sections(rows: Sequence[Row]) -> list[str]:
     }
     after, before = by_training["after"], by_training["before"]
     found = [about]
+    if drawn:
+        images = [f"![severity {severity}]({file})" for severity, file in drawn.items()]
+        found += [
+            "## What `auto` changes, by hospital",
+            "As they are (severity 0) and behind a scanner that is turned up, with the default training and "
+            "the dose that is served now. Bars are 95 % intervals over patients.",
+            *images,
+        ]
     by_dose = _by_dose(rows)
     criteria = {name: {a: rest for a, *rest in _criteria(_segmented(rows))} for name, rows in by_dose.items()}
     # By their numbers: the trainings need not have the same ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.accuracy.dose.report import not_computed, sections
+from benchmarks.accuracy.dose.report import figures, not_computed, sections
 
 REAL = ("lungs_cxr", "retina_vessels")
 
@@ -54,7 +54,7 @@ def line(text: str, opening: str) -> list[str]:
 
 
 def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
-    page = "\n".join(sections(rows()))
+    page = "\n".join(sections(rows(), {}))
     assert line(page, "1. lungs_cxr at severity 0")[1:] == ["+0.0", "yes", "+0.0", "yes"]
     # (10 + 2) / 2 in each set; the best arm without a gate has 8.
     assert line(page, "2. real sets at severity 3")[3:] == ["+6.0, best arm +8.0", "yes"]
@@ -70,7 +70,7 @@ def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
 
 
 def test_a_criterion_without_rows_is_left_out() -> None:
-    page = "\n".join(sections([each for each in rows() if each["cell"]["training"] == "before"]))
+    page = "\n".join(sections([each for each in rows() if each["cell"]["training"] == "before"], {}))
     assert "## Criteria of what is served" in page
     assert "## Criteria of the training" not in page
     assert "## Served, before" in page
@@ -85,7 +85,7 @@ def test_cells_that_the_amended_gate_judged_have_a_table_of_their_own() -> None:
                 rung["cohorts"] = [{**cohort, "checks": {"shift_left": 0.5}} for cohort in rung["cohorts"]]
             if each["cell"]["set"] == REAL[0]:
                 each["result"]["amendment"] = 8
-    page = "\n".join(sections(found))
+    page = "\n".join(sections(found, {}))
     tables = page.split("## Training after, first dose: the gate ")[1:]
     assert [table.splitlines()[0] for table in tables] == [
         "before the fourth amendment",
@@ -103,7 +103,7 @@ def test_the_doses_before_and_since_the_seventh_amendment_are_apart() -> None:
         if each["cell"]["seed"] == 4:
             for rung in each["result"]["at"].values():
                 rung["cohorts"] = [{**cohort, "doses": [0.5, 0.25, 0.0]} for cohort in rung["cohorts"]]
-    page = "\n".join(sections(found))
+    page = "\n".join(sections(found, {}))
     assert line(page, "criterion") == ["criterion", "after", "met", "after, first dose", "met"]
     # Seed 4 alone gains 2 behind speckle; seed 3 alone loses 3.
     assert line(page, "4. no hospital below -1")[1:] == [
@@ -112,6 +112,19 @@ def test_the_doses_before_and_since_the_seventh_amendment_are_apart() -> None:
         "-3.0 (a of lungs_cxr, speckle)",
         "**no**",
     ]
+
+
+def test_a_figure_has_each_hospital_by_the_dose_of_now() -> None:
+    found = rows()
+    assert figures(found) == {}
+    for each in found:
+        for rung in each["result"]["at"].values():
+            rung["cohorts"] = [{**cohort, "doses": [0.5, 0.25, 0.0]} for cohort in rung["cohorts"]]
+    drawn = figures(found)
+    assert list(drawn) == ["0", "3"]
+    assert all(f">{set_}, {site}</text>" in drawn["3"] for set_ in REAL for site in "ab")
+    page = "\n".join(sections(found, {"3": "three.svg"}))
+    assert "![severity 3](three.svg)" in page
 
 
 def test_what_is_planned_and_has_no_row_is_listed_with_its_command() -> None:
