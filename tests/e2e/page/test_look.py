@@ -284,7 +284,8 @@ def test_slices_are_pinched_on_a_tablet_which_says_so(browser: Any, service: Ser
         page.set_input_files("input[type=file]", service.scans[SCAN])
         page.get_by_text("Pinch: slices").wait_for()
         page.get_by_role("button", name="Axial").click()
-        before = page.get_by_text("intensity").inner_text()
+        before = page.get_by_text("intensity").inner_text().split(" · ")[-1].split(",")[0]
+        assert before == "axial 7 of 12"
         box = page.locator("canvas").bounding_box()
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         send = page.context.new_cdp_session(page).send
@@ -292,9 +293,8 @@ def test_slices_are_pinched_on_a_tablet_which_says_so(browser: Any, service: Ser
             fingers = [{"x": x, "y": y + side * (20 + 30 * step)} for side in (-1, 1)]
             send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
         send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        # The finger that comes first may move the cross-hair within the slice, as a tap does.
         page.wait_for_function("said => !document.body.innerText.includes(said)", arg=before)
-        after = page.get_by_text("intensity").inner_text()
-        assert before.split("axial")[1].split(",")[1:] == after.split("axial")[1].split(",")[1:]
 
 
 def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None:
