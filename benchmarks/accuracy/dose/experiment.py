@@ -21,13 +21,14 @@ from PIL import Image
 
 from benchmarks.accuracy.dose.classification import Classifiers
 from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
-from benchmarks.accuracy.dose.report import figures, not_computed, sections
+from benchmarks.accuracy.dose.report import changes_by_severity, not_computed, sections
 from benchmarks.accuracy.unseen.experiment import FOREIGN, PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
 from training.data.cases import Federation
 from training.data.federation import load_federation
 from training.methods.fedavg import FedAvgConfig
+from training.report.charts import forest_chart
 from training.tasks import template
 
 POLYPS = "polyp_centres"
@@ -108,12 +109,14 @@ class Dose(Experiment[Profile]):
         planned: dict[tuple[str, str, str], list[int]] = {}
         for seed, part, training, set_ in _planned(self.profile, tuple(self.profile.sets)):
             planned.setdefault((part, training, set_), []).append(seed)
-        drawn = {severity: self._file(severity) for severity in figures(rows)}
+        drawn = {severity: self._file(severity) for severity in changes_by_severity(rows)}
         return [*sections(rows, drawn), *not_computed(rows, planned, self.command)]
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
         """A figure per severity."""
-        return {self._file(severity): svg for severity, svg in figures(rows).items()}
+        return {
+            self._file(severity): forest_chart(own) for severity, own in changes_by_severity(rows).items()
+        }
 
     def _file(self, severity: str) -> str:
         return f"{self.rows_path.stem}.severity-{severity}.svg"

@@ -15,7 +15,7 @@ from scipy.stats import t
 from benchmarks.accuracy.unseen import masks
 from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import table
-from training.report.charts import Change, forest_chart
+from training.report.charts import Change
 
 PHANTOM, POLYPS = "phantom", "polyp_centres"
 POINT = 0.01
@@ -32,10 +32,10 @@ Values: TypeAlias = dict[Unit, list[float]]
 At: TypeAlias = Mapping[str, Any]
 
 
-def figures(rows: Sequence[Row]) -> dict[str, str]:
-    """Severity -> an SVG of what `auto` changes, by the dose that is served now after the default training.
+def changes_by_severity(rows: Sequence[Row]) -> dict[str, list[Change]]:
+    """Severity -> what `auto` changes at each hospital, by the dose served now after the default training.
 
-    Each hospital is a dot with a 95 % interval over its patients, of several seeds in the mean.
+    With a 95 % interval over the hospital's patients, of several seeds in the mean.
     """
     own = [row for row in _segmented(rows) if row["cell"]["part"] == "served" and of_now(row)]
     own = [row for row in own if row["cell"]["training"] == "before"]
@@ -51,7 +51,7 @@ def figures(rows: Sequence[Row]) -> dict[str, str]:
             value, half = (fmean(column) for column in zip(*each, strict=True))
             changes.append(Change(name, value, value - half, value + half))
         if changes:
-            found[severity] = forest_chart(changes)
+            found[severity] = changes
     return found
 
 

@@ -448,9 +448,10 @@ def _unseen(shifts: Sequence[Shift]) -> list[str]:
 
 def _dose() -> list[str]:
     """What the dose by shift serves, and doses without a gate."""
-    shifts = of_dose()
+    rows = rows_of_dose()
+    shifts = of_dose(rows)
     seeds: dict[str, set[int]] = {}
-    for row in rows_of_dose():
+    for row in rows:
         seeds.setdefault(row["cell"]["set"], set()).add(row["cell"]["seed"])
     listed = [f"{set_} {', '.join(map(str, sorted(own)))}" for set_, own in sorted(seeds.items())]
     return [

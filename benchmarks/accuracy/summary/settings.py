@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median
@@ -180,11 +180,11 @@ def rows_of_dose() -> list[Row]:
     return [row for row in rows if of_now(row) or row["cell"]["set"] not in now]
 
 
-def of_dose() -> list[Shift]:
+def of_dose(rows: Sequence[Row]) -> list[Shift]:
     """Every set and severity of `rows_of_dose`."""
     levels: dict[tuple[str, int], dict[str, list[float]]] = {}
     found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
-    for row in rows_of_dose():
+    for row in rows:
         cell = row["cell"]
         for rung, at in row["result"]["at"].items():
             if not rung.isdigit():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.accuracy.dose.report import figures, not_computed, sections
+from benchmarks.accuracy.dose.report import changes_by_severity, not_computed, sections
+from training.report.charts import forest_chart
 
 REAL = ("lungs_cxr", "retina_vessels")
 
@@ -116,11 +117,11 @@ def test_the_doses_before_and_since_the_seventh_amendment_are_apart() -> None:
 
 def test_a_figure_has_each_hospital_by_the_dose_of_now() -> None:
     found = rows()
-    assert figures(found) == {}
+    assert changes_by_severity(found) == {}
     for each in found:
         for rung in each["result"]["at"].values():
             rung["cohorts"] = [{**cohort, "doses": [0.5, 0.25, 0.0]} for cohort in rung["cohorts"]]
-    drawn = figures(found)
+    drawn = {severity: forest_chart(own) for severity, own in changes_by_severity(found).items()}
     assert list(drawn) == ["0", "3"]
     assert all(f">{set_}, {site}</text>" in drawn["3"] for set_ in REAL for site in "ab")
     page = "\n".join(sections(found, {"3": "three.svg"}))
