@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import traceback
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,17 @@ def test_retried_adaptation_has_one_idempotency_key() -> None:
     assert (len(requests), len(keys)) == (2, 1)
     _, others, _ = played(operations.adapt("h", "m", "c"), answer(404, JOB_GONE))
     assert others[0].headers["Idempotency-Key"] not in keys
+
+
+def test_pauses_stop_growing_at_half_a_minute_but_for_a_service_that_names_a_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _least, most: most)
+    _, _, pauses = played(operations.models(), *(broken() for _ in range(9)), retries=8)
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    busy = problem("busy", **{"Retry-After": "600"})
+    _, _, pauses = played(operations.models(), busy, answer(200, {"models": [], "next": None}))
+    assert pauses == [600.0]
 
 
 def test_retries_end() -> None:
