@@ -72,11 +72,11 @@ from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
-from training.methods.common.local_training import as_met
-from training.methods.common.state_tree import join, part
+from training.local.norms import as_met
 from training.methods.fedavg import FedAvg
 from training.progress import Afterwards, Progress
 from training.run import Run, execute
+from training.state_tree import join, part
 
 SPACE = Group("space", "weights", "collect")
 SPREADS = Group("spreads", "statistics", "collect")

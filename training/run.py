@@ -28,8 +28,8 @@ from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.pool import Pool
 from training.errors import ConfigurationError
-from training.methods.common.tested import Untested
 from training.methods.registry import method, methods
+from training.parts.test import Untested
 from training.publish import Origin, check_names, parts_of, publish
 
 

@@ -38,7 +38,7 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch
 from personalization.test_time.recipe import adapt, objective_of
 from service.inference.sessions import wanted_providers
-from training.methods.common.local_training import network_of, new_network, state_of
+from training.local.networks import network_of, new_network, state_of
 
 BATCH = 16
 # The first steps allocate memory and warm caches, on both sides.

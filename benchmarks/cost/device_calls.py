@@ -35,7 +35,8 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, class_maps, score
 from personalization.test_time.recipe import recipe_of
 from training.data.examples import Examples
-from training.methods.common.local_training import Schedule, network_of, new_network, state_of, train_locally
+from training.local.loop import Schedule, train_locally
+from training.local.networks import network_of, new_network, state_of
 
 CLASSES = 3
 # Of training: what a step does beside the network's own work.

@@ -43,7 +43,7 @@ from training.config import RunConfig
 from training.data.cases import Case, Federation
 from training.data.federation import load_federation
 from training.data.scan_files import read_mask
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 from training.methods.registry import method
 from training.phantom import write_federation
 from training.phantom.federation import TASK as PHANTOM

@@ -42,9 +42,9 @@ from training.engine.egress import SiteSpec
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry, Silent
-from training.methods.common.state_tree import part
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
+from training.state_tree import part
 
 # The first rounds allocate memory and warm caches, on both sides.
 WARM_UP = 2

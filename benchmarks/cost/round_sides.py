@@ -19,7 +19,7 @@ from training.data.examples import Examples, slices_of
 from training.data.segmentation.dataset import SiteData, batches
 from training.engine.client import RunEnvironment
 from training.engine.worker import keep_freed_memory
-from training.methods.common.local_training import dice_per_patient
+from training.local.scores import dice_per_patient
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg
 
 SITES = ("CS", "DU", "FG", "HT")

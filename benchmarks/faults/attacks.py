@@ -42,7 +42,8 @@ from training.engine.history import RoundEntry
 from training.engine.pool import Inline
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import RoundFailed
-from training.methods.common.local_training import AnySiteData, network_of
+from training.local.networks import network_of
+from training.local.scores import AnySiteData
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 from training.phantom import write_federation
 from training.run import Run

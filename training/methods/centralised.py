@@ -35,10 +35,12 @@ from training.algorithm import (
     StepContext,
 )
 from training.data.examples import Data, Examples, Volumes
-from training.methods.common.local_training import AnySiteData, network_of, state_of, train_locally
-from training.methods.common.state_tree import join, part
+from training.local.loop import train_locally
+from training.local.networks import network_of, state_of
+from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import register
+from training.state_tree import join, part
 
 IMAGES = Group("images", "images", "collect")
 _POOL = "pool"

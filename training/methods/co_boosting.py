@@ -54,9 +54,9 @@ from personalization.fedbicross.distillation import divergence
 from personalization.networks import initialise
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
-from training.methods.common.one_student import OneStudent, OneStudentConfig, moments_of, with_moments
-from training.methods.common.state_tree import join, part
+from training.methods.one_student import OneStudent, OneStudentConfig, moments_of, with_moments
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _WEIGHTS, _POOL, _MOMENTS = "ensemble", "pool", "student_moments"
 

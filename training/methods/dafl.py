@@ -39,10 +39,10 @@ from personalization.fedbicross.distillation import divergence
 from personalization.networks import initialise
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
-from training.methods.common.local_training import state_of
-from training.methods.common.one_student import OneStudent, OneStudentConfig, fallen, moments_of, with_moments
-from training.methods.common.state_tree import join, part
+from training.local.networks import state_of
+from training.methods.one_student import OneStudent, OneStudentConfig, fallen, moments_of, with_moments
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _GENERATOR, _GENERATORS_MOMENTS, _STUDENTS_MOMENTS = "generator", "generator_moments", "student_moments"
 

@@ -41,11 +41,11 @@ from personalization.fedbicross.distillation import TEMPERATURE, divergence
 from personalization.networks import initialise
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
-from training.methods.common.local_training import state_of
-from training.methods.common.one_shot import Start
-from training.methods.common.one_student import OneStudent, OneStudentConfig
-from training.methods.common.state_tree import join, part
+from training.local.networks import state_of
+from training.methods.one_shot import Start
+from training.methods.one_student import OneStudent, OneStudentConfig
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _GENERATOR, _POOL = "generator", "pool"
 

@@ -24,12 +24,14 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, StepContext
-from training.methods.common.local_training import AnySiteData, network_of, state_of, train_locally
-from training.methods.common.personal_models import FullPersonalFedAvg, LocalResult
-from training.methods.common.state_tree import join, part
+from training.local.loop import train_locally
+from training.local.networks import network_of, state_of
+from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvgConfig
 from training.methods.fedprox import proximal_term
+from training.methods.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _V = "personal"
 

@@ -71,38 +71,40 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.choices.loss import LossConfig
+from training.choices.randomisation import RandomisationConfig
+from training.choices.start import StartConfig
+from training.choices.volume import VolumeConfig, augmentation_of
 from training.data.examples import Examples
 from training.errors import ConfigurationError
-from training.methods.common.data_statistics import describe_phase, described, keep_described
-from training.methods.common.judged import PARENT, judge_once, judgement, judging_phase
-from training.methods.common.local_training import (
+from training.local.loop import (
     MOTION,
-    Aggregation,
-    AnySiteData,
     OptimiserName,
     Penalty,
     Schedule,
-    ValidationScore,
+    train_locally,
+)
+from training.local.networks import network_of, new_network, state_of
+from training.local.norms import (
     as_met,
     batch_moments,
-    evaluate,
     moments_of,
-    network_of,
-    new_network,
     positive_variances,
-    state_of,
-    train_locally,
-    weight_of,
     with_moments,
 )
-from training.methods.common.loss_choice import LossConfig
-from training.methods.common.randomisation_choice import RandomisationConfig
-from training.methods.common.rotation import rotation_term, together
-from training.methods.common.start import StartConfig
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import Predict, predicting, score_once, scored_metrics, scoring_phase
-from training.methods.common.volume_choice import VolumeConfig, augmentation_of
+from training.local.scores import (
+    Aggregation,
+    AnySiteData,
+    ValidationScore,
+    evaluate,
+    weight_of,
+)
 from training.methods.registry import register
+from training.parts.describe import describe_phase, described, keep_described
+from training.parts.judge import PARENT, judge_once, judgement, judging_phase
+from training.parts.rotation import rotation_term, together
+from training.parts.test import Predict, predicting, score_once, scored_metrics, scoring_phase
+from training.state_tree import join, part
 
 WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
 SCORES = Group("scores", "statistics", "collect", essential=False, check=ValidationScore.check)

@@ -42,21 +42,15 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import ClientResult, Group, Memory, Phase, RoundResult, State, StepContext
-from training.methods.common.local_training import (
-    AnySiteData,
-    Schedule,
-    evaluate,
-    network_of,
-    state_of,
-    train_locally,
-    weight_of,
-)
-from training.methods.common.state_tree import join, part
+from training.local.loop import Schedule, train_locally
+from training.local.networks import network_of, state_of
+from training.local.scores import AnySiteData, evaluate, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS
 from training.methods.fedprox import proximal_term
 from training.methods.registry import register
 from training.methods.scaffold import SGD_VOLUMES, Correction
 from training.methods.server_optimisers import MovedConfig, MovedFedAvg
+from training.state_tree import join, part
 
 DRIFT = Group("drift", "weights", "mean")
 CHANGE = Group("change", "weights", "mean")

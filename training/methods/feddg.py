@@ -55,19 +55,13 @@ from training.algorithm import (
 from training.bounds import clipped
 from training.data.examples import Examples, slices_of
 from training.errors import ConfigurationError
-from training.methods.common.local_training import (
-    AnySiteData,
-    Batch,
-    held_statistics,
-    least_batch,
-    mean_loss,
-    new_optimiser,
-    scheduled_batches,
-    state_of,
-)
-from training.methods.common.state_tree import join, part
+from training.local.loop import Batch, mean_loss, new_optimiser, scheduled_batches
+from training.local.networks import state_of
+from training.local.norms import held_statistics, least_batch
+from training.local.scores import AnySiteData
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
+from training.state_tree import join, part
 
 AMPLITUDES = Group("amplitudes", "features", "collect", essential=False, bounded=True)
 BANK = Group("bank", "features")

@@ -41,13 +41,13 @@ from personalization.feddp import calibration_loss, dice_loss, inconsistency
 from personalization.networks import FedOapUNet
 from training.algorithm import ClientResult, Group, Memory, Phase, Plan, RoundResult, State, StepContext
 from training.data.segmentation.dataset import SiteData
-from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import client as local
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap, attention
 from training.methods.registry import register
+from training.state_tree import join, part
 
 MEMBERS = Group("members", "weights", "collect")
 # Fewer models have no deviation.

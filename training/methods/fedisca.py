@@ -49,9 +49,9 @@ from personalization.fedbicross.teachers import Teacher
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
 from training.errors import ConfigurationError
-from training.methods.common.one_student import OneStudent, OneStudentConfig, fallen, moments_of, with_moments
-from training.methods.common.state_tree import join, part
+from training.methods.one_student import OneStudent, OneStudentConfig, fallen, moments_of, with_moments
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _MOMENTS = "student_moments"
 

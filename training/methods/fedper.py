@@ -21,8 +21,8 @@ from typing_extensions import override
 from model_store.task import Task
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths
-from training.methods.common.personal_parts import PersonalFedAvg
 from training.methods.fedavg import FedAvgConfig
+from training.methods.personal_parts import PersonalFedAvg
 from training.methods.registry import register
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
-from training.methods.common.local_training import Penalty
+from training.local.loop import Penalty
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import register
 

@@ -26,7 +26,8 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import StepContext
-from training.methods.common.local_training import AnySiteData, train_locally
+from training.local.loop import train_locally
+from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvgConfig
 from training.methods.fedper import FedPer
 from training.methods.registry import register

@@ -31,19 +31,13 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, State, StepContext
-from training.methods.common.local_training import (
-    AnySiteData,
-    ValidationScore,
-    estimate_statistics,
-    evaluate,
-    network_of,
-    parameter_names,
-    state_of,
-)
-from training.methods.common.personal_models import FullPersonalFedAvg, LocalResult
-from training.methods.common.state_tree import join, part
+from training.local.networks import network_of, parameter_names, state_of
+from training.local.norms import estimate_statistics
+from training.local.scores import AnySiteData, ValidationScore, evaluate
 from training.methods.fedavg import FedAvgConfig
+from training.methods.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _POOL, _COUNT = "pool", "pooled"
 

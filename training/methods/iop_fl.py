@@ -51,22 +51,20 @@ from training.algorithm import (
 )
 from training.data.segmentation.dataset import SiteData
 from training.errors import SiteFailed
-from training.methods.common.local_training import (
+from training.local.loop import Schedule, train_locally
+from training.local.networks import network_of, state_of
+from training.local.norms import with_statistics
+from training.local.scores import (
     AnySiteData,
-    Schedule,
     ValidationScore,
     check_score,
     dice_per_patient,
     evaluate,
-    network_of,
-    state_of,
-    train_locally,
-    with_statistics,
 )
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, RotationHeadConfig
 from training.methods.registry import Panel, register
+from training.parts.test import predicting, score_once, scored_metrics, scoring_phase
+from training.state_tree import join, part
 
 # A site without a personal model sends none.
 PERSONAL = Group("personal", "weights", "collect", essential=False)

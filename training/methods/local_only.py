@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing_extensions import override
 
 from training.algorithm import ClientResult, Memory, Phase, State, StepContext, keep_memory, send_nothing
-from training.methods.common.local_training import AnySiteData
-from training.methods.common.personal_parts import PersonalFedAvg
+from training.local.scores import AnySiteData
 from training.methods.fedavg import WEIGHTS, FedAvgConfig
+from training.methods.personal_parts import PersonalFedAvg
 from training.methods.registry import register
 
 

@@ -44,19 +44,12 @@ from personalization.networks.projected import OUTPUT
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import ClientResult, Memory, State, StepContext
 from training.errors import ConfigurationError
-from training.methods.common.local_training import (
-    AnySiteData,
-    Penalty,
-    Schedule,
-    evaluate,
-    network_of,
-    state_of,
-    train_locally,
-    weight_of,
-)
-from training.methods.common.state_tree import join, part
+from training.local.loop import Penalty, Schedule, train_locally
+from training.local.networks import network_of, state_of
+from training.local.scores import AnySiteData, evaluate, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _PREVIOUS = "previous"
 # The paper's, of a classification.

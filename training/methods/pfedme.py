@@ -39,25 +39,21 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, RoundResult, State, StepContext
-from training.methods.common.local_training import (
-    AnySiteData,
+from training.local.loop import (
     Schedule,
-    estimate_statistics,
-    least_batch,
     mean_loss,
-    network_of,
     new_optimiser,
-    parameter_names,
     scheduled_batches,
-    state_of,
     take_step,
-    with_statistics,
 )
-from training.methods.common.personal_models import FullPersonalFedAvg, LocalResult
-from training.methods.common.state_tree import join, part
+from training.local.networks import network_of, parameter_names, state_of
+from training.local.norms import estimate_statistics, least_batch, with_statistics
+from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvgConfig
 from training.methods.fedprox import proximal_term
+from training.methods.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.registry import register
+from training.state_tree import join, part
 
 
 class PFedMeConfig(FedAvgConfig):

@@ -23,7 +23,7 @@ from training.algorithm import Algorithm, State
 from training.config import MethodConfig
 from training.data.cases import Site
 from training.errors import ConfigurationError
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 
 Built = TypeVar("Built", bound=type[Algorithm])
 _REGISTERED: dict[str, Method] = {}

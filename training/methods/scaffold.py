@@ -29,19 +29,12 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import ClientResult, Group, Memory, Phase, RoundResult, State, StepContext
-from training.methods.common.local_training import (
-    AnySiteData,
-    Schedule,
-    evaluate,
-    network_of,
-    parameter_names,
-    state_of,
-    train_locally,
-    weight_of,
-)
-from training.methods.common.state_tree import join, part
+from training.local.loop import Schedule, train_locally
+from training.local.networks import network_of, parameter_names, state_of
+from training.local.scores import AnySiteData, evaluate, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
+from training.state_tree import join, part
 
 CONTROL = Group("control", "weights", "mean")
 # It has another name than what was sent, because clips and norms compare an upload with what was sent.

@@ -41,15 +41,12 @@ from typing_extensions import override
 from model_store.task import Task
 from training.algorithm import Memory, RoundResult, State, StepContext
 from training.errors import TrainingError
-from training.methods.common.local_training import (
-    AnySiteData,
-    moments_of,
-    parameter_names,
-    with_statistics,
-)
-from training.methods.common.state_tree import join, part
+from training.local.networks import parameter_names
+from training.local.norms import moments_of, with_statistics
+from training.local.scores import AnySiteData
 from training.methods.fedavg import MOMENTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
+from training.state_tree import join, part
 
 _MOMENTS = "server"
 

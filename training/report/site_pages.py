@@ -25,7 +25,7 @@ from training.data.cases import Site
 from training.data.examples import Examples, Volumes
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import all_for_testing
-from training.methods.common.local_training import Answers, predict
+from training.local.scores import Answers, predict
 from training.methods.registry import method
 from training.processes import process_context
 from training.report.overlays import overlap, write_overlays

@@ -24,11 +24,11 @@ from training.data.cases import Case, Federation, Site
 from training.data.splits import folds
 from training.engine.client import RunEnvironment
 from training.engine.history import TEST, RoundEntry
-from training.methods.common.export import EXPORT
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.local_only import LocalOnly
 from training.methods.registry import method
+from training.parts.export import EXPORT
 from training.run import Result, Run, execute
 
 

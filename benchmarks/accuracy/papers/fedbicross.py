@@ -37,22 +37,23 @@ from benchmarks.harness.cells import Cell
 from benchmarks.harness.experiment import Options, Table
 from model_store.task import Task
 from personalization.state import State, StreamingMean
+from training import state_tree
 from training.algorithm import ClientResult, Memory, ModelDraft, Plan, Publication, StepContext
 from training.data.classification import LabelledData
 from training.data.examples import Examples
 from training.engine.history import RoundEntry
+from training.local.classifier import logits_of, train_classifier
+from training.local.networks import network_of, state_of
+from training.local.scores import predict
 from training.methods.co_boosting import CoBoosting, CoBoostingConfig
-from training.methods.common import state_tree
-from training.methods.common.classifier_training import logits_of, train_classifier
-from training.methods.common.data_statistics import describe
-from training.methods.common.local_training import network_of, predict, state_of
-from training.methods.common.one_shot import MODEL, OneShot, OneShotConfig
-from training.methods.common.one_student import OneStudentConfig
 from training.methods.dafl import Dafl, DaflConfig
 from training.methods.dense import Dense, DenseConfig
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
 from training.methods.fedisca import FedIsca, FedIscaConfig
+from training.methods.one_shot import MODEL, OneShot, OneShotConfig
+from training.methods.one_student import OneStudentConfig
+from training.parts.describe import describe
 
 SETS = ("pneumoniamnist", "wbc5_28_shift")
 PUBLISHED = ("blood", "derma", "OCT", "tissue")

@@ -46,14 +46,9 @@ from training.algorithm import Algorithm
 from training.backbones import FrozenBackbone, publish_backbone
 from training.data.examples import Examples
 from training.engine.seeds import generator
-from training.methods.common.local_training import (
-    Schedule,
-    network_of,
-    new_network,
-    predict,
-    state_of,
-    train_locally,
-)
+from training.local.loop import Schedule, train_locally
+from training.local.networks import network_of, new_network, state_of
+from training.local.scores import predict
 from training.methods.fedins.client import PoolPicking, queries_of, routed
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns, pool_network

@@ -37,7 +37,7 @@ from training.data.cases import SPLITS, Federation, Site
 from training.data.examples import slices_of
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 from training.methods.fedoap.models import check_task
 from training.tasks import template
 

@@ -41,7 +41,7 @@ from personalization.test_time.recipe import Routing, adapt, recipe_of
 from training.config import MethodConfig
 from training.data.cases import Federation
 from training.data.federation import load_federation
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 from training.methods.registry import method
 from training.tasks import template
 

@@ -17,7 +17,7 @@ from personalization.fedbicross.picking import costs, observe, stability
 from personalization.options.picking import CRITERIA
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.phantom.shapes import (
     HOSPITALS,

@@ -40,7 +40,7 @@ from personalization.test_time.ladder import blended
 from personalization.test_time.recipe import adapt, recipe_of
 from training.config import RunConfig
 from training.data.cases import Case, Federation
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.playbook import DEFAULT, Made, make_playbook

@@ -32,8 +32,8 @@ from personalization.surfaces import surface_distances
 from training.algorithm import ModelDraft
 from training.data.cases import Case
 from training.data.scan_files import read_case, read_mask
-from training.methods.common.local_training import network_of
-from training.methods.common.sliding_window import windowed
+from training.local.networks import network_of
+from training.local.windows import windowed
 from training.run import Result
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from model_store.task import Task
 from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet, build
 from training.algorithm import Memory
-from training.methods.common.state_tree import join
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
 from training.report.transmission import PAPER, PAPER_WIDTH
+from training.state_tree import join
 
 PAGE = Path(__file__).parents[3] / "docs/explanation/fedoap.md"
 TASK = Task(name="tumour", labels={"tumour": (1,)}, size=(128, 128))

@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from personalization.fedbicross.clustering import Mixing
 from personalization.fedbicross.inversion import InversionWeights
 from personalization.fedbicross.synthesis import SynthesisConfig
-from training.methods.common.classifier_training import SgdSchedule
-from training.methods.common.one_shot import OneShotConfig
+from training.local.classifier import SgdSchedule
+from training.methods.one_shot import OneShotConfig
 
 PAPER_SIZES: Mapping[str, Any] = {
     "width": 64,

@@ -45,12 +45,15 @@ from training.algorithm import (
 )
 from training.data.classification import LabelledData
 from training.errors import ConfigurationError, SiteFailed
-from training.methods.common.classifier_training import ClassCounts, counts_from, logits_of, train_classifier
-from training.methods.common.data_statistics import described
-from training.methods.common.local_training import network_of, state_of
-from training.methods.common.one_shot import COUNTS, MODEL, OneShot
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import (
+from training.local.classifier import ClassCounts, counts_from, logits_of, train_classifier
+from training.local.networks import network_of, state_of
+from training.methods.fedbicross.config import FedBiCrossConfig
+from training.methods.fedbicross.server import chunks, cluster_models, synthesise
+from training.methods.fedbicross.timing import time_steps
+from training.methods.one_shot import COUNTS, MODEL, OneShot
+from training.methods.registry import Panel, register
+from training.parts.describe import described
+from training.parts.test import (
     Model,
     Predict,
     predicting,
@@ -58,10 +61,7 @@ from training.methods.common.tested import (
     scored_metrics,
     scoring_phase,
 )
-from training.methods.fedbicross.config import FedBiCrossConfig
-from training.methods.fedbicross.server import chunks, cluster_models, synthesise
-from training.methods.fedbicross.timing import time_steps
-from training.methods.registry import Panel, register
+from training.state_tree import join, part
 
 CLUSTER = Group("cluster", "weights", "collect")
 PERSONAL = Group("personal", "weights", "collect")

@@ -23,10 +23,10 @@ from model_store.manifest import NetworkSpec
 from personalization.fedbicross.clustering import Clustering, answers_to_noise, cluster, mixing_of
 from personalization.fedbicross.synthesis import Trajectory, recalibrate
 from training.algorithm import Memory, State, StepContext
-from training.methods.common.local_training import network_of, state_of
-from training.methods.common.one_shot import check_student, first_student
-from training.methods.common.state_tree import join, part
+from training.local.networks import network_of, state_of
 from training.methods.fedbicross.config import FedBiCrossConfig
+from training.methods.one_shot import check_student, first_student
+from training.state_tree import join, part
 
 EXHIBITED = 12
 

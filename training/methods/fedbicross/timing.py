@@ -12,8 +12,8 @@ import torch
 from model_store.manifest import NetworkSpec
 from personalization.fedbicross.synthesis import Trajectory
 from training.data.examples import Examples
-from training.methods.common.classifier_training import train_classifier
-from training.methods.common.local_training import network_of, new_network, state_of
+from training.local.classifier import train_classifier
+from training.local.networks import network_of, new_network, state_of
 from training.methods.fedbicross.config import FedBiCrossConfig
 
 # A step is timed on so many images per cluster at most, because the paper's 256 take a minute.

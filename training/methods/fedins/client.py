@@ -21,7 +21,7 @@ from personalization.transfer import sent
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
 from training.data.examples import Examples
-from training.methods.common.local_training import mean_loss, task_loss
+from training.local.loop import mean_loss, task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]

@@ -15,10 +15,10 @@ from personalization.fedins import InstanceAdaptive, PromptAdaptive
 from personalization.networks import Backbone, BlockBackbone, outline
 from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
+from training.choices.loss import LossConfig
+from training.choices.randomisation import RandomisationConfig
 from training.config import Descent
 from training.errors import ConfigurationError
-from training.methods.common.loss_choice import LossConfig
-from training.methods.common.randomisation_choice import RandomisationConfig
 from training.methods.fedins.client import Optimiser, PoolPicking
 
 _MISSING = "FedIns adapts a backbone that is already trained"

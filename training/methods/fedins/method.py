@@ -58,10 +58,7 @@ from training.algorithm import (
 from training.backbones import has_head_for
 from training.data.examples import Data, Examples, slices_of
 from training.errors import SiteFailed
-from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
-from training.methods.common.local_training import AnySiteData, ValidationScore, scored, weight_of
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import score_once, scored_metrics, scoring_phase
+from training.local.scores import AnySiteData, ValidationScore, scored, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS, note_scores
 from training.methods.fedins.client import (
     PoolTraining,
@@ -74,6 +71,9 @@ from training.methods.fedins.client import (
 )
 from training.methods.fedins.config import FedInsConfig
 from training.methods.registry import Panel, register
+from training.parts.describe import STATISTICS, describe, described, merge_described
+from training.parts.test import score_once, scored_metrics, scoring_phase
+from training.state_tree import join, part
 
 
 def check_queries(state: State, size: SiteSize) -> None:  # noqa: ARG001

@@ -23,11 +23,12 @@ from training.algorithm import ClientResult, Memory, State, StepContext
 from training.data.examples import slices_of
 from training.data.segmentation.dataset import SiteData, batches
 from training.errors import SiteFailed
-from training.methods.common.export import export_personal
-from training.methods.common.local_training import ValidationScore, evaluate, state_of
-from training.methods.common.state_tree import join, part
+from training.local.networks import state_of
+from training.local.scores import ValidationScore, evaluate
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
+from training.parts.export import export_personal
+from training.state_tree import join, part
 
 CLASSES = 2
 JOINED = "joined_val_dice"  # of the weights that a site receives, joined to its own: no one's global model

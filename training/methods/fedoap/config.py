@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from personalization.precision import Precision
 from training.bounds import FeatureBounds
-from training.methods.common.randomisation_choice import RandomisationConfig
+from training.choices.randomisation import RandomisationConfig
 
 
 class FedOapConfig(RandomisationConfig):

@@ -49,22 +49,18 @@ from training.algorithm import (
 )
 from training.data.examples import slices_of
 from training.data.segmentation.dataset import SiteData
-from training.methods.common.data_statistics import describe_phase
-from training.methods.common.export import PERSONAL, export_phase
-from training.methods.common.local_training import (
-    evaluate,
-    new_network,
-    state_of,
-    weight_of,
-)
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import predicting, score_once, scoring_phase
+from training.local.networks import new_network, state_of
+from training.local.scores import evaluate, weight_of
 from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import client as local
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.tokens import mean_tokens
 from training.methods.registry import Panel, register
+from training.parts.describe import describe_phase
+from training.parts.export import PERSONAL, export_phase
+from training.parts.test import predicting, score_once, scoring_phase
+from training.state_tree import join, part
 
 TOKENS = Group("tokens", "features", "collect", essential=False, bounded=True)
 BANK = Group("bank", "features")

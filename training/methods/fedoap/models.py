@@ -14,12 +14,12 @@ from personalization.networks.fedoap import LEAST_SIDE
 from personalization.state import StreamingMean
 from training.algorithm import Memory, ModelDraft, Publication, State
 from training.errors import ConfigurationError, PublishError
-from training.methods.common.data_statistics import described
-from training.methods.common.export import exported_models
-from training.methods.common.local_training import network_of
-from training.methods.common.state_tree import part
-from training.methods.common.tested import scored_metrics
+from training.local.networks import network_of
 from training.methods.fedoap.config import FedOapConfig
+from training.parts.describe import described
+from training.parts.export import exported_models
+from training.parts.test import scored_metrics
+from training.state_tree import part
 
 OWN = "own"  # the first source of every attention: the image's own tokens
 

@@ -20,7 +20,7 @@ from model_store.task import Task
 from training.data.cases import Case, Federation
 from training.data.federation import load_federation
 from training.data.scan_files import read_mask
-from training.methods.common.local_training import network_of, new_network, state_of
+from training.local.networks import network_of, new_network, state_of
 
 SPEC = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
 

@@ -27,12 +27,12 @@ from training.data.federation import load_federation
 from training.engine import rounds, worker
 from training.engine.folder import RunFolder, SiteFolder
 from training.federate import federate
-from training.methods.common.state_tree import join, part
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
 from training.methods.registry import method as find_method
 from training.phantom import write_federation
 from training.run import Run, execute
+from training.state_tree import join, part
 
 SMALL = {"width": 2, "heads": 4, "rounds": 2, "local_steps": 2, "batch_size": 4, "fine_tune_rounds": 1}
 

@@ -27,7 +27,7 @@ from training.engine.egress import ALL_KINDS, SiteSpec
 from training.engine.engine import FederationEngine, RunOutcome
 from training.engine.folder import RunFolder
 from training.engine.history import final_distances, final_scores
-from training.methods.common.local_training import predict
+from training.local.scores import predict
 from training.methods.registry import method, methods
 from training.publish import Origin, publish
 

@@ -21,8 +21,8 @@ from training.data.examples import Examples
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.errors import FederationError
-from training.methods.common.classifier_training import SgdSchedule, train_classifier
-from training.methods.common.local_training import Schedule, train_locally
+from training.local.classifier import SgdSchedule, train_classifier
+from training.local.loop import Schedule, train_locally
 from training.phantom.shapes import CLASSES, make_shape, write_shapes
 from training.phantom.shapes import HOSPITALS as SITES
 

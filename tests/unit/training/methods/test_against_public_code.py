@@ -27,8 +27,7 @@ from tests.helpers.training.sites import EMPTY, client_step, context, server_ste
 from training.algorithm import ClientResult, Memory, Phase, RoundResult, State
 from training.data.classification import LabelledData
 from training.data.examples import Examples
-from training.methods.common.local_training import Schedule
-from training.methods.common.state_tree import part
+from training.local.loop import Schedule
 from training.methods.ditto import Ditto, DittoConfig
 from training.methods.fedavg import FedAvg
 from training.methods.feddc import FedDc, FedDcConfig
@@ -37,6 +36,7 @@ from training.methods.moon import Moon, MoonConfig
 from training.methods.pfedme import PFedMe, PFedMeConfig
 from training.methods.registry import method
 from training.methods.scaffold import Scaffold, ScaffoldConfig
+from training.state_tree import part
 
 CLASSES = 3
 TASK = Task(name="points", kind="classification", class_names=("a", "b", "c"), size=(8, 8))

@@ -21,8 +21,8 @@ from tests.helpers.training.sites import (
 )
 from training.algorithm import Memory, Phase, ServerStage, State
 from training.errors import TrainingError
-from training.methods.common.state_tree import join, part
 from training.methods.dense import Dense, DenseConfig
+from training.state_tree import join, part
 
 SMALL = {
     "width": 1,

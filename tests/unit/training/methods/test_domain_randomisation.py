@@ -33,19 +33,13 @@ from tests.helpers.training.sites import (
 from training.algorithm import Algorithm, RoundResult
 from training.data.federation import load_federation
 from training.engine.history import Silent
-from training.methods.common.local_training import (
-    AnySiteData,
-    Schedule,
-    ValidationScore,
-    new_network,
-    scheduled_batches,
-    state_of,
-    train_locally,
-)
-from training.methods.common.personal_models import PersonalModels
+from training.local.loop import Schedule, scheduled_batches, train_locally
+from training.local.networks import new_network, state_of
+from training.local.scores import AnySiteData, ValidationScore
 from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
 from training.methods.iop_fl import IopFlConfig
+from training.methods.personal_models import PersonalModels
 from training.methods.registry import method, methods
 from training.phantom import write_federation
 from training.run import Run, execute
@@ -159,7 +153,7 @@ def test_the_same_recording_finds_mixed_batches(store: Store, monkeypatch: pytes
     def mixed(images: torch.Tensor, _: torch.Generator) -> tuple[torch.Tensor, bool]:
         return torch.cat([randomise(images[:1], torch.Generator()), images[1:]]), True
 
-    monkeypatch.setattr("training.methods.common.local_training.randomise_half", mixed)
+    monkeypatch.setattr("training.local.loop.randomise_half", mixed)
     data = SITES["segmentation"][1]
     with recorded(TASK) as batches:
         train(algorithm_of("fedavg", TASK, store, domain_randomisation="throughout"), data, 0)
@@ -174,8 +168,8 @@ def test_none_draws_nothing(name: str, kind: str, store: Store, monkeypatch: pyt
     def never(*_: object) -> None:
         raise AssertionError("a batch was randomised")
 
-    for module in ("common.local_training", "common.classifier_training", "fedins.client", "fedoap.client"):
-        monkeypatch.setattr(f"training.methods.{module}.randomise_half", never)
+    for module in ("local.loop", "local.classifier", "methods.fedins.client", "methods.fedoap.client"):
+        monkeypatch.setattr(f"training.{module}.randomise_half", never)
     task, data = SITES[kind]
     train(algorithm_of(name, task, store, domain_randomisation="none"), data, 1)
 

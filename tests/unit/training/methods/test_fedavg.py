@@ -11,6 +11,7 @@ import torch
 
 from personalization.losses import soft_dice_loss
 from personalization.networks import build
+from personalization.precision import Precision
 from tests.helpers.training.sites import (
     EMPTY,
     TASK,
@@ -24,18 +25,12 @@ from tests.helpers.training.sites import (
 from training.algorithm import Memory, RoundResult, SiteSize
 from training.data.segmentation.dataset import batches
 from training.engine.reduction import Reducer
-from training.methods.common.data_statistics import STATISTICS, _pack
-from training.methods.common.local_training import (
-    Precision,
-    Schedule,
-    ValidationScore,
-    evaluate,
-    network_of,
-    state_of,
-    train_locally,
-)
-from training.methods.common.state_tree import join, part
+from training.local.loop import Schedule, train_locally
+from training.local.networks import network_of, state_of
+from training.local.scores import ValidationScore, evaluate
 from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig, note_scores
+from training.parts.describe import STATISTICS, _pack
+from training.state_tree import join, part
 
 CONFIG = FedAvgConfig(recipe="paper", width=2, batch_size=4, rounds=3)
 SITES = {"A": site_data("A", 6, 4, 0), "B": site_data("B", 3, 2, 10), "C": site_data("C", 1, 0, 20)}

@@ -17,11 +17,11 @@ from training.algorithm import Memory, State
 from training.data.classification import LabelledData
 from training.data.examples import Examples
 from training.errors import ConfigurationError
-from training.methods.common.state_tree import join, part
 from training.methods.fedbicross import method
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
 from training.methods.fedbicross.timing import time_steps
+from training.state_tree import join, part
 
 CLASSES, IMAGES = 3, 10
 

@@ -9,10 +9,10 @@ from model_store.manifest import NetworkSpec
 from tests.helpers.training.sites import context
 from training.algorithm import Memory, State
 from training.errors import TrainingError
-from training.methods.common.local_training import network_of, new_network, state_of
-from training.methods.common.state_tree import join, part
+from training.local.networks import network_of, new_network, state_of
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import cluster_models, synthesise
+from training.state_tree import join, part
 
 SPEC = NetworkSpec(name="resnet18", arguments={"in_channels": 1, "classes": 3, "width": 1})
 SHAPE = (1, 8, 8)

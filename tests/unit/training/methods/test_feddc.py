@@ -15,9 +15,11 @@ from training.algorithm import Memory, RoundResult, State
 from training.config import RunPrivacy
 from training.engine.egress import check_privacy
 from training.errors import ConfigurationError
-from training.methods.common.local_training import AnySiteData, parameter_names, task_loss
-from training.methods.common.state_tree import part
+from training.local.loop import task_loss
+from training.local.networks import parameter_names
+from training.local.scores import AnySiteData
 from training.methods.feddc import FedDc, FedDcConfig
+from training.state_tree import part
 
 SMALL: dict[str, Any] = {
     "recipe": "paper",

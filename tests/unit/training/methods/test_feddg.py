@@ -30,10 +30,10 @@ from tests.helpers.training.sites import (
 from training.algorithm import SiteSize
 from training.bounds import FeatureBounds
 from training.errors import ConfigurationError
-from training.methods.common.local_training import Batch
-from training.methods.common.state_tree import part
+from training.local.loop import Batch
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.feddg import FedDg, FedDgConfig
+from training.state_tree import part
 
 SMALL = {"recipe": "paper", "width": 2, "batch_size": 4, "augment": False, "rounds": 1}
 SITES = {"A": site_data("A", 8, 2, 0), "B": site_data("B", 6, 2, 5), "C": site_data("C", 4, 2, 9)}

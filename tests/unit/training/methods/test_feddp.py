@@ -25,12 +25,12 @@ from tests.helpers.training.sites import (
 )
 from training.algorithm import Memory, StepContext
 from training.errors import ConfigurationError
-from training.methods.common.local_training import Batch
-from training.methods.common.state_tree import part
+from training.local.loop import Batch
 from training.methods.feddp import FedDp, FedDpConfig
 from training.methods.fedoap import client, models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
+from training.state_tree import part
 
 CONFIG = FedDpConfig(
     **{"width": 2, "heads": 4, "batch_size": 4, "rounds": 1, "local_steps": 2, "learning_rate": 0.01},

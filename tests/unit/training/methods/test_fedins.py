@@ -26,10 +26,10 @@ from training.engine.egress import SiteSpec
 from training.engine.folder import SiteFolder
 from training.engine.reduction import Reducer
 from training.errors import ConfigurationError, SiteFailed
-from training.methods.common.state_tree import part
 from training.methods.fedins.client import summed_queries
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns
+from training.state_tree import part
 
 ENTRIES = 4
 

@@ -17,11 +17,11 @@ from training.algorithm import Group
 from training.bounds import FeatureBounds, clipped
 from training.config import parse
 from training.errors import ConfigurationError
-from training.methods.common.state_tree import part
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
 from training.methods.fedoap.tokens import mean_tokens
+from training.state_tree import part
 
 
 def test_what_is_declared():

@@ -10,9 +10,9 @@ import torch
 from personalization.fedoap.parts import split
 from tests.helpers.training.fedoap_federation import ALONE, CONFIG, Federation, export
 from training.errors import PublishError, SiteFailed
-from training.methods.common.local_training import ValidationScore
-from training.methods.common.state_tree import part
+from training.local.scores import ValidationScore
 from training.methods.fedoap import client
+from training.state_tree import part
 
 SCORING = ("training.methods.fedoap.method.evaluate", "training.methods.fedoap.client.evaluate")
 

@@ -17,21 +17,16 @@ from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import ClientResult, Memory, Phase, State
 from training.errors import SiteFailed
-from training.methods.common.local_training import (
-    AnySiteData,
-    ValidationScore,
-    evaluate,
-    network_of,
-    parameter_names,
-    task_loss,
-)
-from training.methods.common.personal_models import FullPersonalFedAvg
-from training.methods.common.state_tree import part
+from training.local.loop import task_loss
+from training.local.networks import network_of, parameter_names
+from training.local.scores import AnySiteData, ValidationScore, evaluate
 from training.methods.ditto import Ditto, DittoConfig
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedsoup import FedSoup, FedSoupConfig, mean_with
 from training.methods.local_only import LocalOnly
+from training.methods.personal_models import FullPersonalFedAvg
 from training.methods.pfedme import PFedMe, PFedMeConfig
+from training.state_tree import part
 
 SMALL = {
     "recipe": "paper",

@@ -11,11 +11,12 @@ import torch
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import Memory, RoundResult, SiteSize
 from training.errors import SiteFailed
+from training.local.networks import network_of
+from training.local.scores import evaluate
 from training.methods import iop_fl
-from training.methods.common.local_training import evaluate, network_of
-from training.methods.common.state_tree import join, part
 from training.methods.fedavg import FedAvg
 from training.methods.iop_fl import CHANGES, COMPARISON, IopFl, IopFlConfig, changes_of, chosen
+from training.state_tree import join, part
 
 CONFIG = IopFlConfig(recipe="paper", width=2, batch_size=4, rounds=3, tau=0.75)
 DATA = site_data("A", 5, 4, 0)
@@ -85,7 +86,7 @@ def test_memory_is_not_shared_with_what_is_uploaded_or_received():
 
 def remember(algorithm, dices):
     """The memory after rounds with these Dice of the personal models; P of round t is all t + 1."""
-    from training.methods.common.local_training import ValidationScore
+    from training.local.scores import ValidationScore
 
     memory = EMPTY
     for round_, dice in enumerate(dices):

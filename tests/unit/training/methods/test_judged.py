@@ -12,7 +12,7 @@ from scipy import stats
 from tests.helpers.training.classified_sites import CORNERS
 from tests.helpers.training.sites import TASK, context, site_data
 from training.algorithm import Memory, RoundResult, SiteSize
-from training.methods.common.judged import JUDGED, check_judged, judge_once, judgement, keep_judged
+from training.parts.judge import JUDGED, check_judged, judge_once, judgement, keep_judged
 
 
 def _sums(*values: float) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from personalization.networks import build
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, phase_of, site_data
 from training.config import MethodConfig
 from training.errors import ConfigurationError
-from training.methods.common.local_training import network_of
+from training.local.networks import network_of
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedins.config import FedInsConfig
 from training.methods.iop_fl import IopFl, IopFlConfig

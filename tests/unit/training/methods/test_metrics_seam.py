@@ -15,7 +15,7 @@ from personalization.metrics import METRICS, Compared, Metric, metrics_of
 from tests.helpers.training.sites import site_data
 from training.algorithm import SiteSize
 from training.data.federation import load_federation
-from training.methods.common.local_training import ValidationScore, evaluate
+from training.local.scores import ValidationScore, evaluate
 from training.methods.fedavg import SCORES, FedAvgConfig
 from training.methods.registry import method
 from training.phantom import write_federation

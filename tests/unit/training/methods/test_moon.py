@@ -18,10 +18,11 @@ from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, phase_of, site_data
 from training.algorithm import ClientResult, Memory, State
 from training.errors import ConfigurationError
-from training.methods.common.local_training import AnySiteData, task_loss
-from training.methods.common.state_tree import part
+from training.local.loop import task_loss
+from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.moon import Moon, MoonConfig, contrast, contrastive_loss, representation
+from training.state_tree import part
 
 SMALL: dict[str, Any] = {
     "recipe": "paper",

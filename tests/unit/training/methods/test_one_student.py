@@ -21,9 +21,9 @@ from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, client_step, context, result_of, server_stage, server_step
 from training.algorithm import Memory, Phase, ServerStage, State, StepContext
 from training.errors import ConfigurationError, TrainingError
-from training.methods.common.one_student import OneStudent, fallen
-from training.methods.common.state_tree import part
+from training.methods.one_student import OneStudent, fallen
 from training.methods.registry import method
+from training.state_tree import part
 
 LOCAL = {"width": 1, "local_epochs": 1, "batch_size": 4}
 SMALL: dict[str, Any] = {**LOCAL, "epochs": 3, "synthesis_batch": 6, "student_rate": 0.02}

@@ -15,20 +15,15 @@ from tests.helpers.training.sites import EMPTY, TASK, client_step, context, resu
 from training.algorithm import ClientResult, Memory, RoundResult, State
 from training.data.segmentation.dataset import batches
 from training.errors import SiteFailed
-from training.methods.common.local_training import (
-    AnySiteData,
-    ValidationScore,
-    evaluate,
-    network_of,
-    state_of,
-    task_loss,
-)
-from training.methods.common.personal_parts import PersonalFedAvg
-from training.methods.common.state_tree import join, part
+from training.local.loop import task_loss
+from training.local.networks import network_of, state_of
+from training.local.scores import AnySiteData, ValidationScore, evaluate
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer
 from training.methods.fedrep import FedRep, FedRepConfig
+from training.methods.personal_parts import PersonalFedAvg
+from training.state_tree import join, part
 
 SMALL = {"recipe": "paper", "width": 2, "batch_size": 4, "rounds": 3, "learning_rate": 0.01}
 CONFIG = FedRepConfig(**SMALL, head_epochs=2)

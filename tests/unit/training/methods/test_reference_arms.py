@@ -18,8 +18,9 @@ from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan
 from training.engine.tensorfile import read_tensors
 from training.errors import EgressRefused
+from training.local.loop import task_loss
+from training.local.scores import AnySiteData
 from training.methods.centralised import Centralised
-from training.methods.common.local_training import AnySiteData, task_loss
 from training.methods.fedavg import FedAvgConfig
 from training.methods.local_only import LocalOnly
 

@@ -15,12 +15,13 @@ from personalization.rotation import every_turn_loss, turned, views
 from tests.helpers.training.classified_sites import CORNERS
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
 from training.errors import ConfigurationError
-from training.methods.common.local_training import Schedule, network_of, task_loss, train_locally
-from training.methods.common.rotation import rotation_term, together
-from training.methods.common.state_tree import part
+from training.local.loop import Schedule, task_loss, train_locally
+from training.local.networks import network_of
 from training.methods.fedavg import FedAvg, FedAvgConfig, RotationHeadConfig
 from training.methods.fedprox import FedProxConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
+from training.parts.rotation import rotation_term, together
+from training.state_tree import part
 
 SMALL = {"recipe": "paper", "width": 2, "batch_size": 4, "augment": False, "rotation_head": True}
 DATA = site_data("A", 8, 2, 0)

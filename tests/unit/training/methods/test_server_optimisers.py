@@ -10,10 +10,11 @@ import torch
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, server_step, site_data
 from training.algorithm import RoundResult, State
 from training.errors import TrainingError
-from training.methods.common.local_training import evaluate, network_of
-from training.methods.common.state_tree import part
+from training.local.networks import network_of
+from training.local.scores import evaluate
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import method
+from training.state_tree import part
 
 SMALL = {"width": 1}
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")

@@ -10,17 +10,10 @@ import torch
 
 from model_store.manifest import NetworkSpec
 from training.data.examples import Examples
-from training.methods.common.classifier_training import SgdSchedule, train_classifier
-from training.methods.common.local_training import (
-    Schedule,
-    batch_moments,
-    estimate_statistics,
-    least_batch,
-    network_of,
-    new_network,
-    state_of,
-    train_locally,
-)
+from training.local.classifier import SgdSchedule, train_classifier
+from training.local.loop import Schedule, train_locally
+from training.local.networks import network_of, new_network, state_of
+from training.local.norms import batch_moments, estimate_statistics, least_batch
 
 UNET = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
 RESNET = NetworkSpec(name="resnet18", arguments={"in_channels": 1, "classes": 2, "width": 2})

@@ -14,10 +14,11 @@ from tests.helpers.training.sites import EMPTY, TASK, context, phase_of, site_da
 from training.algorithm import Memory
 from training.engine.egress import SiteSpec, let_out
 from training.engine.reduction import Reducer
-from training.methods.common.local_training import network_of, weight_of
-from training.methods.common.state_tree import join, part
+from training.local.networks import network_of
+from training.local.scores import weight_of
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.privacy import Noising, PrivacyDemand
+from training.state_tree import join, part
 
 SITES = {
     "A": site_data("A", 6, 4, 0),

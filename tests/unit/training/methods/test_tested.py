@@ -26,10 +26,10 @@ from training.engine.history import (
     is_final,
     never_found,
 )
-from training.methods.common.local_training import predict
-from training.methods.common.tested import keep_scores, predicting, score_once, scored_metrics, scoring_phase
+from training.local.scores import predict
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import method, methods
+from training.parts.test import keep_scores, predicting, score_once, scored_metrics, scoring_phase
 
 PICTURES = Task(name="t", kind="classification", class_names=("no", "yes"), size=(8, 8))
 FUNDUS = Task(name="fundus", labels={"disc": (1, 2), "cup": (2,)}, size=(16, 16))

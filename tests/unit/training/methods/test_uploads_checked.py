@@ -17,21 +17,21 @@ from training.algorithm import Algorithm, SiteSize, State
 from training.config import Defence
 from training.engine.reduction import Reducer
 from training.errors import SiteFailed
+from training.local.classifier import ClassCounts
+from training.local.networks import shapes_of
 from training.methods import registry
-from training.methods.common.classifier_training import ClassCounts
-from training.methods.common.data_statistics import (
+from training.methods.dense import Dense, DenseConfig
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedbicross.config import FedBiCrossConfig
+from training.methods.fedbicross.method import FedBiCross
+from training.methods.fedins.method import USAGE
+from training.parts.describe import (
     MOST_DESCRIPTOR,
     STATISTICS,
     describe_phase,
     described,
     merge_described,
 )
-from training.methods.common.local_training import shapes_of
-from training.methods.dense import Dense, DenseConfig
-from training.methods.fedavg import FedAvg, FedAvgConfig
-from training.methods.fedbicross.config import FedBiCrossConfig
-from training.methods.fedbicross.method import FedBiCross
-from training.methods.fedins.method import USAGE
 
 SIZE = SiteSize(cases=4, scored=4)
 COUNTS = ClassCounts(torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()).state()

@@ -23,7 +23,6 @@ from training.data.examples import Examples
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
 from training.errors import ConfigurationError
-from training.methods.common.state_tree import part
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer
@@ -32,6 +31,7 @@ from training.methods.fedrep import FedRep, FedRepConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
 from training.phantom import write_federation
 from training.run import Run, execute
+from training.state_tree import part
 
 SPEC = NetworkSpec(name="toy", arguments={"in_channels": 1, "classes": 2, "dimensions": 3})
 SETTINGS = {

@@ -21,7 +21,6 @@ from training.engine.client import RunEnvironment
 from training.engine.tensorfile import write_tensors
 from training.engine.worker import Task
 from training.errors import ConfigurationError, EgressRefused, PublishError, RoundFailed, TrainingError
-from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
 from training.network.cell import Rejected, Unreachable
 from training.network.hospital import Hospital, Sent
@@ -32,6 +31,7 @@ from training.network.operator import Operator, RoundLimits
 from training.phantom import write_federation
 from training.privacy import epsilon_of
 from training.run import Run, execute
+from training.state_tree import part
 
 pytest.importorskip("nvflare")
 SITES = ("aster", "birch")

@@ -14,10 +14,12 @@ from personalization.domain_randomisation import randomise_half
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.transfer import sent
 from training.algorithm import SiteSize
+from training.choices.randomisation import DomainRandomisation, randomises
 from training.data.classification import labelled_batches
 from training.data.examples import Examples
-from training.methods.common.local_training import held_statistics, least_batch, mean_loss, predict
-from training.methods.common.randomisation_choice import DomainRandomisation, randomises
+from training.local.loop import mean_loss
+from training.local.norms import held_statistics, least_batch
+from training.local.scores import predict
 
 # (logits [B, K], images [B, C, H, W], labels [B], indices of the images [B]) -> scalar
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

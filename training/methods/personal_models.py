@@ -28,18 +28,12 @@ from training.algorithm import (
     StepContext,
 )
 from training.errors import SiteFailed
-from training.methods.common.export import PERSONAL, export_personal, export_phase, personal_drafts
-from training.methods.common.local_training import (
-    AnySiteData,
-    ValidationScore,
-    evaluate,
-    network_of,
-    shapes_of,
-    weight_of,
-)
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import Predict, predicting, score_once, scoring_phase
+from training.local.networks import network_of, shapes_of
+from training.local.scores import AnySiteData, ValidationScore, evaluate, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+from training.parts.export import PERSONAL, export_personal, export_phase, personal_drafts
+from training.parts.test import Predict, predicting, score_once, scoring_phase
+from training.state_tree import join, part
 
 _CHOSEN = "chosen"
 # Any later model replaces one with this mark: see `RandomisationConfig.selectable`.

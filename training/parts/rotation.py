@@ -15,7 +15,8 @@ from personalization.precision import Precision, mixed_precision
 from personalization.rotation import required_turns, rotation_loss
 from personalization.transfer import sent
 from training.data.examples import Examples
-from training.methods.common.local_training import Penalty, held_statistics
+from training.local.loop import Penalty
+from training.local.norms import held_statistics
 
 
 def rotation_term(

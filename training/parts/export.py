@@ -17,9 +17,9 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.methods.common.local_training import ValidationScore
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import scored_metrics
+from training.local.scores import ValidationScore
+from training.parts.test import scored_metrics
+from training.state_tree import join, part
 
 PERSONAL = Group("personal", "weights", "collect")
 PERSONAL_SCORE = Group(

@@ -28,8 +28,8 @@ from training.algorithm import (
     StepContext,
 )
 from training.data.examples import Data
-from training.methods.common.local_training import AnySiteData, beside_truth
-from training.methods.common.tested import Predict
+from training.local.scores import AnySiteData, beside_truth
+from training.parts.test import Predict
 
 JUDGE = "judge"
 PARENT = Group("parent", "weights")

@@ -31,14 +31,14 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.choices.network import NetworkConfig
+from training.choices.randomisation import RandomisationConfig
 from training.data.classification import LabelledData
 from training.errors import TrainingError
-from training.methods.common.classifier_training import ClassCounts, SgdSchedule, train_classifier
-from training.methods.common.data_statistics import STATISTICS, describe, merge_described
-from training.methods.common.local_training import new_network, shapes_of, state_of
-from training.methods.common.network_choice import NetworkConfig
-from training.methods.common.randomisation_choice import RandomisationConfig
-from training.methods.common.state_tree import join, part
+from training.local.classifier import ClassCounts, SgdSchedule, train_classifier
+from training.local.networks import new_network, shapes_of, state_of
+from training.parts.describe import STATISTICS, describe, merge_described
+from training.state_tree import join, part
 
 SEED = Group("seed", "statistics", "collect")
 MODEL = Group("model", "weights", "collect")

@@ -39,7 +39,7 @@ from training.algorithm import (
 )
 from training.data.examples import Data, Volumes
 from training.engine.history import TEST
-from training.methods.common.local_training import (
+from training.local.scores import (
     Answers,
     AnySiteData,
     beside_truth,

@@ -29,14 +29,14 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.methods.common.data_statistics import describe_phase, described
-from training.methods.common.export import export_phase, personal_drafts
-from training.methods.common.judged import PARENT, judge_once, judging_phase
-from training.methods.common.local_training import AnySiteData, ValidationScore
-from training.methods.common.personal_models import PersonalModels
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import score_once, scoring_phase
+from training.local.scores import AnySiteData, ValidationScore
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvgConfig
+from training.methods.personal_models import PersonalModels
+from training.parts.describe import describe_phase, described
+from training.parts.export import export_phase, personal_drafts
+from training.parts.judge import PARENT, judge_once, judging_phase
+from training.parts.test import score_once, scoring_phase
+from training.state_tree import join, part
 
 _OWN = "kept"
 

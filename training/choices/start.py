@@ -40,10 +40,10 @@ from personalization.networks.registry import check_origin
 from personalization.networks.vit_weights import check_fits
 from personalization.state import State, from_safetensors, to_safetensors
 from training.algorithm import State as AnyState
+from training.choices.network import NetworkConfig
 from training.config import Descent
 from training.errors import ConfigurationError
-from training.methods.common.local_training import new_network, shapes_of, state_of
-from training.methods.common.network_choice import NetworkConfig
+from training.local.networks import new_network, shapes_of, state_of
 from training.publish import check_names, software
 from training.weights.files import Weights, is_file
 

@@ -31,10 +31,10 @@ from training.algorithm import (
     StepContext,
 )
 from training.data.classification import LabelledData
-from training.methods.common.classifier_training import ClassCounts, counts_from
-from training.methods.common.data_statistics import described
-from training.methods.common.local_training import network_of, state_of
-from training.methods.common.one_shot import (
+from training.local.classifier import ClassCounts, counts_from
+from training.local.networks import network_of, state_of
+from training.methods.fedavg import WEIGHTS
+from training.methods.one_shot import (
     COUNTS,
     OneShot,
     OneShotConfig,
@@ -43,9 +43,9 @@ from training.methods.common.one_shot import (
     first_student,
     uploaded,
 )
-from training.methods.common.state_tree import join, part
-from training.methods.common.tested import predicting, score_once, scored_metrics, scoring_phase
-from training.methods.fedavg import WEIGHTS
+from training.parts.describe import described
+from training.parts.test import predicting, score_once, scored_metrics, scoring_phase
+from training.state_tree import join, part
 
 _STAGE, _STUDENT = "stage", "student"
 

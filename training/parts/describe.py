@@ -24,7 +24,7 @@ from training.algorithm import (
 )
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
-from training.methods.common.local_training import Aggregation, AnySiteData, weight_of
+from training.local.scores import Aggregation, AnySiteData, weight_of
 
 MOST_BYTES = 2**20
 MOST_SCANS = 2**40

@@ -1,0 +1,1 @@
+"""What a site does with its own data: training, batch-norm statistics, answers and scores."""

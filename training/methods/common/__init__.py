@@ -1,1 +1,0 @@
-"""Training code that several federated methods share."""
