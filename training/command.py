@@ -44,7 +44,9 @@ from training.options import (
     TrainingOptions,
 )
 from training.phantom import phantom_of
-from training.planning.federated import (
+from training.planning.planner import Budget
+from training.planning.proposal import Proposal
+from training.planning_round import (
     METHOD,
     plan_federation,
     planning_run,
@@ -52,8 +54,6 @@ from training.planning.federated import (
     settings_of,
     with_plan,
 )
-from training.planning.planner import Budget
-from training.planning.proposal import Proposal
 from training.playbook import (
     afterwards,
     check_practises,

@@ -82,8 +82,8 @@ def plan(
     from model_store.errors import LocumStoreError
     from training.config import RunConfig
     from training.errors import TrainingError, in_words
-    from training.planning.federated import plan_federation
     from training.planning.proposal import budget_of
+    from training.planning_round import plan_federation
     from training.tasks import resolve
 
     console = Console(highlight=False, markup=False, soft_wrap=True)

@@ -24,11 +24,11 @@ import httpx
 import psutil
 
 from benchmarks.cost.base import CostExperiment, Kind
-from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import SIZE, TASK, scan_bytes
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.gpu import device_of
 from benchmarks.harness.measuring import processor_seconds
+from benchmarks.harness.random_space import publish_random_space
 from benchmarks.harness.tables import table
 from demo.service_process import running_service
 from model_store.store import Store

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from benchmarks.cost.base import CostExperiment, Kind
-from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import TASK, scan_bytes, volume
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.chromium import launch
 from benchmarks.harness.measuring import alternated
+from benchmarks.harness.random_space import publish_random_space
 from benchmarks.harness.tables import table
 from demo.service_process import free_port, running_service
 from model_store.store import Store

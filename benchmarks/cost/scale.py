@@ -26,9 +26,9 @@ from sqlalchemy import insert
 
 from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.serving import publish, scan_bytes, server
-from benchmarks.faults.nodes import nodes
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.measuring import processor_seconds
+from benchmarks.harness.nodes import nodes
 from benchmarks.harness.tables import table
 from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
 from model_store.digest import sha256

@@ -34,11 +34,11 @@ from PIL import Image
 from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.cost.health import HOSPITAL, second_worker, start_job, wait_for
 from benchmarks.cost.peers import ask, installed, peer
-from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import TASK, form, post, publish, scan_bytes, server, wake
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.gpu import CPU, device_of
 from benchmarks.harness.measuring import processor_seconds
+from benchmarks.harness.random_space import publish_random_space
 from benchmarks.harness.tables import table
 from demo.service_process import free_port, running_service
 from model_store.manifest import GRAPH

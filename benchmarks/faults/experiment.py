@@ -19,7 +19,6 @@ from typing import Any
 
 from benchmarks.faults.campaign import ServiceCampaign
 from benchmarks.faults.invariants import violations
-from benchmarks.faults.nodes import nodes
 from benchmarks.faults.report import sections
 from benchmarks.faults.service import Service
 from benchmarks.faults.space import publish_space
@@ -27,6 +26,7 @@ from benchmarks.faults.workers import by_command, forked
 from benchmarks.harness.campaign import batches
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.nodes import nodes
 from model_store.store import Store
 
 QUOTA_BYTES = 400_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cost.random_space import publish_random_space
+from benchmarks.harness.random_space import publish_random_space
 from model_store.store import Store
 from training.phantom import SCANNERS, TASK, make_volume
 from training.phantom.federation import nifti_bytes

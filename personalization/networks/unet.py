@@ -17,7 +17,7 @@ from typing_extensions import override
 from personalization.networks.backbone import Backbone
 from personalization.networks.capabilities import BatchNorm, Traits, TransposedConvolution, spatial_axes
 from personalization.networks.registry import check_arguments
-from personalization.rotation import RotationHead, required_turns
+from personalization.networks.rotation import RotationHead, required_turns
 
 DEPTH = 4
 

@@ -25,8 +25,8 @@ from personalization.iop_fl.network import route
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks.capabilities import moving_norms, required_norms
 from personalization.networks.instance_norm import tracked_norms
+from personalization.networks.rotation import TellsTurns
 from personalization.options.presets import PRESETS
-from personalization.rotation import TellsTurns
 from personalization.test_time.adapt import Adaptation, Learning, learn, routing
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord
 from personalization.test_time.config import AdaptationConfig

@@ -54,9 +54,9 @@ from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import FEWEST, FILE, Spread, check_sent, sent_by
 from personalization.metrics import metrics_of
 from personalization.networks.registry import builder
+from personalization.networks.rotation import check_square
 from personalization.playbook import targets_of
 from personalization.precision import Precision
-from personalization.rotation import check_square
 from training.algorithm import (
     Algorithm,
     ClientResult,

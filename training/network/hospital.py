@@ -66,7 +66,7 @@ from training.network.messages import (
     versions,
 )
 from training.network.policy import Policy
-from training.planning.federated import METHOD as PLAN
+from training.planning_round import METHOD as PLAN
 from training.privacy import Spent
 from training.run import Run
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from personalization.networks.rotation import required_turns, rotation_loss
 from personalization.precision import Precision, mixed_precision
-from personalization.rotation import required_turns, rotation_loss
 from personalization.transfer import sent
 from training.data.examples import Examples
 from training.local.loop import Penalty

@@ -31,8 +31,8 @@ from training.data.federation import load_federation
 from training.methods.registry import method
 from training.phantom import VOLUMES, write_federation
 from training.phantom.federation import TASK as PHANTOM_SLICES
-from training.planning.federated import plan_federation, replanned
 from training.planning.proposal import Proposal, budget_of
+from training.planning_round import plan_federation, replanned
 from training.run import Run, execute
 from training.tasks import template
 

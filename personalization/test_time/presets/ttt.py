@@ -26,7 +26,13 @@ from personalization.cancellation import CancelCheck
 from personalization.iop_fl.layers import fix_statistics
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks.capabilities import head_paths
-from personalization.rotation import TURNS, check_square, every_turn_loss, required_turns, rotation_loss
+from personalization.networks.rotation import (
+    TURNS,
+    check_square,
+    every_turn_loss,
+    required_turns,
+    rotation_loss,
+)
 from personalization.test_time.adapt import Learning
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, Objective, Terms

@@ -16,9 +16,9 @@ from tests.helpers.training.ct_volumes import write_volumes
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods.registry import method
-from training.planning.federated import plan_federation, replanned, with_plan
 from training.planning.planner import BUDGETS
 from training.planning.proposal import Proposal
+from training.planning_round import plan_federation, replanned, with_plan
 from training.run import Run, execute
 
 pytest.importorskip("nvflare")

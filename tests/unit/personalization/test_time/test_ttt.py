@@ -12,7 +12,7 @@ from personalization.errors import NetworkError
 from personalization.export import to_onnx
 from personalization.networks import build, initialise
 from personalization.networks.capabilities import head_paths
-from personalization.rotation import RotationHead, every_turn_loss, turned, views
+from personalization.networks.rotation import RotationHead, every_turn_loss, turned, views
 from personalization.seeds import seed_of
 from personalization.test_time.adapt import learn
 from personalization.test_time.config import AdaptationConfig

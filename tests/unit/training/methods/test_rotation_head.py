@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from model_store.task import Task
 from personalization.networks import build
-from personalization.rotation import every_turn_loss, turned, views
+from personalization.networks.rotation import every_turn_loss, turned, views
 from tests.helpers.training.classified_sites import CORNERS
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
 from training.errors import ConfigurationError

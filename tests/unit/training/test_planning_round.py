@@ -20,9 +20,9 @@ from training.data.segmentation.infer_task import task_of_dataset_json
 from training.errors import ConfigurationError, FederationError
 from training.methods.registry import method
 from training.plan import load_hospitals
-from training.planning.federated import plan_federation, planning_run, replanned
 from training.planning.planner import BUDGETS
 from training.planning.proposal import Proposal, budget_of
+from training.planning_round import plan_federation, planning_run, replanned
 
 LAPTOP = BUDGETS["laptop"]
 
