@@ -1,7 +1,8 @@
 """Rows of the audit trail for what arrives over HTTP: decisions, and accesses to a patient's data.
 
-    router = APIRouter(route_class=AuditedRoute)     a row per request to the operations of `ACTIONS`
-    concerns(request, scan=..., version=...)         what the row says of it
+    router = APIRouter(route_class=AuditedRoute)
+    def route(context: Annotated[AsReader, Audited("scan.segmented")])     a row per request
+    concerns(request, scan=..., version=...)                               what the row says of it
 
 The row is committed before the answer is sent: without a row there is no mask, card or result. A request that
 the authentication rejects has no row, since it has no caller; the access log has it.
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_type_hints
 
 from anyio import to_thread
 from fastapi import Request
@@ -33,60 +35,29 @@ from service.http.problems import from_store_error
 _log = logging.getLogger("locum.service")
 _CLIENT_GONE = 499
 
-_COHORT = "/hospitals/{hospital}/cohorts/{cohort}"
-_SCAN = f"{_COHORT}/scans/{{name:path}}"
-_VIEWERS = "/monailabel"
-_SERVING = "/hospitals/{hospital}/serving/{model}"
 
-ACTIONS: dict[tuple[str, str], str] = {
-    ("POST", "/segment"): "scan.segmented",
-    ("POST", "/classify"): "scan.classified",
-    ("POST", "/display"): "scan.displayed",
-    ("POST", f"{_VIEWERS}/infer/{{model}}"): "scan.segmented",
-    ("PUT", f"{_VIEWERS}/session/"): "scan.stored",
-    ("DELETE", f"{_VIEWERS}/session/{{session}}"): "scan.deleted",
-    ("GET", f"{_VIEWERS}/datastore/"): "scan.listed",
-    ("PUT", f"{_VIEWERS}/datastore/"): "scan.stored",
-    ("PUT", f"{_VIEWERS}/datastore/image"): "scan.stored",
-    ("DELETE", f"{_VIEWERS}/datastore/"): "scan.deleted",
-    ("DELETE", f"{_VIEWERS}/datastore/image"): "scan.deleted",
-    ("POST", "/hospitals/{hospital}/cohorts"): "cohort.created",
-    ("PATCH", _COHORT): "cohort.described",
-    ("DELETE", _COHORT): "cohort.deleted",
-    ("GET", f"{_COHORT}/scans"): "cohort.listed",
-    ("GET", _SCAN): "scan.read",
-    ("PUT", _SCAN): "scan.stored",
-    ("DELETE", _SCAN): "scan.deleted",
-    ("GET", f"{_SCAN}/mask"): "mask.read",
-    ("PUT", f"{_SCAN}/mask"): "mask.stored",
-    ("DELETE", f"{_SCAN}/mask"): "mask.deleted",
-    ("POST", "/hospitals/{hospital}/adaptations"): "job.started",
-    ("POST", "/hospitals/{hospital}/quantisations"): "job.started",
-    ("POST", "/pacs/{pacs}/segment"): "job.started",
-    ("POST", f"{_COHORT}/pacs"): "job.started",
-    ("POST", "/jobs/{job}/checks"): "job.started",
-    ("POST", "/jobs/{job}/checks/{check}/verdict"): "job.started",
-    ("DELETE", "/jobs/{job}"): "job.cancelled",
-    ("GET", "/jobs/{job}/result"): "result.read",
-    ("GET", "/jobs/{job}/card"): "card.read",
-    ("GET", "/jobs/{job}/preview"): "card.read",
-    ("DELETE", "/jobs/{job}/files"): "files.deleted",
-}
-"""One row per request, whatever its outcome."""
+@dataclass(frozen=True)
+class Audited:
+    """A part of the type of a route's context, beside the role: the action of the row that a request leaves.
 
-REFUSALS: dict[tuple[str, str], str] = {
-    ("PUT", "/hospitals/{hospital}"): "hospital.changed",
-    ("PUT", _SERVING): "version.assigned",
-    ("POST", f"{_SERVING}/rollback"): "version.rolled-back",
-    ("DELETE", "/jobs/{job}/checks/verdict"): "gate.restored",
-    ("POST", "/keys"): "key.created",
-    ("POST", "/keys/{key}/rotate"): "key.rotated",
-    ("DELETE", "/keys/{key}"): "key.revoked",
-}
-"""One row per rejected request: an accepted one has its row from the transaction that made the change."""
+    `refused_only`: one per rejected request. An accepted one has its row from the transaction that made the
+    change.
+    """
 
-REFUSED = ".refused"
-"""The end of the action in such a row."""
+    action: str
+    refused_only: bool = False
+
+    @property
+    def refusal(self) -> str:
+        """The action of a rejected request's row."""
+        return f"{self.action}.refused" if self.refused_only else self.action
+
+    @classmethod
+    def of(cls, endpoint: Callable[..., Any]) -> Audited | None:
+        """What the context of a route's function says; None for a route without rows."""
+        hints = get_type_hints(endpoint, include_extras=True).values()
+        said = (part for hint in hints for part in getattr(hint, "__metadata__", ()))
+        return next((part for part in said if isinstance(part, cls)), None)
 
 
 def concerns(request: Request, **found: str | None) -> None:
@@ -95,14 +66,12 @@ def concerns(request: Request, **found: str | None) -> None:
 
 
 class AuditedRoute(APIRoute):
-    """A route with rows of the audit trail, if `ACTIONS` or `REFUSALS` name it."""
+    """A route with rows of the audit trail, if its context is `Audited`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The route's handler, and a row after it."""
-        handle = super().get_route_handler()
-        operation = (min(self.methods or ()), self.path)
-        action, refusal = ACTIONS.get(operation), REFUSALS.get(operation)
-        if action is None and refusal is None:
+        handle, declared = super().get_route_handler(), Audited.of(self.endpoint)
+        if declared is None:
             return handle
 
         async def audited(request: Request) -> Response:
@@ -110,15 +79,15 @@ class AuditedRoute(APIRoute):
                 response = await handle(request)
             except Exception as error:
                 try:
-                    await _append(request, action or f"{refusal}{REFUSED}", _status(error))
+                    await _append(request, declared.refusal, _status(error))
                 except SQLAlchemyError as failed:
                     # The request is rejected in any case, with the first reason.
                     _log.error("a rejected request has no row: %s", type(failed).__name__)
                 raise
-            if action is not None:
+            if not declared.refused_only:
                 if "location" in response.headers:
                     concerns(request, made=response.headers["location"])
-                await _append(request, action, response.status_code)
+                await _append(request, declared.action, response.status_code)
             return response
 
         return audited

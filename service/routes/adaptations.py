@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
@@ -13,7 +13,7 @@ from personalization.options.masks import MASKS
 from service.adaptation.card.reading import read_view
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import take_in
-from service.http.audit import AuditedRoute
+from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsOperator
 from service.http.parameters import IDEMPOTENT, HospitalId, IdempotencyKey
 from service.http.problems import problem_responses
@@ -68,7 +68,7 @@ def _request_body() -> dict[str, Any]:
 )
 async def adapt(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("job.started")],
     hospital: HospitalId,
     response: Response,
     idempotency_key: IdempotencyKey = None,

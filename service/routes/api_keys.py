@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from service.database import ApiKey, Role
-from service.http.audit import AuditedRoute
+from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsAdmin
 from service.http.problems import problem_responses
 from service.identity import keys
@@ -98,7 +98,9 @@ def list_keys(context: AsAdmin) -> KeyList:
 
 
 @router.post("/keys", status_code=201, responses=problem_responses(400, 404, 408, 409, 413, 422))
-def create_key(context: AsAdmin, body: KeyBody) -> NewKey:
+def create_key(
+    context: Annotated[AsAdmin, Audited("key.created", refused_only=True)], body: KeyBody
+) -> NewKey:
     """Create an API key. The answer has it once; the service keeps its hash."""
     expires_at = None if body.days is None else datetime.now(UTC) + timedelta(days=body.days)
     with context.database.write() as session:
@@ -107,7 +109,11 @@ def create_key(context: AsAdmin, body: KeyBody) -> NewKey:
 
 
 @router.post("/keys/{key}/rotate", status_code=201, responses=problem_responses(400, 404, 408, 409, 413, 422))
-def rotate_key(context: AsAdmin, key: KeyId, body: RotationBody | None = None) -> NewKey:
+def rotate_key(
+    context: Annotated[AsAdmin, Audited("key.rotated", refused_only=True)],
+    key: KeyId,
+    body: RotationBody | None = None,
+) -> NewKey:
     """Create the successor of a key; the old one stays valid for a while."""
     overlap = timedelta(hours=(body or RotationBody()).overlap_hours)
     with context.database.write() as session:
@@ -116,7 +122,7 @@ def rotate_key(context: AsAdmin, key: KeyId, body: RotationBody | None = None) -
 
 
 @router.delete("/keys/{key}", responses=problem_responses(404, 422))
-def revoke_key(context: AsAdmin, key: KeyId) -> KeyView:
+def revoke_key(context: Annotated[AsAdmin, Audited("key.revoked", refused_only=True)], key: KeyId) -> KeyView:
     """Reject a key from now on. Its record stays."""
     with context.database.write() as session:
         revoked = KeyView.of(keys.revoke(session, key))

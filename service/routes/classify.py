@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.catalog.network import resolve_network
-from service.http.audit import AuditedRoute, concerns
+from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
@@ -34,7 +35,9 @@ router = APIRouter(tags=["classification"], route_class=AuditedRoute)
     },
     openapi_extra={"requestBody": request_body(ClassifyOptions)},
 )
-async def classify_scan(request: Request, context: AsReader) -> Response:
+async def classify_scan(
+    request: Request, context: Annotated[AsReader, Audited("scan.classified")]
+) -> Response:
     """Classify one scan.
 
     The service deletes the scan after its answer. It slices a volume along the task's plane, whatever the

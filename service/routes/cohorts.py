@@ -15,7 +15,7 @@ from service.cohorts.intake import take_in
 from service.cohorts.masks import of_scans
 from service.context import ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
-from service.http.audit import AuditedRoute, concerns
+from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.dependencies import AsOperator
 from service.http.parameters import MOST_LISTED, CohortId, HospitalId, Limit, Page, ScanName, Text
 from service.http.problems import problem_responses
@@ -99,7 +99,10 @@ class ScanList(Page):
     "/hospitals/{hospital}/cohorts", status_code=201, responses=problem_responses(400, 404, 408, 413, 422)
 )
 def create_cohort(
-    context: AsOperator, hospital: HospitalId, response: Response, body: CohortBody | None = None
+    context: Annotated[AsOperator, Audited("cohort.created")],
+    hospital: HospitalId,
+    response: Response,
+    body: CohortBody | None = None,
 ) -> CohortView:
     """Create a cohort. Scans are then added one by one. It expires."""
     with context.database.write() as session:
@@ -140,7 +143,10 @@ def get_cohort(context: AsOperator, hospital: HospitalId, cohort: CohortId) -> C
 
 @router.patch("/hospitals/{hospital}/cohorts/{cohort}", responses=problem_responses(400, 404, 408, 413, 422))
 def describe_cohort(
-    context: AsOperator, hospital: HospitalId, cohort: CohortId, body: CohortBody
+    context: Annotated[AsOperator, Audited("cohort.described")],
+    hospital: HospitalId,
+    cohort: CohortId,
+    body: CohortBody,
 ) -> CohortView:
     """Change a cohort's name or note; a field that is not sent stays, and null removes it."""
     with context.database.write() as session:
@@ -151,14 +157,16 @@ def describe_cohort(
 @router.delete(
     "/hospitals/{hospital}/cohorts/{cohort}", status_code=204, responses=problem_responses(404, 409, 422)
 )
-def delete_cohort(context: AsOperator, hospital: HospitalId, cohort: CohortId) -> None:
+def delete_cohort(
+    context: Annotated[AsOperator, Audited("cohort.deleted")], hospital: HospitalId, cohort: CohortId
+) -> None:
     """Delete every scan of a cohort now. Rejected while a job needs them."""
     cohorts.remove(context.database, context.settings, hospital, cohort)
 
 
 @router.get("/hospitals/{hospital}/cohorts/{cohort}/scans", responses=problem_responses(404, 410, 422))
 def list_scans(
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("cohort.listed")],
     hospital: HospitalId,
     cohort: CohortId,
     after: Annotated[
@@ -190,7 +198,7 @@ def list_scans(
 )
 async def put_scan(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("scan.stored")],
     hospital: HospitalId,
     cohort: CohortId,
     name: ScanName,
@@ -231,7 +239,7 @@ async def put_scan(
 )
 async def get_scan(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("scan.read")],
     hospital: HospitalId,
     cohort: CohortId,
     name: ScanName,
@@ -262,7 +270,12 @@ async def get_scan(
     status_code=204,
     responses=problem_responses(404, 409, 410, 422),
 )
-def delete_scan(context: AsOperator, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
+def delete_scan(
+    context: Annotated[AsOperator, Audited("scan.deleted")],
+    hospital: HospitalId,
+    cohort: CohortId,
+    name: ScanName,
+) -> None:
     """Delete one scan and its mask now. Rejected while a job needs it."""
     cohorts.remove_scan(context.database, context.settings, hospital, cohort, name)
 

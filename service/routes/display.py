@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from model_store.scan import Limits, decode
 from service.errors import RequestInvalid
-from service.http.audit import AuditedRoute, concerns
+from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.dependencies import AsReader
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
@@ -42,7 +42,7 @@ DISPLAYED: dict[int | str, dict[str, Any]] = {
     responses={**DISPLAYED, **problem_responses(408, 413, 415, 422, 503, 507)},
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
 )
-async def display_scan(request: Request, context: AsReader) -> Response:
+async def display_scan(request: Request, context: Annotated[AsReader, Audited("scan.displayed")]) -> Response:
     """Return a scan as the service reads it, for a viewer.
 
     The mask of `POST /segment` fits on it voxel by voxel, whatever the format of the scan. Intensities are

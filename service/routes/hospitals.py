@@ -14,7 +14,7 @@ from service.audit import trail
 from service.database import Database, Hospital, caller_of
 from service.database.hospitals import require_hospital, require_visible, visible_hospitals
 from service.errors import RequestInvalid
-from service.http.audit import AuditedRoute
+from service.http.audit import Audited, AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
 from service.http.dependencies import AsAdmin, AsReader, actor_of
 from service.http.parameters import MOST_LISTED, HospitalId, Limit, Page, Reason, Text
@@ -88,7 +88,7 @@ def get_hospital(context: AsReader, hospital: HospitalId, response: Response) ->
     },
 )
 def put_hospital(
-    context: AsAdmin,
+    context: Annotated[AsAdmin, Audited("hospital.changed", refused_only=True)],
     hospital: HospitalId,
     body: HospitalBody,
     response: Response,

@@ -14,7 +14,7 @@ from service.adaptation.card.reading import read_card, read_view
 from service.context import ServiceContext
 from service.database.job_states import ON_ONE_SCAN, TERMINAL, JobState
 from service.errors import JobStillRunning, RoleMissing
-from service.http.audit import AuditedRoute
+from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
 from service.http.origins import self_contained
 from service.http.parameters import JobId, Limit, Page
@@ -68,7 +68,9 @@ def get_job(context: AsReader, job: JobId) -> JobView:
         **problem_responses(404, 422),
     },
 )
-def cancel_job(context: AsReader, job: JobId, response: Response) -> JobView:
+def cancel_job(
+    context: Annotated[AsReader, Audited("job.cancelled")], job: JobId, response: Response
+) -> JobView:
     """Cancel a job: at once if it waits, within seconds if it runs. A finished job stays as it ended.
 
     A reader cancels only the jobs that its own scans were sent to.
@@ -95,7 +97,7 @@ def cancel_job(context: AsReader, job: JobId, response: Response) -> JobView:
         **problem_responses(404, 409, 410, 422),
     },
 )
-def get_result(context: AsReader, job: JobId) -> Response:
+def get_result(context: Annotated[AsReader, Audited("result.read")], job: JobId) -> Response:
     """Return the answer of a job of kind `scan`, `segment` or `pacs-segment`, until it expires.
 
     After a segmentation was stored in a PACS, it is a JSON object with the UIDs of the stored instance.
@@ -105,7 +107,7 @@ def get_result(context: AsReader, job: JobId) -> Response:
 
 
 @router.delete("/jobs/{job}/files", status_code=204, responses=problem_responses(404, 409, 422))
-def delete_files(context: AsReader, job: JobId) -> None:
+def delete_files(context: Annotated[AsReader, Audited("files.deleted")], job: JobId) -> None:
     """Delete a job's pictures and result now. Its published version and its record stay.
 
     A reader deletes only the results of its own scans.
@@ -170,7 +172,7 @@ async def follow_job(
 
 
 @router.get("/jobs/{job}/card", response_class=HTMLResponse, responses=problem_responses(404, 422))
-def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
+def get_card(context: Annotated[AsOperator, Audited("card.read")], job: JobId) -> HTMLResponse:
     """Return the job's card: curves, gate, coefficients, pictures, lineage. It is available while the job
     runs.
 
@@ -189,7 +191,7 @@ def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
     responses={200: {"content": {"image/png": _BINARY}}, **problem_responses(404, 422)},
 )
 def get_preview(
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("card.read")],
     job: JobId,
     epoch: Annotated[  # noqa: ARG001
         int | None, Query(ge=0, description="Ignored: it lets a browser ask again after each epoch.")

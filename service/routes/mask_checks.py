@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from service.adaptation.card.reading import read_view
 from service.adaptation.mask_checks import MaskCheck, MaskCheckBody
 from service.context import ServiceContext
-from service.http.audit import AuditedRoute
+from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
 from service.http.parameters import IDEMPOTENT, IdempotencyKey, JobId
 from service.http.problems import problem_responses
@@ -30,7 +32,7 @@ class MaskChecks(BaseModel):
 )
 def start_check(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("job.started")],
     job: JobId,
     response: Response,
     body: MaskCheckBody | None = None,
@@ -59,7 +61,7 @@ def list_checks(request: Request, context: AsReader, job: JobId) -> MaskChecks:
 )
 def start_verdict(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("job.started")],
     job: JobId,
     check: JobId,
     response: Response,
@@ -75,7 +77,9 @@ def start_verdict(
 
 
 @router.delete("/jobs/{job}/checks/verdict", responses=problem_responses(404, 409, 422))
-def take_back_verdict(request: Request, context: AsOperator, job: JobId) -> JobView:
+def take_back_verdict(
+    request: Request, context: Annotated[AsOperator, Audited("gate.restored", refused_only=True)], job: JobId
+) -> JobView:
     """Take back what masks decided: the gate says again what its checks say. What serves does not change."""
     MaskCheck(context, job, None, request.state.request_id).take_back()
     return read_view(context.store, context.database, job)

@@ -20,7 +20,7 @@ from service.cohorts import cohorts, masks
 from service.cohorts.intake import deidentify_upload
 from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
-from service.http.audit import AuditedRoute, concerns
+from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.conditions import matcher
 from service.http.dependencies import AsOperator
 from service.http.parameters import CohortId, HospitalId, ScanName
@@ -96,7 +96,7 @@ def mask_view(row: CohortMask) -> MaskView:
 )
 async def put_mask(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("mask.stored")],
     hospital: HospitalId,
     cohort: CohortId,
     name: ScanName,
@@ -179,7 +179,7 @@ async def put_mask(
 )
 async def get_mask(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("mask.read")],
     hospital: HospitalId,
     cohort: CohortId,
     name: ScanName,
@@ -217,7 +217,12 @@ async def get_mask(
     status_code=204,
     responses=problem_responses(404, 409, 410, 422),
 )
-def delete_mask(context: AsOperator, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
+def delete_mask(
+    context: Annotated[AsOperator, Audited("mask.deleted")],
+    hospital: HospitalId,
+    cohort: CohortId,
+    name: ScanName,
+) -> None:
     """Delete a scan's mask now; the scan stays. Rejected while a job needs it."""
     masks.remove_mask(context.database, context.settings, hospital, cohort, name)
 

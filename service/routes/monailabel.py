@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.context import ServiceContext
 from service.errors import RequestInvalid
-from service.http.audit import AuditedRoute, concerns
+from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.dependencies import AsReader, caller
 from service.http.problems import Problem, problem_responses
 from service.http.semantics import path_below_prefix
@@ -165,7 +165,7 @@ def get_info(context: AsReader) -> ViewerInfo:
 )
 async def put_session(
     request: Request,
-    context: AsReader,
+    context: Annotated[AsReader, Audited("scan.stored")],
     expiry: Annotated[int, Query(description="Seconds until it is deleted; the service's default if 0.")] = 0,
 ) -> ViewerSession:
     """Send a scan for later requests. Several files are one DICOM series."""
@@ -187,7 +187,9 @@ def get_viewer_session(
 
 
 @router.delete("/session/{session}", responses=problem_responses(404, 422))
-def delete_viewer_session(context: AsReader, request: Request, session: ViewerScanId) -> ViewerSession:
+def delete_viewer_session(
+    context: Annotated[AsReader, Audited("scan.deleted")], request: Request, session: ViewerScanId
+) -> ViewerSession:
     """Delete a session and its scan now."""
     scans = _scans(context)
     found = scans.get(session)
@@ -198,7 +200,8 @@ def delete_viewer_session(context: AsReader, request: Request, session: ViewerSc
 
 @router.get("/datastore/", responses=problem_responses(422))
 def list_images(
-    context: AsReader, output: Annotated[Literal["stats", "train", "all"], Query()] = "stats"
+    context: Annotated[AsReader, Audited("scan.listed")],
+    output: Annotated[Literal["stats", "train", "all"], Query()] = "stats",
 ) -> Any:
     """List the caller's scans, or count them. There are no labels, and nothing to train on."""
     scans = _scans(context).all()
@@ -224,7 +227,9 @@ def list_images(
     responses=problem_responses(408, 413, 415, 422, 503, 507),
     openapi_extra=_form_with("file"),
 )
-async def put_image(request: Request, context: AsReader, image: ImageName = "") -> StoredImage:
+async def put_image(
+    request: Request, context: Annotated[AsReader, Audited("scan.stored")], image: ImageName = ""
+) -> StoredImage:
     """Send a scan under a name; it replaces an earlier one, and expires as a session does."""
     with await receive_scan(request, context, Stopwatch(), "file") as form:
         kept = await _keep(request, context, scan_in(form, "file"), image or None)
@@ -234,7 +239,9 @@ async def put_image(request: Request, context: AsReader, image: ImageName = "") 
 @router.delete("/datastore/", responses=problem_responses(404, 422))
 @router.delete("/datastore/image", responses=problem_responses(404, 422))
 def delete_image(
-    context: AsReader, request: Request, image: Annotated[str, Query(alias="id", max_length=256)]
+    context: Annotated[AsReader, Audited("scan.deleted")],
+    request: Request,
+    image: Annotated[str, Query(alias="id", max_length=256)],
 ) -> dict[str, Any]:
     """Delete a scan now."""
     scans = _scans(context)
@@ -273,7 +280,7 @@ def choose_next(
 )
 async def infer(
     request: Request,
-    context: AsReader,
+    context: Annotated[AsReader, Audited("scan.segmented")],
     model: Annotated[str, Path(max_length=256)],
     session_id: Annotated[str, Query(max_length=64)] = "",
     image: ImageName = "",

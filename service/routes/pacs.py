@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from service.adaptation.card.reading import read_view
 from service.context import ServiceContext
 from service.database.hospitals import visible_hospitals
-from service.http.audit import AuditedRoute, concerns
+from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.dependencies import AsOperator
 from service.http.parameters import IDEMPOTENT, CohortId, HospitalId, IdempotencyKey
 from service.http.problems import problem_responses
@@ -61,7 +61,7 @@ def list_pacs(context: AsOperator) -> PacsList:
 )
 async def segment_series(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("job.started")],
     pacs: PacsName,
     body: SeriesSegmentation,
     response: Response,
@@ -85,7 +85,7 @@ async def segment_series(
 )
 async def fill_cohort(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("job.started")],
     hospital: HospitalId,
     cohort: CohortId,
     body: CohortFill,

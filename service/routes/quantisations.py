@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request, Response
 
 from service.adaptation.card.reading import read_view
 from service.adaptation.quantisation import QuantisationBody, QuantisationRequest
-from service.http.audit import AuditedRoute
+from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsOperator
 from service.http.parameters import IDEMPOTENT, HospitalId, IdempotencyKey
 from service.http.problems import problem_responses
@@ -22,7 +24,7 @@ router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
 )
 def quantise(
     request: Request,
-    context: AsOperator,
+    context: Annotated[AsOperator, Audited("job.started")],
     hospital: HospitalId,
     body: QuantisationBody,
     response: Response,

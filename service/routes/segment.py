@@ -20,7 +20,7 @@ from service.context import ServiceContext
 from service.database.job_states import TERMINAL
 from service.errors import ParametersContradict
 from service.files import log_and_continue
-from service.http.audit import AuditedRoute, concerns
+from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.conditions import preferred_wait, prefers_async
 from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
@@ -79,7 +79,9 @@ Prefer = Annotated[
     responses={**_ANSWERS, **problem_responses(404, 408, 409, 410, 413, 415, 422, 503, 507)},
     openapi_extra={"requestBody": request_body(SegmentOptions)},
 )
-async def segment_scan(request: Request, context: AsReader, prefer: Prefer = None) -> Response:
+async def segment_scan(
+    request: Request, context: Annotated[AsReader, Audited("scan.segmented")], prefer: Prefer = None
+) -> Response:
     """Segment one scan.
 
     The service deletes the scan after its answer. It slices a volume along the task's plane, whatever the

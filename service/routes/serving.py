@@ -21,7 +21,7 @@ from service.context import ServiceContext
 from service.database import Assignment
 from service.database.hospitals import site_of_hospital
 from service.errors import RequestInvalid
-from service.http.audit import AuditedRoute
+from service.http.audit import Audited, AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
 from service.http.dependencies import AsApprover, AsReader, actor_of
 from service.http.parameters import HospitalId, ModelName, Reason, Text
@@ -189,7 +189,7 @@ def get_serving(
     responses=problem_responses(400, 404, 408, 409, 410, 412, 413, 422, 428),
 )
 def put_serving(
-    context: AsApprover,
+    context: Annotated[AsApprover, Audited("version.assigned", refused_only=True)],
     hospital: HospitalId,
     model: ModelName,
     body: AssignmentBody,
@@ -235,7 +235,7 @@ def put_serving(
     responses=problem_responses(400, 404, 408, 409, 410, 412, 413, 422, 428),
 )
 def roll_back(
-    context: AsApprover,
+    context: Annotated[AsApprover, Audited("version.rolled-back", refused_only=True)],
     hospital: HospitalId,
     model: ModelName,
     body: Decision,

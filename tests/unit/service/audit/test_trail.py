@@ -25,8 +25,9 @@ from service.database import AuditRow, Caller, Database, upgrade
 from service.database.digest_chain import FIRST_PREVIOUS, digest_of
 from service.database.migrations.append_only import missing_guards
 from service.errors import AuditBroken, AuditNotComparable
-from service.http.audit import ACTIONS, REFUSALS, REFUSED
+from service.http.audit import Audited
 from service.serving import assignments
+from tests.helpers.service.routes import every_route
 
 ADA = Caller("key:ada", frozenset({"approver"}), frozenset({"north"}))
 DIGEST, SCAN = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -471,8 +472,9 @@ def test_dicom_message_has_who_what_and_when(database: Database) -> None:
 
 def actions() -> set[str]:
     """Every action that the service writes: over HTTP, and by a call with its name."""
-    written = {*ACTIONS.values(), *trail.ASSIGNED.values()}
-    written |= {name for refused in REFUSALS.values() for name in (refused, f"{refused}{REFUSED}")}
+    declared = [found for route in every_route() if (found := Audited.of(route.endpoint)) is not None]
+    written = {name for found in declared for name in (found.action, found.refusal)}
+    written |= {*trail.ASSIGNED.values()}
     call = re.compile(r'\b(?:append|_note|_audit)\(\s*(?:session|attempt),\s*"([a-z]+\.[a-z-]+)"')
     for path in Path(service.__file__).parent.rglob("*.py"):
         written |= {*call.findall(path.read_text())}

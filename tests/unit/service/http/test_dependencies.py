@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from importlib import import_module
-from pkgutil import iter_modules
 
 import pytest
 import yaml
@@ -14,11 +12,11 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.security import SecurityScopes
 
-from service import routes
 from service.database import ANONYMOUS, Caller
 from service.errors import RoleMissing
 from service.http.dependencies import AsPublic, caller, context_of
 from service.openapi import description
+from tests.helpers.service.routes import every_route, operations
 
 
 def taken(dependant: Dependant) -> Iterator[object]:
@@ -37,14 +35,11 @@ def without_caller(routes: Iterable[APIRoute]) -> list[str]:
 
 
 def test_every_route_depends_on_the_caller() -> None:
-    modules = [import_module(f"service.routes.{module.name}") for module in iter_modules(routes.__path__)]
-    found = [route for module in modules for route in routes_of(getattr(module, "router", APIRouter()))]
-    described = [route for route in found if route.include_in_schema]
-    operations = {(method, route.path_format) for route in described for method in route.methods}
     paths = yaml.safe_load(description())["paths"]
-    assert operations == {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    described = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert set(operations()) == described
     # The page's own files, which a person needs to sign in.
-    assert without_caller(found) == ["/", "/page/{name}"]
+    assert without_caller(every_route()) == ["/", "/page/{name}"]
 
 
 def test_route_without_a_caller_is_detected() -> None:
