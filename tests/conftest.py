@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import reaper
+
 # Set before torch is imported: tests run in parallel, and a test that used every core would slow the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_sessionstart() -> None:
+    """What the tests start ends with this process."""
+    reaper.watch()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
