@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from model_store.preprocessing import geometry_of
 from model_store.task import Task
 from personalization.gate import Targets
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
@@ -63,8 +62,6 @@ from training.algorithm import (
     StepContext,
 )
 from training.data.cases import RemoteSite, Site
-from training.data.scan_files import read_scan
-from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
 from training.engine.defence import least_uploads
 from training.engine.egress import may_take_part
@@ -72,7 +69,8 @@ from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
-from training.local.norms import as_met
+from training.local.registry import kind_of
+from training.local.site import SiteData
 from training.methods.fedavg import FedAvg
 from training.progress import Afterwards, Progress
 from training.run import Run, execute
@@ -237,9 +235,9 @@ def _slices_per_file(task: Task, site: Site[Any] | RemoteSite) -> int:
 
     An adaptation takes a bounded number of images (`Practice.most`), and a volume has many slices.
     """
-    if task.is_volume or not isinstance(site, Site):
+    if not isinstance(site, Site):
         return 1
-    return int(geometry_of(read_scan(site.of_split("train")[0].image), task).slices[0])
+    return kind_of(task).images_of(site.of_split("train")[0], task)
 
 
 def practice_warnings(members: Sequence[str]) -> tuple[str, ...]:
@@ -437,7 +435,7 @@ class Rotations(Algorithm):
 
 def _scans(data: SiteData) -> tuple[Tensor, Tensor, list[str]]:
     """Images, targets and patients of training and validation; of volumes patches, as a job sees them."""
-    sets = [as_met(each) for each in ([data.all_train, data.val] if data.held_out else [data.all_train])]
+    sets = [each.met() for each in ([data.all_train, data.val] if data.held_out else [data.all_train])]
     return (
         torch.cat([torch.from_numpy(each.images) for each in sets]),
         torch.cat([torch.from_numpy(each.targets) for each in sets]),

@@ -17,8 +17,6 @@ from training.algorithm import Algorithm, Publication
 from training.bounds import NO_BOUNDS
 from training.config import Defence, MethodConfig, RunConfig
 from training.data.cases import Federation, RemoteSite, Site, data_warnings
-from training.data.classification import LabelledData
-from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
 from training.engine.client import RunEnvironment
 from training.engine.device import default_workers, problem_of
@@ -28,6 +26,7 @@ from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.pool import Pool
 from training.errors import ConfigurationError
+from training.local.site import SiteData
 from training.methods.registry import method, methods
 from training.parts.test import Untested
 from training.publish import Origin, check_names, parts_of, publish
@@ -251,8 +250,6 @@ def loader(run: Run, site: Site[Any]) -> Callable[[], Any]:
     task = run.federation.task
     if own := method(run.method).load:
         return partial(own, site, task)
-    if task.kind == "classification":
-        return partial(LabelledData.load, site, task)
     return partial(SiteData.load, site, task, keep_empty=run.settings.keep_empty)
 
 

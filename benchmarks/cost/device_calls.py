@@ -34,9 +34,10 @@ from personalization.options.presets import PRESETS
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, class_maps, score
 from personalization.test_time.recipe import recipe_of
-from training.data.examples import Examples
-from training.local.loop import Schedule, train_locally
+from training.local.loop import train_locally
 from training.local.networks import network_of, new_network, state_of
+from training.local.schedule import Schedule
+from training.local.slices import Slices
 
 CLASSES = 3
 # Of training: what a step does beside the network's own work.
@@ -157,7 +158,7 @@ def _totals(device: PretendedCuda) -> dict[str, int]:
 def _training(cell: Cell) -> Callable[[int], object]:
     draw = np.random.default_rng(0)
     count, side = cell["batch"], cell["size"]
-    data = Examples(
+    data = Slices(
         draw.normal(size=(count, 1, side, side)).astype(np.float32),
         draw.integers(0, CLASSES, size=(count, side, side)).astype(np.uint8),
         *(tuple(map(str, range(count))),) * 2,

@@ -13,13 +13,14 @@ import torch
 from personalization.losses import soft_dice_loss
 from personalization.networks import build, initialise
 from personalization.state import to_safetensors
+from personalization.transfer import CPU
 from training.algorithm import ClientResult, Memory, State, StepContext
-from training.data.classification import LabelledData
-from training.data.examples import Examples, slices_of
-from training.data.segmentation.dataset import SiteData, batches
 from training.engine.client import RunEnvironment
 from training.engine.worker import keep_freed_memory
+from training.local.data import slices_of
 from training.local.scores import dice_per_patient
+from training.local.site import SiteData
+from training.local.slices import Slices
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg
 
 SITES = ("CS", "DU", "FG", "HT")
@@ -37,7 +38,7 @@ class Echo(FedAvg):
         context: StepContext,
         received: Mapping[str, State],
         memory: Memory,
-        data: SiteData | LabelledData,
+        data: SiteData,
     ) -> ClientResult:
         """Return the received weights."""
         scored = self.validate_step(context, received, memory, data)
@@ -48,7 +49,7 @@ class Echo(FedAvg):
         context: StepContext,  # noqa: ARG002
         received: Mapping[str, State],  # noqa: ARG002
         memory: Memory,  # noqa: ARG002
-        data: SiteData | LabelledData,  # noqa: ARG002
+        data: SiteData,  # noqa: ARG002
     ) -> ClientResult:
         """Score nothing."""
         return ClientResult({SCORES.name: {"score": torch.zeros(2, dtype=torch.float64)}}, 1.0)
@@ -59,11 +60,11 @@ def site_data(site: str, slices: int, size: int) -> SiteData:
     generator = np.random.default_rng(list(site.encode()))
     radius = np.hypot(*np.mgrid[-1 : 1 : size * 1j, -1 : 1 : size * 1j])
 
-    def drawn(count: int) -> Examples:
+    def drawn(count: int) -> Slices:
         targets = np.repeat((radius < 0.5).astype(np.uint8)[None], count, axis=0)
         noise = generator.normal(size=(count, 1, size, size)).astype(np.float32)
         names = tuple(f"{site}-{i // 8}" for i in range(count))
-        return Examples(noise + targets[:, None], targets, names, names, tuple(range(count)))
+        return Slices(noise + targets[:, None], targets, names, names, tuple(range(count)))
 
     return SiteData(site, drawn(slices), drawn(slices // 4), drawn(0), None)
 
@@ -93,7 +94,7 @@ def plain_rounds(
             network.train()
             optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
             generator = environment.context("train", round_, rounds, site).generator("train")
-            for images, targets in batches(slices_of(data.train), BATCH, generator, augment=True):
+            for images, targets in slices_of(data.train).epoch(BATCH, generator, True, 1, CPU):
                 optimiser.zero_grad(set_to_none=True)
                 loss = soft_dice_loss(network(images.to(device)), targets.to(device))
                 torch.autograd.backward(loss)

@@ -32,9 +32,7 @@ from benchmarks.harness.tables import table
 from training.algorithm import ClientResult, Memory, State, StepContext
 from training.config import NO_DEFENCE, Defence, RunConfig
 from training.data.cases import Federation
-from training.data.examples import slices_of
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
@@ -42,6 +40,7 @@ from training.engine.history import RoundEntry
 from training.engine.pool import Inline
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import RoundFailed
+from training.local.data import slices_of
 from training.local.networks import network_of
 from training.local.scores import AnySiteData
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
@@ -195,7 +194,6 @@ class Lying(FedAvg):
         """The honest step, and what the liar makes of it."""
         lies = context.site == LIAR
         if lies and self.attack == "labels":
-            assert isinstance(data, SiteData)
             slices = slices_of(data.train)
             data = replace(data, train=replace(slices, targets=1 - slices.targets))
         result = super().train_step(context, received, memory, data)

@@ -12,10 +12,6 @@ from model_store.store import Store
 from model_store.task import Task
 from training.config import MethodConfig
 
-# Steps at a site from which on patches are moved and changed as much as in a long training. In a short one
-# augmentation costs more than it brings (docs/how-to/volumes.md).
-_LONG = 1000
-
 
 class VolumeConfig(MethodConfig):
     """Configuration of a method that trains on slices or volumes."""
@@ -36,8 +32,3 @@ class VolumeConfig(MethodConfig):
             return ready
         unsaid = {field: v for field, v in self.VOLUMES.items() if field not in self.model_fields_set}
         return ready.model_copy(update=unsaid)
-
-
-def augmentation_of(steps: int) -> float:
-    """The share of the usual augmentation in a training of so many steps at a site."""
-    return min(steps / _LONG, 1.0)

@@ -15,8 +15,7 @@ from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.transfer import sent
 from training.algorithm import SiteSize
 from training.choices.randomisation import DomainRandomisation, randomises
-from training.data.classification import labelled_batches
-from training.data.examples import Examples
+from training.local.images import Images, labelled_batches
 from training.local.loop import mean_loss
 from training.local.norms import held_statistics, least_batch
 from training.local.scores import predict
@@ -47,7 +46,7 @@ def plain_loss(logits_BK: Tensor, images: Tensor, labels_B: Tensor, indices: Ten
 
 def train_classifier(
     network: nn.Module,
-    images: Examples,
+    images: Images,
     schedule: SgdSchedule,
     generator: torch.Generator,
     loss: Loss = plain_loss,
@@ -105,7 +104,7 @@ class ClassCounts:
     images: Tensor
 
     @classmethod
-    def of(cls, network: nn.Module, images: Examples, classes: int, batch_size: int = 64) -> ClassCounts:
+    def of(cls, network: nn.Module, images: Images, classes: int, batch_size: int = 64) -> ClassCounts:
         """Count on some images; of none, zeros."""
         labels = torch.from_numpy(images.targets)
         right = torch.zeros(0, dtype=torch.float64)

@@ -13,7 +13,7 @@ from model_store.manifest import NetworkSpec
 from personalization.networks import outline
 from personalization.networks.capabilities import batch_norms, moving_norms, running
 from training.algorithm import State
-from training.data.examples import Data, Examples, Volumes
+from training.local.data import Data
 from training.local.networks import network_of, state_of
 
 
@@ -41,11 +41,8 @@ def least_batch(network: nn.Module, data: Data, batch_size: int) -> int:
     Batch norm in training has no variance of a single value: where a small image has become one pixel, it
     needs another image. Leaves the network in evaluation mode if it had to be asked.
     """
-    if isinstance(data, Volumes):
-        if batch_size > 1:
-            return 1  # batches of patches are full
-        data = data.tiles(1)
-    if not len(data) or (batch_size > 1 and len(data) % batch_size != 1):
+    image = data.single(batch_size)
+    if image is None:
         return 1
     lonely: list[bool] = []
 
@@ -55,27 +52,22 @@ def least_batch(network: nn.Module, data: Data, batch_size: int) -> int:
     hooks = [norm.register_forward_pre_hook(note) for norm in batch_norms(network).values()]
     try:
         network.eval()
-        network(torch.tensor(data.images[:1]).to(next(network.parameters()).device))
+        network(torch.tensor(image).to(next(network.parameters()).device))
     finally:
         for hook in hooks:
             hook.remove()
     return 2 if any(lonely) else 1
 
 
-def as_met(data: Data) -> Examples:
-    """The images as a network meets them when it serves: slices as they are, volumes by windows."""
-    return data.tiles() if isinstance(data, Volumes) else data
-
-
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, slices: Data, batch_size: int = 16) -> None:
+def estimate_statistics(network: nn.Module, data: Data, batch_size: int = 16) -> None:
     """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
 
     After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
     from the whole set, since neighbours belong to one patient. Volumes are met by windows. Leaves the network
     in training mode.
     """
-    slices = as_met(slices)
+    slices = data.met()
     least = least_batch(network, slices, batch_size)
     norms = moving_norms(network).values()
     momenta = [norm.momentum for norm in norms]

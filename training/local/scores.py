@@ -1,93 +1,50 @@
-"""What a network answers to one site's data, and what the answers score.
-
-The data are slices with masks, images with classes, or whole volumes with masks; each has its answers and its
-score. Volumes are answered by windows.
-"""
+"""What a network answers to one site's data, and what the answers score."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from personalization.metrics import METRICS, foreground_dice, further_metrics
+from personalization.metrics import METRICS, further_metrics
 from training.algorithm import SiteSize, State
-from training.data.classification import LabelledData
-from training.data.examples import Data, Examples, Volumes
-from training.data.segmentation.dataset import SiteData
-from training.local.windows import answer_volume
+from training.local.data import Answers, Data, Examples
+from training.local.site import SiteData
 
-AnySiteData = SiteData | LabelledData
-
+AnySiteData = SiteData
 
 Aggregation = Literal["sample", "uniform"]
 
 
-# Class indices of every example: [N, H, W] or [N] uint8, or [X, Y, Z] uint8 of each volume.
-Answers: TypeAlias = Tensor | list[Tensor]
-
-
-def weight_of(data: AnySiteData, aggregation: Aggregation) -> float:
+def weight_of(data: SiteData, aggregation: Aggregation) -> float:
     """A site's weight in a mean: its number of training images n_k, or 1."""
     return float(len(data.train)) if aggregation == "sample" else 1.0
 
 
 @overload
-def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tensor: ...
+def predict(network: nn.Module, data: Examples, batch_size: int = 16) -> Tensor: ...
 
 
 @overload
-def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers: ...
+def predict(network: nn.Module, data: Data, batch_size: int = 16) -> Answers: ...
 
 
 @torch.no_grad()
-def predict(network: nn.Module, slices: Data, batch_size: int = 16) -> Answers:
+def predict(network: nn.Module, data: Data, batch_size: int = 16) -> Answers:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of
     images with classes; [X, Y, Z] of each volume, by windows as the service answers. Masks are what the
     task's `keep_largest` leaves."""
     network.eval()
-    device = next(network.parameters()).device
-    if isinstance(slices, Volumes):
-        return [answer_volume(network, image, slices.task, device) for image in slices.images]
-    parts = torch.split(torch.from_numpy(slices.images), batch_size)
-    # A copy is aligned as torch aligns, whatever numpy did: some kernels add up in another order otherwise.
-    classes = [network(part.clone().to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts]
-    found = torch.cat(classes)
-    return torch.from_numpy(slices.answered(found.numpy())) if slices.has_masks else found
+    return data.answers(network, batch_size, next(network.parameters()).device)
 
 
-def dice_per_patient(
-    network: nn.Module, slices: Data, classes: int, batch_size: int = 16
-) -> dict[str, float]:
+def dice_per_patient(network: nn.Module, data: Data, classes: int, batch_size: int = 16) -> dict[str, float]:
     """Foreground Dice of every patient, all its slices as one volume; NaN of a patient without a target."""
-    if not len(slices):
-        return {}
-    predicted = predict(network, slices, batch_size)
-    return {
-        patient: value
-        for rows in beside_truth(predicted, slices)
-        for patient, value in foreground_dice(*rows, classes).items()
-    }
-
-
-def beside_truth(predicted: Answers, data: Data) -> Iterator[tuple[Tensor, Tensor, tuple[str, ...]]]:
-    """Class indices of answers and truth [N, ...] and the N patients, as the metrics take them.
-
-    Volumes have shapes of their own: of these, one patient after the other, all voxels in one row.
-    """
-    if isinstance(data, Volumes):
-        for patient in dict.fromkeys(data.patients):
-            own = [index for index, name in enumerate(data.patients) if name == patient]
-            found = torch.cat([predicted[index].flatten() for index in own])
-            truth = torch.cat([torch.from_numpy(data.targets[index]).flatten() for index in own])
-            yield found[None], truth[None], (patient,)
-    else:
-        assert isinstance(predicted, Tensor)
-        yield predicted, torch.from_numpy(data.targets), data.patients
+    return data.scores(predict(network, data, batch_size), classes) if len(data) else {}
 
 
 def check_score(score: Tensor, most: int | None, largest: float = 1.0) -> None:
@@ -200,20 +157,10 @@ def evaluate(network: nn.Module, data: Data, classes: int, batch_size: int = 16)
     return scored(predict(network, data, batch_size), data, classes) if len(data) else ValidationScore()
 
 
-def scored(predicted: Answers, data: Data, classes: int) -> ValidationScore:
-    """What the answers to slices, images or volumes score; there is at least one."""
-    if data.has_masks:
-        dice: dict[str, float] = {}
-        further: dict[str, dict[str, float]] = {}
-        for rows in beside_truth(predicted, data):
-            dice |= foreground_dice(*rows, classes)
-            for name, values in further_metrics(*rows, classes, "segmentation").items():
-                further.setdefault(name, {}).update(values)
-        return ValidationScore.of(dice, further)
-    assert isinstance(predicted, Tensor)
-    assert isinstance(data, Examples)
-    truth = torch.from_numpy(data.targets)
-    images = tuple(map(str, range(len(truth))))
-    others = further_metrics(predicted, truth, images, classes, "classification")
-    right = dict(zip(images, (predicted == truth).double().tolist(), strict=True))
-    return ValidationScore.of(right, others)
+def scored(answers: Answers, data: Data, classes: int) -> ValidationScore:
+    """What the answers to some data score; there is at least one."""
+    further: dict[str, dict[str, float]] = {}
+    for rows in data.beside_truth(answers):
+        for name, values in further_metrics(*rows, classes, data.kind).items():
+            further.setdefault(name, {}).update(values)
+    return ValidationScore.of(data.scores(answers, classes), further)

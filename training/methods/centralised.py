@@ -17,9 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from model_store.task import Task
@@ -34,9 +31,9 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.examples import Data, Examples, Volumes
 from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
+from training.local.registry import kind_of
 from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import register
@@ -64,7 +61,7 @@ class Centralised(FedAvg):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Send the training images."""
-        return ClientResult({IMAGES.name: _packed(data.train)}, float(len(data.train)))
+        return ClientResult({IMAGES.name: data.train.packed()}, float(len(data.train)))
 
     def keep_images(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the images by site."""
@@ -74,61 +71,17 @@ class Centralised(FedAvg):
 
     def train_pooled(self, context: StepContext, server: Memory) -> Memory:
         """One round of training on all images; after the last one, they are dropped."""
-        sites = server.facts["pooled"]
+        sites, kind = server.facts["pooled"], kind_of(self.task)
         network = network_of(self.network, part(server.tensors, "global"), context.device)
         schedule = self.schedule(context.round)
         if schedule.steps is not None:
             schedule = replace(schedule, steps=schedule.steps * len(sites))
-        elif self.task.is_volume:
-            # A pass over volumes is short, so that the least number decides: as many as all sites would take.
+        elif kind.short_pass:
+            # The least number decides: as many batches as all sites would take.
             schedule = replace(schedule, least_steps=schedule.least_steps * len(sites))
-        sent = [part(server.tensors, f"{_POOL}/{site}") for site in sites]
-        train_locally(network, _pooled(sent, self.task), schedule, context.generator("train"))
+        sent = [kind.unpacked(part(server.tensors, f"{_POOL}/{site}"), self.task) for site in sites]
+        train_locally(network, kind.joined(sent, self.task), schedule, context.generator("train"))
         tensors = {**server.tensors, **join({"global": state_of(network)})}
         if context.round == context.rounds - 1:
             tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(f"{_POOL}/")}
         return Memory(tensors, server.facts)
-
-
-def _packed(examples: Data) -> State:
-    """Images and answers as they travel; of volumes all voxels in one row, and the sides of each volume."""
-    if isinstance(examples, Examples):
-        return {
-            "images": torch.from_numpy(examples.images),
-            "answers": torch.from_numpy(examples.targets),
-        }
-    sides = torch.tensor([target.shape for target in examples.targets], dtype=torch.int64)
-    channels = len(examples.images[0]) if len(examples) else 1
-    images = [image.reshape(channels, -1) for image in examples.images]
-    answers = [target.ravel() for target in examples.targets]
-    return {
-        "images": torch.from_numpy(np.concatenate([np.empty((channels, 0), np.float32), *images], axis=1)),
-        "answers": torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *answers])),
-        "sides": sides.reshape(-1, 3),
-        "spacings": torch.tensor(examples.spacings, dtype=torch.float64).reshape(-1, 3),
-    }
-
-
-def _pooled(sent: list[State], task: Task) -> Data:
-    """The examples of all sites, in the order of the sites, without names."""
-    if not task.is_volume:
-        images = np.concatenate([state["images"].numpy() for state in sent])
-        answers = np.concatenate([state["answers"].numpy() for state in sent])
-        unnamed = ("",) * len(images)
-        return Examples(images, answers, unnamed, unnamed, (0,) * len(images))
-    volumes: list[NDArray[np.float32]] = []
-    targets: list[NDArray[np.uint8]] = []
-    spacings: list[tuple[float, ...]] = []
-    for state in sent:
-        sizes = state["sides"].prod(dim=1).tolist()
-        spacings += map(tuple, state["spacings"].tolist())
-        for sides, voxels, classes in zip(
-            state["sides"].tolist(),
-            torch.split(state["images"], sizes, dim=1),
-            torch.split(state["answers"], sizes),
-            strict=True,
-        ):
-            volumes.append(voxels.reshape(-1, *sides).numpy())
-            targets.append(classes.reshape(sides).numpy())
-    unnamed = ("",) * len(volumes)
-    return Volumes(tuple(volumes), tuple(targets), unnamed, unnamed, tuple(spacings), task)

@@ -74,24 +74,19 @@ from training.algorithm import (
 from training.choices.loss import LossConfig
 from training.choices.randomisation import RandomisationConfig
 from training.choices.start import StartConfig
-from training.choices.volume import VolumeConfig, augmentation_of
-from training.data.examples import Examples
+from training.choices.volume import VolumeConfig
 from training.errors import ConfigurationError
-from training.local.loop import (
-    MOTION,
-    OptimiserName,
-    Penalty,
-    Schedule,
-    train_locally,
-)
+from training.local.data import slices_of
+from training.local.loop import Penalty, train_locally
 from training.local.networks import network_of, new_network, state_of
 from training.local.norms import (
-    as_met,
     batch_moments,
     moments_of,
     positive_variances,
     with_moments,
 )
+from training.local.registry import kind_of
+from training.local.schedule import MOTION, OptimiserName, Schedule
 from training.local.scores import (
     Aggregation,
     AnySiteData,
@@ -347,11 +342,11 @@ class FedAvg(Algorithm):
     def _spread(self, network: nn.Module, data: AnySiteData) -> State:
         if not len(data.all_train):
             return {}
-        slices = as_met(data.all_train)
+        slices = data.all_train.met()
         # A copy is aligned as torch aligns (`predict`).
         images = torch.from_numpy(slices.images).clone()
         found = profile(network, images, slices.patients, self.config.batch_size)
-        if not slices.has_masks:
+        if not slices.dense:
             return sent_by(found, None)
         targets = targets_of(torch.from_numpy(slices.targets), slices.patients, self.classes)
         return sent_by(found, (targets.share, targets.largest, targets.pieces))
@@ -403,8 +398,8 @@ class FedAvg(Algorithm):
         if not isinstance(config, RotationHeadConfig) or not config.rotation_head:
             return None
         draw = context.generator("rotation")
-        assert isinstance(data.train, Examples)  # no network of volumes has the head
-        return rotation_term(network, data.train, config.batch_size, config.precision, draw)
+        # No network of volumes has the head.
+        return rotation_term(network, slices_of(data.train), config.batch_size, config.precision, draw)
 
     def penalty(self, network: nn.Module) -> Penalty | None:
         """What is added to the loss of every batch, of a network that holds w_g now; nothing in FedAvg."""
@@ -414,7 +409,7 @@ class FedAvg(Algorithm):
         """How a site trains in a round."""
         config = self.config
         steps = config.rounds * (config.local_steps or config.least_steps)
-        strength = augmentation_of(steps) if self.task.is_volume else 1.0
+        strength = kind_of(self.task).augmentation(steps)
         held = config.rounds // 2
         passed = max(round_ - held, 0) / max(config.rounds - 1 - held, 1)
         cosine = config.final_rate + (1 - config.final_rate) * (1 + math.cos(math.pi * passed)) / 2

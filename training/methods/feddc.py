@@ -42,8 +42,9 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import ClientResult, Group, Memory, Phase, RoundResult, State, StepContext
-from training.local.loop import Schedule, train_locally
+from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
+from training.local.schedule import Schedule
 from training.local.scores import AnySiteData, evaluate, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS
 from training.methods.fedprox import proximal_term

@@ -53,11 +53,12 @@ from training.algorithm import (
     StepContext,
 )
 from training.bounds import clipped
-from training.data.examples import Examples, slices_of
 from training.errors import ConfigurationError
-from training.local.loop import Batch, mean_loss, new_optimiser, scheduled_batches
+from training.local.data import Examples, slices_of
+from training.local.loop import mean_loss, new_optimiser, scheduled_batches
 from training.local.networks import state_of
 from training.local.norms import held_statistics, least_batch
+from training.local.schedule import Batch
 from training.local.scores import AnySiteData
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
@@ -140,7 +141,7 @@ class FedDg(FedAvg):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Amplitudes of some training images, within the site's bounds on features."""
-        images, bounds = torch.from_numpy(data.train.images), context.bounds
+        images, bounds = torch.from_numpy(slices_of(data.train).images), context.bounds
         # An image's amplitudes are features of one image of one patient.
         if not len(images) or not bounds.allow(("",)):
             return ClientResult({AMPLITUDES.name: {}}, weight=1.0)

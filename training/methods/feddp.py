@@ -40,7 +40,7 @@ from model_store.task import Task
 from personalization.feddp import calibration_loss, dice_loss, inconsistency
 from personalization.networks import FedOapUNet
 from training.algorithm import ClientResult, Group, Memory, Phase, Plan, RoundResult, State, StepContext
-from training.data.segmentation.dataset import SiteData
+from training.local.site import SiteData
 from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import client as local
 from training.methods.fedoap import models

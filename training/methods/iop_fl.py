@@ -49,11 +49,11 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.segmentation.dataset import SiteData
 from training.errors import SiteFailed
-from training.local.loop import Schedule, train_locally
+from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
 from training.local.norms import with_statistics
+from training.local.schedule import Schedule
 from training.local.scores import (
     AnySiteData,
     ValidationScore,
@@ -61,6 +61,7 @@ from training.local.scores import (
     dice_per_patient,
     evaluate,
 )
+from training.local.site import SiteData
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, RotationHeadConfig
 from training.methods.registry import Panel, register
 from training.parts.test import predicting, score_once, scored_metrics, scoring_phase

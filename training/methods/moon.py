@@ -44,8 +44,10 @@ from personalization.networks.projected import OUTPUT
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import ClientResult, Memory, State, StepContext
 from training.errors import ConfigurationError
-from training.local.loop import Penalty, Schedule, train_locally
+from training.local.loop import Penalty, train_locally
 from training.local.networks import network_of, state_of
+from training.local.registry import kind_of
+from training.local.schedule import Schedule
 from training.local.scores import AnySiteData, evaluate, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
@@ -90,7 +92,7 @@ class Moon(FedAvg):
         super().__init__(config, task)
         self.config: MoonConfig = config
         paths = head_paths(outline(self.network.name, **self.network.arguments))
-        self._compared = paths[0] if task.kind == "segmentation" else paths[-1]
+        self._compared = paths[0] if kind_of(task).dense else paths[-1]
         if self.network.name == "projected":
             self._compared = f"{paths[-1]}.{OUTPUT}"
 
@@ -99,7 +101,7 @@ class Moon(FedAvg):
         config = self.config
         assert isinstance(config, MoonConfig)
         plain = super().architecture(task)
-        if task.kind == "segmentation":
+        if kind_of(task).dense:
             if config.projection:
                 raise ConfigurationError(
                     f"method moon does not fit the task '{task.name}'",

@@ -33,10 +33,11 @@ from training.algorithm import (
 )
 from training.choices.network import NetworkConfig
 from training.choices.randomisation import RandomisationConfig
-from training.data.classification import LabelledData
 from training.errors import TrainingError
 from training.local.classifier import ClassCounts, SgdSchedule, train_classifier
+from training.local.images import Images
 from training.local.networks import new_network, shapes_of, state_of
+from training.local.site import SiteData
 from training.parts.describe import STATISTICS, describe, merge_described
 from training.state_tree import join, part
 
@@ -130,7 +131,7 @@ class OneShot(Algorithm):
         return {COUNTS.name: ClassCounts(none, none).state()}
 
     def train_once(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
     ) -> ClientResult:
         """Train once. The site's memory has the upload as `own/...`."""
         start = torch.Generator().manual_seed(int(received[SEED.name]["seed"]))

@@ -30,9 +30,10 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.classification import LabelledData
 from training.local.classifier import ClassCounts, counts_from
+from training.local.images import Images
 from training.local.networks import network_of, state_of
+from training.local.site import SiteData
 from training.methods.fedavg import WEIGHTS
 from training.methods.one_shot import (
     COUNTS,
@@ -101,13 +102,13 @@ class OneStudent(OneShot):
         return {WEIGHTS.name: part(server.tensors, f"{_STAGE}/{_STUDENT}")}
 
     def upload(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
     ) -> ClientResult:
         """Train once. The hospital does not need its model again."""
         return replace(self.train_once(context, received, memory, data), memory=None)
 
     def count_right(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
     ) -> ClientResult:
         """Count the student's right answers."""
         student = network_of(self.network, received[WEIGHTS.name], context.device)
@@ -117,7 +118,7 @@ class OneStudent(OneShot):
         )
 
     def score_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
     ) -> ClientResult:
         """Score the student on the test images."""
         student = network_of(self.network, received[WEIGHTS.name], context.device)

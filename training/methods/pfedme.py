@@ -39,15 +39,10 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, RoundResult, State, StepContext
-from training.local.loop import (
-    Schedule,
-    mean_loss,
-    new_optimiser,
-    scheduled_batches,
-    take_step,
-)
+from training.local.loop import mean_loss, new_optimiser, scheduled_batches, take_step
 from training.local.networks import network_of, parameter_names, state_of
 from training.local.norms import estimate_statistics, least_batch, with_statistics
+from training.local.schedule import Schedule
 from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvgConfig
 from training.methods.fedprox import proximal_term

@@ -22,9 +22,8 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.classification import LabelledData
-from training.data.segmentation.dataset import SiteData
 from training.local.scores import Aggregation, AnySiteData, weight_of
+from training.local.site import SiteData
 
 MOST_BYTES = 2**20
 MOST_SCANS = 2**40
@@ -69,7 +68,7 @@ def _check(state: State, size: SiteSize) -> None:
 STATISTICS = Group("statistics", "statistics", "collect", essential=False, check=_check)
 
 
-def describe(data: SiteData | LabelledData, weight: float) -> ClientResult:
+def describe(data: SiteData, weight: float) -> ClientResult:
     """A site's part of the phase."""
     return ClientResult({STATISTICS.name: _pack(data.statistics)}, weight)
 

@@ -9,13 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from scipy.special import stdtrit
-from torch import Tensor
 
 from model_store.task import Task
-from personalization.metrics import foreground_dice, metrics_of
+from personalization.metrics import metrics_of
 from training.algorithm import (
     ClientResult,
     ClientStep,
@@ -27,8 +25,8 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.examples import Data
-from training.local.scores import AnySiteData, beside_truth
+from training.local.data import Data
+from training.local.scores import AnySiteData
 from training.parts.test import Predict
 
 JUDGE = "judge"
@@ -133,12 +131,4 @@ def _change(sums: list[float]) -> dict[str, Any]:
 @torch.no_grad()
 def _scores(answer: Predict, data: Data, classes: int) -> list[float]:
     """Dice of every patient, NaN without target and prediction; of images with classes, 1 where right."""
-    predicted = answer(data)
-    if not data.has_masks:
-        assert isinstance(predicted, Tensor)
-        right: list[float] = (predicted == torch.from_numpy(np.asarray(data.targets))).double().tolist()
-        return right
-    found: dict[str, float] = {}
-    for rows in beside_truth(predicted, data):
-        found |= foreground_dice(*rows, classes)
-    return [found[patient] for patient in dict.fromkeys(data.patients)]
+    return list(data.scores(answer(data), classes).values())

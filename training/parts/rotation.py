@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from personalization.networks.rotation import required_turns, rotation_loss
 from personalization.precision import Precision, mixed_precision
 from personalization.transfer import sent
-from training.data.examples import Examples
+from training.local.data import Examples
 from training.local.loop import Penalty
 from training.local.norms import held_statistics
 

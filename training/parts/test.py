@@ -9,18 +9,16 @@ was chosen, label by label.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
-from personalization.metrics import dice_by_label, foreground_dice
 from personalization.surfaces import surface_distances
 from training.algorithm import (
     Algorithm,
@@ -37,15 +35,9 @@ from training.algorithm import (
     StepContext,
     send_nothing,
 )
-from training.data.examples import Data, Volumes
 from training.engine.history import TEST
-from training.local.scores import (
-    Answers,
-    AnySiteData,
-    beside_truth,
-    check_score,
-    predict,
-)
+from training.local.data import Answers, Data
+from training.local.scores import AnySiteData, check_score, predict
 
 Split = Literal["test", "val"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -163,18 +155,12 @@ def _scores(
     sums = torch.zeros(1 + len(labels), 2, dtype=torch.float64)
     if examples is None or predicted is None:
         return sums
-    if not labels:
-        assert isinstance(predicted, Tensor)
-        right = predicted == torch.from_numpy(np.asarray(examples.targets))
-        sums[0] = torch.tensor([float(right.sum()), len(right)])
-        return sums
-    classes = 1 + max(max(members) for members in labels.values())
-    whole: list[float] = []
-    by_label: list[Tensor] = []
-    for rows in beside_truth(predicted, examples):
-        whole += foreground_dice(*rows, classes).values()
-        by_label += dice_by_label(*rows, [*labels.values()]).values()
-    columns: list[Sequence[float]] = [whole, *torch.stack(by_label).T.tolist()]
+    classes = 1 + max((max(members) for members in labels.values()), default=0)
+    by_label = examples.label_scores(predicted, [*labels.values()])
+    columns: list[Sequence[float]] = [
+        [*examples.scores(predicted, classes).values()],
+        *(torch.stack(by_label).T.tolist() if by_label else ()),
+    ]
     for row, values in enumerate(columns):
         defined = [value for value in values if not math.isnan(value)]
         sums[row] = torch.tensor([math.fsum(defined), len(defined)], dtype=torch.float64)
@@ -193,7 +179,7 @@ def _surface_metrics(
     if predicted is None or not labels:
         return {}
     by_patient: dict[tuple[str, str], list[Mapping[str, Tensor]]] = {}
-    for patient, spacing, found, truth in _scans(predicted, examples):
+    for patient, spacing, found, truth in examples.scans(predicted):
         measured = surface_distances(found, truth, [*labels.values()], spacing)
         by_patient.setdefault((patient, "" if spacing else "_px"), []).append(measured)
     metrics: dict[str, float] = {}
@@ -208,29 +194,6 @@ def _surface_metrics(
                     metrics[f"{of}test_{name}{unit}/{label}"] = float(defined.mean())
                     metrics[f"{of}test_surfaces{unit}/{label}"] = float(len(defined))
     return metrics
-
-
-def _scans(
-    predicted: Answers, examples: Data
-) -> Iterator[tuple[str, tuple[float, ...] | None, Tensor, Tensor]]:
-    """Patient, spacing, answer and truth of every scan: [X, Y, Z] of a volume, [S, H, W] of slices, [H, W].
-
-    Distances between scans say nothing, so a patient's are taken one by one.
-    """
-    if isinstance(examples, Volumes):
-        truths = map(torch.from_numpy, examples.targets)
-        yield from zip(examples.patients, examples.spacings, predicted, truths, strict=True)
-        return
-    assert isinstance(predicted, Tensor)
-    truth = torch.from_numpy(examples.targets)
-    names = list(zip(examples.patients, examples.cases, strict=True))
-    for scan in dict.fromkeys(names):
-        own = [index for index, name in enumerate(names) if name == scan]
-        spacing = examples.spacings[own[0]] if examples.spacings else None
-        if len(own) == 1:
-            yield scan[0], spacing and spacing[1:], predicted[own[0]], truth[own[0]]
-        else:
-            yield scan[0], spacing, predicted[own], truth[own]
 
 
 def _metrics(scores: Tensor, labels: Sequence[str], model: Model = "") -> dict[str, float]:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from model_store.durable import write_durably
 from model_store.task import Task
-from training.data.examples import Examples
+from training.local.data import Answers, Data, Examples
 from training.report.page import environment
 
 OVERLAYS_FILE = "overlays.html"
@@ -39,28 +39,24 @@ def write_overlays(
     folder: Path,
     site: str,
     task: Task,
-    slices: Examples,
-    predictions: Mapping[str, NDArray[np.uint8]],
+    examples: Data,
+    answers: Mapping[str, Answers],
     attention: Mapping[str, Mapping[str, float]] | None = None,
-    dice: Mapping[str, Mapping[str, float | None]] | None = None,
 ) -> Path:
     """Write `folder`/overlays.html: for every patient the slice with the most foreground, once per model.
 
-    `predictions` maps a model's name to class indices [N, H, W] of `slices`. `attention` maps the name of a
-    model with attention to its share on each source, `dice` that of a model to each patient's Dice, where
-    `slices` are not all of a patient's. Returns the page's path.
+    `answers` maps a model's name to what it answers to `examples`, which are of a dense kind, and `attention`
+    to its share on each source, if it has attention. Returns the page's path.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    slices, predictions = examples.pictured(answers)
+    dice = {model: _overlaps(examples, answer) for model, answer in answers.items()}
     rows = []
     for patient in list(dict.fromkeys(slices.patients))[:_PATIENTS]:
         own = [index for index, name in enumerate(slices.patients) if name == patient]
         shown = max(own, key=lambda index: int((slices.targets[index] > 0).sum()))
         pictures = [
-            _Picture(
-                model,
-                dice[model][patient] if dice else overlap(predicted[own], slices.targets[own]),
-                _overlay(slices, task, shown, predicted),
-            )
+            _Picture(model, dice[model][patient], _overlay(slices, task, shown, predicted))
             for model, predicted in predictions.items()
         ]
         rows.append({"patient": patient, "slice": slices.positions[shown] + 1, "pictures": pictures})
@@ -82,11 +78,16 @@ def write_overlays(
     return path
 
 
-def overlap(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float | None:
-    """Compute Dice of the whole foreground of a patient; None if neither has foreground."""
-    a, b = predicted > 0, truth > 0
-    total = int(a.sum()) + int(b.sum())
-    return 2 * int((a & b).sum()) / total if total else None
+def _overlaps(examples: Data, answers: Answers) -> dict[str, float | None]:
+    """Dice of the whole foreground of every patient; None where neither answer nor truth has any."""
+    found: dict[str, float | None] = {}
+    for predicted, truth, patients in examples.beside_truth(answers):
+        a, b = predicted > 0, truth > 0
+        for patient in dict.fromkeys(patients):
+            own = [index for index, name in enumerate(patients) if name == patient]
+            total = int(a[own].sum()) + int(b[own].sum())
+            found[patient] = 2 * int((a[own] & b[own]).sum()) / total if total else None
+    return found
 
 
 def _overlay(slices: Examples, task: Task, index: int, predicted: NDArray[np.uint8]) -> str:

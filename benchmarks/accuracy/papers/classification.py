@@ -19,11 +19,12 @@ from benchmarks.harness.experiment import Options, P
 from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
 from training.algorithm import Algorithm, Publication
-from training.data.classification import LabelledData, Partition, load_npz
-from training.data.examples import Examples
+from training.data.classification import Partition, load_npz
 from training.data.federation import TASK_FILE
 from training.engine.client import RunEnvironment
 from training.engine.history import RoundEntry
+from training.local.images import Images
+from training.local.site import SiteData
 from training.tasks import template
 
 METRIC, PAPERS_METRIC = "Accuracy at home", "Accuracy on all test images"
@@ -34,7 +35,7 @@ percent, means of clients; ± is the standard deviation over seeds, each of whic
 Intervals are 95 %, paired bootstrap over images within clients."""
 
 # Images -> a class for each, [N].
-Classify = Callable[[Examples], Tensor]
+Classify = Callable[[Images], Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,18 @@ class Clients:
         return task if self.side is None else task.model_copy(update={"size": (self.side, self.side)})
 
     @cached_property
-    def _parts(self) -> list[LabelledData]:
+    def _parts(self) -> list[SiteData[Images]]:
         partition = Partition(self.count + 1, self.alpha, self.seed)
         sites = load_npz(self.folder / f"{self.set}.npz", self.task, partition).sites
-        return [LabelledData.load(site, self.task) for site in sites]
+        return [SiteData.load(site, self.task) for site in sites]
 
     @property
-    def data(self) -> dict[str, LabelledData]:
+    def data(self) -> dict[str, SiteData[Images]]:
         """The clients' data by name."""
         return {part.site: part for part in self._parts[:-1]}
 
     @property
-    def aside(self) -> LabelledData:
+    def aside(self) -> SiteData[Images]:
         """The part that no client holds."""
         return self._parts[-1]
 
@@ -114,7 +115,7 @@ NO_COST: Mapping[str, float] = {"sent": 0, "received": 0, "seconds": 0.0}
 def most_frequent(clients: Clients) -> dict[str, Classify]:
     """Always a client's most frequent class in training, the lower one of two."""
 
-    def of(own: LabelledData) -> Classify:
+    def of(own: SiteData[Images]) -> Classify:
         label = int(np.bincount(own.train.targets).argmax())
         return lambda images: torch.full((len(images),), label)
 

@@ -39,12 +39,12 @@ from model_store.task import Task
 from personalization.state import State, StreamingMean
 from training import state_tree
 from training.algorithm import ClientResult, Memory, ModelDraft, Plan, Publication, StepContext
-from training.data.classification import LabelledData
-from training.data.examples import Examples
 from training.engine.history import RoundEntry
 from training.local.classifier import logits_of, train_classifier
+from training.local.images import Images
 from training.local.networks import network_of, state_of
 from training.local.scores import predict
+from training.local.site import SiteData
 from training.methods.co_boosting import CoBoosting, CoBoostingConfig
 from training.methods.dafl import Dafl, DaflConfig
 from training.methods.dense import Dense, DenseConfig
@@ -110,7 +110,7 @@ class GivenUploads(OneShot):
         context: StepContext,
         received: Mapping[str, State],  # noqa: ARG002
         memory: Memory,  # noqa: ARG002
-        data: LabelledData,
+        data: SiteData[Images],
     ) -> ClientResult:
         """Return the given upload instead of training."""
         assert context.site is not None
@@ -437,7 +437,7 @@ def personal_models(publication: Publication) -> dict[str, State]:
     return {draft.site: dict(draft.weights) for draft in publication.models if draft.site is not None}
 
 
-def _together(networks: Sequence[torch.nn.Module], images: Examples) -> Tensor:
+def _together(networks: Sequence[torch.nn.Module], images: Images) -> Tensor:
     """The class of the mean logits, of every image."""
     logits = [logits_of(network, torch.from_numpy(images.images)) for network in networks]
     return torch.stack(logits).mean(dim=0).argmax(dim=1).cpu()

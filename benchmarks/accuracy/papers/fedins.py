@@ -44,10 +44,11 @@ from personalization.networks.vit_weights import vit_from_published
 from personalization.state import State
 from training.algorithm import Algorithm
 from training.backbones import FrozenBackbone, publish_backbone
-from training.data.examples import Examples
 from training.engine.seeds import generator
-from training.local.loop import Schedule, train_locally
+from training.local.images import Images
+from training.local.loop import train_locally
 from training.local.networks import network_of, new_network, state_of
+from training.local.schedule import Schedule
 from training.local.scores import predict
 from training.methods.fedins.client import PoolPicking, queries_of, routed
 from training.methods.fedins.config import FedInsConfig
@@ -450,7 +451,7 @@ def blurred(images: Tensor) -> Tensor:
 STYLES: tuple[Callable[[Tensor], Tensor], ...] = (lambda images: images, inverted, faint, blurred)
 
 
-def styled(images: Examples, draw: torch.Generator) -> Examples:
+def styled(images: Images, draw: torch.Generator) -> Images:
     """Every image in a style that is drawn at random."""
     chosen = torch.randint(len(STYLES), (len(images),), generator=draw)
     pixels = torch.from_numpy(images.images.copy())
@@ -461,7 +462,7 @@ def styled(images: Examples, draw: torch.Generator) -> Examples:
     return replace(images, images=pixels.numpy())
 
 
-def pretrained(spec: NetworkSpec, images: Examples, seed: int, steps: int, device: torch.device) -> State:
+def pretrained(spec: NetworkSpec, images: Images, seed: int, steps: int, device: torch.device) -> State:
     """A network pre-trained in all styles on the images that no client holds."""
     draw = generator(seed, "pretraining", 0, "", "weights")
     network = new_network(spec, draw).to(device)
@@ -473,7 +474,7 @@ def pretrained(spec: NetworkSpec, images: Examples, seed: int, steps: int, devic
 
 @torch.no_grad()
 def answered(
-    network: InstanceAdaptive, images: Examples, routing: PoolPicking, draw: torch.Generator
+    network: InstanceAdaptive, images: Images, routing: PoolPicking, draw: torch.Generator
 ) -> Tensor:
     """Classes of all images, uint8."""
     device = network.pool.keys.device

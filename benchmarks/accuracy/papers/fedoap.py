@@ -34,10 +34,10 @@ from personalization.labelled_slices import LabelledSlices
 from personalization.networks import FedOapUNet
 from training.config import MethodConfig
 from training.data.cases import SPLITS, Federation, Site
-from training.data.examples import slices_of
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SiteData
+from training.local.data import slices_of
 from training.local.networks import network_of
+from training.local.site import SiteData
 from training.methods.fedoap.models import check_task
 from training.tasks import template
 

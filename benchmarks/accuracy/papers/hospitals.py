@@ -19,8 +19,8 @@ from benchmarks.accuracy.papers.classification import Classify, Clients
 from model_store.preprocessing import prepare
 from model_store.scan import Scan
 from model_store.task import Task
-from training.data.classification import LabelledData
-from training.data.examples import Examples
+from training.local.images import Images
+from training.local.site import SiteData
 from training.tasks import template
 
 SET = "polyp_centres"
@@ -57,17 +57,17 @@ class Hospitals(Clients):
         return template(SET)
 
     @cached_property
-    def _hospitals(self) -> dict[str, LabelledData]:
+    def _hospitals(self) -> dict[str, SiteData[Images]]:
         folders = sorted(path for path in self.folder.iterdir() if path.is_dir())
         return {folder.name: self._read(folder) for folder in folders}
 
     @property
-    def data(self) -> dict[str, LabelledData]:
+    def data(self) -> dict[str, SiteData[Images]]:
         """The hospitals that train."""
         return {name: own for name, own in self._hospitals.items() if name != self.outside}
 
     @property
-    def aside(self) -> LabelledData:
+    def aside(self) -> SiteData[Images]:
         """The part that no client holds: the hospital outside. Raise ValueError where there is none."""
         if self.outside is None:
             raise ValueError(f"{self.set}: no frames are set aside, since no hospital is outside")
@@ -90,7 +90,7 @@ class Hospitals(Clients):
         scores = dict(zip(own.cases, right.tolist(), strict=True))
         return {self.outside: {"ours": scores, "paper": round(float(right.mean()), 5)}}
 
-    def _read(self, folder: Path) -> LabelledData:
+    def _read(self, folder: Path) -> SiteData[Images]:
         assert self.frames is not None
         draw = np.random.default_rng([self.seed, *folder.name.encode()])
         dealt: dict[str, list[tuple[Path, int]]] = {split: [] for split in SPLITS}
@@ -107,15 +107,15 @@ class Hospitals(Clients):
                 chosen = draw.permutation(len(taken))[:count]
                 dealt[split] += [(taken[index], label) for index in sorted(chosen)]
         parts = {split: self._examples(frames) for split, frames in dealt.items()}
-        return LabelledData(folder.name, parts["train"], parts["val"], parts["test"], None)
+        return SiteData(folder.name, parts["train"], parts["val"], parts["test"], None)
 
-    def _examples(self, frames: list[tuple[Path, int]]) -> Examples:
+    def _examples(self, frames: list[tuple[Path, int]]) -> Images:
         images = []
         for path, _ in frames:
             with Image.open(path) as image:
                 scan = Scan(np.asarray(image.convert("RGB")), None, "png")
             images.append(prepare(scan, self.task).slices)
-        return Examples(
+        return Images(
             np.concatenate(images),
             np.array([label for _, label in frames], np.int64),
             tuple(path.name.split("_")[0] for path, _ in frames),

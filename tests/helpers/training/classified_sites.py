@@ -9,25 +9,25 @@ import nibabel as nib
 import numpy as np
 
 from model_store.task import Task
-from training.data.classification import LabelledData
-from training.data.examples import Examples
+from training.local.images import Images
+from training.local.site import SiteData
 
 CORNERS = Task(name="corners", kind="classification", class_names=("left", "right"), size=(16, 16))
 VOLUMES = "name: light\nkind: classification\nclass_names: [dark, light]\nsize: [8, 8]\n"
 
 
-def images(count: int, seed: int) -> Examples:
+def images(count: int, seed: int) -> Images:
     draw = np.random.default_rng(seed)
     labels = draw.integers(2, size=count)
     pixels = draw.normal(size=(count, 1, 16, 16)).astype(np.float32)
     for image, label in zip(pixels, labels, strict=True):
         image[0, 2:7, (2, 9)[label] : (7, 14)[label]] += 2
     names = tuple(map(str, range(count)))
-    return Examples(pixels, labels, names, names, (0,) * count)
+    return Images(pixels, labels, names, names, (0,) * count)
 
 
-def labelled_data(name: str, train: int, val: int, seed: int) -> LabelledData:
-    return LabelledData(name, images(train, seed), images(val, seed + 1), images(0, 0), None)
+def labelled_data(name: str, train: int, val: int, seed: int) -> SiteData[Images]:
+    return SiteData(name, images(train, seed), images(val, seed + 1), images(0, 0), None)
 
 
 def write_volumes(root: Path, sites: Sequence[str], slices: int = 9) -> Path:

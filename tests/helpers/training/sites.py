@@ -18,14 +18,14 @@ from training.algorithm import (
     ServerStage,
     StepContext,
 )
-from training.data.examples import Examples
-from training.data.segmentation.dataset import SiteData
 from training.engine.seeds import generator, keyed
+from training.local.site import SiteData
+from training.local.slices import Slices
 
 TASK = Task(name="discs", labels={"disc": (1,)}, channels=1, size=(32, 32))
 
 
-def slices(count: int, seed: int, *, empty: bool = False, contrast: float = 2.0) -> Examples:
+def slices(count: int, seed: int, *, empty: bool = False, contrast: float = 2.0) -> Slices:
     """`count` slices, two per patient."""
     draw = np.random.default_rng(seed)
     rows, columns = np.mgrid[:32, :32]
@@ -34,7 +34,7 @@ def slices(count: int, seed: int, *, empty: bool = False, contrast: float = 2.0)
     targets = np.array(targets, np.uint8).reshape(count, 32, 32) * (0 if empty else 1)
     images = draw.normal(size=(count, 1, 32, 32)).astype(np.float32) + contrast * targets[:, None]
     patients = tuple(f"p{index // 2}" for index in range(count))
-    return Examples(images.astype(np.float32), targets, patients, patients, tuple(range(count)))
+    return Slices(images.astype(np.float32), targets, patients, patients, tuple(range(count)))
 
 
 def site_data(name: str, train: int, val: int, seed: int, **options: object) -> SiteData:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from model_store.task import Task, VolumeGeometry
-from training.data.examples import Volumes
-from training.data.segmentation.dataset import SiteData
+from training.local.site import SiteData
+from training.local.volumes import Volumes
 
 GEOMETRY = VolumeGeometry(spacing=(1.0, 1.0, 2.0), patch=(16, 16, 8))
 BALLS = Task(name="balls", labels={"ball": (1,)}, geometry=GEOMETRY)

@@ -19,7 +19,7 @@ from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site
 from training.algorithm import Memory, ModelDraft
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SiteData
+from training.local.site import SiteData
 from training.methods.iop_fl import IopFlConfig
 from training.phantom.federation import write_federation
 from training.playbook import EPISODES, PRACTICE, TARGETS, Rotations, afterwards

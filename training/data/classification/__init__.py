@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from training.data.classification.dataset import LabelledData, labelled_batches
 from training.data.classification.folders import holds_classes, load_classes, load_folders
 from training.data.classification.npz import load_npz
 from training.data.classification.partition import Partition, share_out
 
 __all__ = [
-    "LabelledData",
     "Partition",
     "holds_classes",
-    "labelled_batches",
     "load_classes",
     "load_folders",
     "load_npz",

@@ -43,10 +43,11 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.classification import LabelledData
 from training.errors import ConfigurationError, SiteFailed
 from training.local.classifier import ClassCounts, counts_from, logits_of, train_classifier
+from training.local.images import Images
 from training.local.networks import network_of, state_of
+from training.local.site import SiteData
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
 from training.methods.fedbicross.timing import time_steps
@@ -134,7 +135,7 @@ class FedBiCross(OneShot):
     # ------------------------------------------------------------------ at a site
 
     def personalise(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
     ) -> ClientResult:
         """Stage 3, from G_k. The teachers' answers to images that stay as they are, are asked for once.
 
@@ -175,7 +176,7 @@ class FedBiCross(OneShot):
         )
 
     def score_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
     ) -> ClientResult:
         """Score G_k and the personal model on the test images; neither travels again."""
         models: tuple[Model, ...] = ("cluster", "personal")
@@ -189,7 +190,7 @@ class FedBiCross(OneShot):
         return score_once(answers, data, self.task)
 
     def export(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
     ) -> ClientResult:
         """Send the personal model. Raises SiteFailed at a site that has none."""
         _own(memory)

@@ -11,8 +11,8 @@ import torch
 
 from model_store.manifest import NetworkSpec
 from personalization.fedbicross.synthesis import Trajectory
-from training.data.examples import Examples
 from training.local.classifier import train_classifier
+from training.local.images import Images
 from training.local.networks import network_of, new_network, state_of
 from training.methods.fedbicross.config import FedBiCrossConfig
 
@@ -39,7 +39,7 @@ def time_steps(
     count = config.batch_size
     names, zeros = ("",) * count, (0,) * count
     pixels = torch.rand(count, *shape, generator=draw).numpy()
-    images = Examples(pixels, np.arange(count) % classes, names, names, zeros)
+    images = Images(pixels, np.arange(count) % classes, names, names, zeros)
     student, schedule = model(), replace(config.local(), epochs=1)
 
     batch = min(config.synthesis_batch, _SAMPLE)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from personalization.augmentation import Augmentation, transform, transform_images
+from personalization.augmentation import Augmentation
 from personalization.domain_randomisation import randomise_half
 from personalization.fedins import InstanceAdaptive, PoolOutput, fedins_loss, random_entries, usage_of
 from personalization.losses import Loss
@@ -20,8 +20,9 @@ from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.transfer import sent
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
-from training.data.examples import Examples
-from training.local.loop import mean_loss, task_loss
+from training.local.data import Examples
+from training.local.loop import mean_loss
+from training.local.schedule import task_loss
 
 PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -196,9 +197,5 @@ def _epoch(
     for chosen in torch.split(torch.randperm(len(images), generator=generator), training.batch_size):
         batch, truth = sent(images[chosen], device), sent(targets[chosen], device)
         if training.augment:
-            drawn = Augmentation().draw(len(chosen), generator)
-            if truth.ndim == 1:
-                batch = transform_images(batch, *drawn)
-            else:
-                batch, truth = transform(batch, truth, *drawn)
+            batch, truth = data.turned(batch, truth, *Augmentation().draw(len(chosen), generator))
         yield batch, truth, chosen

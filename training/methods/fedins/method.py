@@ -56,8 +56,8 @@ from training.algorithm import (
     StepContext,
 )
 from training.backbones import has_head_for
-from training.data.examples import Data, Examples, slices_of
 from training.errors import SiteFailed
+from training.local.data import Data, Examples, slices_of
 from training.local.scores import AnySiteData, ValidationScore, scored, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS, note_scores
 from training.methods.fedins.client import (
@@ -313,7 +313,7 @@ class FedIns(Algorithm):
         found = predict_pool(
             network, examples, queries_NQ, config.batch_size, config.routing, draw, stems_NTD
         )
-        return torch.from_numpy(examples.answered(found.numpy())) if examples.has_masks else found
+        return torch.from_numpy(examples.answered(found.numpy()))
 
     def _received(self, context: StepContext, received: Mapping[str, State]) -> InstanceAdaptive:
         """The backbone with the pool that came."""

@@ -20,11 +20,11 @@ from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import ClientResult, Memory, State, StepContext
-from training.data.examples import slices_of
-from training.data.segmentation.dataset import SiteData, batches
 from training.errors import SiteFailed
+from training.local.data import slices_of
 from training.local.networks import state_of
 from training.local.scores import ValidationScore, evaluate
+from training.local.site import SiteData
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.parts.export import export_personal
@@ -48,11 +48,9 @@ def _batches(
     """One epoch after the other."""
     if not len(data.train):
         raise SiteFailed("expected at least one training slice, found none")
-    draw = context.generator("train")
+    draw, slices = context.generator("train"), slices_of(data.train)
     for _ in count():
-        for images, targets in batches(
-            slices_of(data.train), config.batch_size, draw, config.augment, device=context.device
-        ):
+        for images, targets in slices.epoch(config.batch_size, draw, config.augment, 1, context.device):
             yield randomise_half(images, draw)[0] if randomise else images, targets
 
 

@@ -47,10 +47,10 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.data.examples import slices_of
-from training.data.segmentation.dataset import SiteData
+from training.local.data import slices_of
 from training.local.networks import new_network, state_of
 from training.local.scores import evaluate, weight_of
+from training.local.site import SiteData
 from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import client as local
 from training.methods.fedoap import models

@@ -11,7 +11,7 @@ from torch import Tensor
 from personalization.networks import FedOapUNet
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
-from training.data.examples import Examples
+from training.local.data import Examples
 
 
 @torch.no_grad()

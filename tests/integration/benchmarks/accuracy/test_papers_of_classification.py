@@ -13,7 +13,7 @@ from benchmarks.accuracy.papers import fedbicross, fedins
 from benchmarks.accuracy.papers.classification import MOST_FREQUENT, Clients
 from benchmarks.harness.cells import Row, Rows
 from benchmarks.harness.experiment import Options
-from training.data.examples import Examples
+from training.local.images import Images
 
 SET = "wbc5_28_shift"
 CLASSES = 5
@@ -192,7 +192,7 @@ def test_fedavg_in_one_round_weighs_clients_by_their_images() -> None:
 def test_pretraining_sees_every_style() -> None:
     images = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
     names = tuple(map(str, range(40)))
-    plain = Examples(images, np.zeros(40, np.int64), names, names, (0,) * 40)
+    plain = Images(images, np.zeros(40, np.int64), names, names, (0,) * 40)
     mixed = fedins.styled(plain, torch.Generator().manual_seed(0)).images
     for number, style in enumerate(fedins.STYLES):
         changed = style(torch.from_numpy(images.copy())).numpy()

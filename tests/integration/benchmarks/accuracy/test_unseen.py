@@ -29,7 +29,7 @@ from benchmarks.harness.experiment import Options
 from model_store.scan import Scan
 from tests.helpers.personalization.discs import discs, space
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SiteData
+from training.local.site import SiteData
 from training.phantom import write_federation
 
 

@@ -12,11 +12,11 @@ from tests.helpers.training.classified_sites import write_volumes
 from tests.helpers.training.sites import client_step
 from training.algorithm import Memory
 from training.config import RunConfig
-from training.data.classification import LabelledData
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.engine.client import RunEnvironment
 from training.errors import ConfigurationError, SiteFailed
+from training.local.site import SiteData
 from training.methods.dense import DenseConfig
 from training.methods.fedavg import FedAvgConfig
 from training.methods.fedbicross.config import FedBiCrossConfig
@@ -136,7 +136,7 @@ def test_fedbicross_leaves_out_a_hospital_with_another_network_by_name(federatio
 
 
 def test_fedbicross_common_start_gives_every_hospital_the_same_weights(federation):
-    data = LabelledData.load(split_by_patient(federation.sites[0], 0), federation.task)
+    data = SiteData.load(split_by_patient(federation.sites[0], 0), federation.task)
     for common in (True, False):
         # At such a rate training changes nothing: the upload equals the initial weights.
         config = CONFIG.model_copy(

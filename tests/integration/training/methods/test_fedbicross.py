@@ -15,8 +15,8 @@ import pytest
 
 from model_store.store import Store
 from tests.helpers.training.killing import Killable
-from training.data.classification import LabelledData
 from training.data.federation import load_federation
+from training.local.site import SiteData
 from training.methods.fedbicross.method import SYNTHESIS
 from training.phantom.shapes import write_shapes
 
@@ -65,9 +65,7 @@ def test_federate_fedbicross_publishes_clusters_personal_models_and_report(data,
     assert (elm.manifest.role, elm.manifest.site, elm.manifest.part_of) == ("inside", "elm", "shapes")
     federation = load_federation(data)
     site = federation.site("elm")
-    images = LabelledData.load(
-        site.assigned(dict.fromkeys(site.patients, "train")), federation.task
-    ).train.images
+    images = SiteData.load(site.assigned(dict.fromkeys(site.patients, "train")), federation.task).train.images
     session = onnxruntime.InferenceSession(
         (elm.path / "graph.onnx").read_bytes(), providers=["CPUExecutionProvider"]
     )

@@ -16,12 +16,12 @@ from tests.helpers.training.classified_sites import CORNERS, images, labelled_da
 from tests.helpers.training.sites import TASK, site_data, slices
 from training.algorithm import Publication
 from training.config import MethodConfig
-from training.data.examples import Examples
 from training.engine.client import RunEnvironment
 from training.engine.egress import ALL_KINDS, SiteSpec
 from training.engine.engine import FederationEngine, RunOutcome
 from training.engine.folder import RunFolder
 from training.engine.history import TEST, final_scores
+from training.local.data import Examples
 from training.methods.registry import method
 
 SITES = ("A", "B", "C")

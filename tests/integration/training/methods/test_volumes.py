@@ -21,13 +21,13 @@ from personalization.iop_fl.spread import Spread
 from tests.helpers.training.volumes import BALLS, GEOMETRY, volume_data, volumes
 from training.algorithm import Publication
 from training.config import MethodConfig
-from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
 from training.engine.egress import ALL_KINDS, SiteSpec
 from training.engine.engine import FederationEngine, RunOutcome
 from training.engine.folder import RunFolder
 from training.engine.history import final_distances, final_scores
 from training.local.scores import predict
+from training.local.site import SiteData
 from training.methods.registry import method, methods
 from training.publish import Origin, publish
 

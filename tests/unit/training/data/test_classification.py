@@ -16,13 +16,15 @@ from model_store.preprocessing import prepare
 from model_store.scan import decode
 from model_store.task import Task
 from personalization.networks import build, initialise
-from training.data.classification import LabelledData, Partition, labelled_batches, share_out
-from training.data.examples import Examples
+from training.data.classification import Partition, share_out
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.errors import FederationError
 from training.local.classifier import SgdSchedule, train_classifier
-from training.local.loop import Schedule, train_locally
+from training.local.images import Images, labelled_batches
+from training.local.loop import train_locally
+from training.local.schedule import Schedule
+from training.local.site import SiteData
 from training.phantom.shapes import CLASSES, make_shape, write_shapes
 from training.phantom.shapes import HOSPITALS as SITES
 
@@ -126,7 +128,7 @@ class TestArrays:
         names = [case.name for site in federation.sites for case in site.cases]
         assert len(names) == len(set(names)) == 80
         for site in federation.sites:
-            data = LabelledData.load(site, federation.task)
+            data = SiteData.load(site, federation.task)
             assert len(data.train) >= 10
             raw = {case.name: np.load(path)[case.row[0]][case.row[1]] for case in site.cases}
             for part in (data.train, data.test):
@@ -137,7 +139,7 @@ class TestArrays:
     def test_npz_images_are_prepared_as_in_serving(self, tmp_path: Path) -> None:
         path = save(tmp_path / "a.npz")
         federation = load_federation(path, None, Partition(1))
-        data = LabelledData.load(federation.sites[0], federation.task)
+        data = SiteData.load(federation.sites[0], federation.task)
         png = io.BytesIO()
         Image.fromarray(np.load(path)["train_images"][17], "L").save(png, "PNG")
         served = prepare(decode(png.getvalue()), federation.task).slices[0]
@@ -233,7 +235,7 @@ def test_site_without_validation_images_validates_on_its_training_images(tmp_pat
     root = write_shapes(tmp_path / "s", ("larch",), images_per_site=10, size=16)
     site = load_federation(root).sites[0]
     trained = site.assigned(dict.fromkeys(site.patients, "train"))
-    data = LabelledData.load(trained, load_federation(root).task)
+    data = SiteData.load(trained, load_federation(root).task)
     assert data.val is data.train
     assert len(data.test) == 0
     assert data.test.images.shape == (0, 1, 16, 16)
@@ -247,15 +249,15 @@ def test_guard_statistics_count_training_images_only(tmp_path: Path) -> None:
     site = federation.sites[0]
     trains = dict.fromkeys(site.patients[:4], "train")
     rest = dict.fromkeys(site.patients[4:7], "val") | dict.fromkeys(site.patients[7:], "test")
-    data = LabelledData.load(site.assigned(trains | rest), federation.task)
+    data = SiteData.load(site.assigned(trains | rest), federation.task)
     assert [len(part) for part in (data.train, data.val, data.test)] == [4, 3, 3]
     assert data.statistics.count == 4
 
 
-def image_set(count: int) -> Examples:
+def image_set(count: int) -> Images:
     images = np.arange(count, dtype=np.float32)[:, None, None, None] * np.ones((1, 1, 8, 8), np.float32)
     names = tuple(map(str, range(count)))
-    return Examples(images, np.arange(count) % 3, names, names, (0,) * count)
+    return Images(images, np.arange(count) % 3, names, names, (0,) * count)
 
 
 def test_labelled_batches_yield_each_image_once_with_its_label() -> None:

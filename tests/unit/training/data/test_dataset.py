@@ -12,11 +12,11 @@ from PIL import Image
 from model_store.guard import ReferenceStatistics
 from model_store.task import Normalisation, Task
 from training.data.cases import Case, Federation, Site
-from training.data.examples import Examples
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SiteData, batches
 from training.data.splits import all_for_testing, split_by_patient
 from training.errors import FederationError
+from training.local.site import SiteData
+from training.local.slices import Slices, batches
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +24,14 @@ def federation(phantom_federation: Path) -> Federation:
     return load_federation(phantom_federation)
 
 
-def tiny(count: int = 10) -> Examples:
+def tiny(count: int = 10) -> Slices:
     """Slice i is filled with i; every third slice has no foreground."""
     images = np.arange(count, dtype=np.float32)[:, None, None, None] * np.ones((1, 2, 16, 16), np.float32)
     targets = np.zeros((count, 16, 16), np.uint8)
     for i in range(count):
         targets[i, 4:9, 5:8] = 0 if i % 3 == 0 else 1
     names = tuple(f"c{i // 2}" for i in range(count))
-    return Examples(images, targets, names, names, tuple(i % 2 for i in range(count)))
+    return Slices(images, targets, names, names, tuple(i % 2 for i in range(count)))
 
 
 class TestLoad:
@@ -210,14 +210,14 @@ class TestBatches:
     )
     def test_a_last_batch_of_fewer_than_needed_joins_the_one_before(self, count, size, least, sizes) -> None:
         slices = tiny()
-        few = Examples(slices.images[:count], slices.targets[:count], (), (), ())
+        few = Slices(slices.images[:count], slices.targets[:count], (), (), ())
         epoch = list(batches(few, size, torch.Generator().manual_seed(0), False, least=least))
         assert [len(images) for images, _ in epoch] == sizes
         seen = {int(image.flatten()[0]) for images, _ in epoch for image in images}
         assert seen == set(range(count))
 
     def test_batches_of_no_slices_are_empty(self) -> None:
-        none = Examples(np.zeros((0, 1, 16, 16), np.float32), np.zeros((0, 16, 16), np.uint8), (), (), ())
+        none = Slices(np.zeros((0, 1, 16, 16), np.float32), np.zeros((0, 16, 16), np.uint8), (), (), ())
         assert list(batches(none, 4, torch.Generator(), augment=True)) == []
 
 

@@ -11,8 +11,8 @@ import torch
 
 from model_store.task import Task, VolumeGeometry
 from tests.helpers.training.volumes import volumes
-from training.data.examples import Volumes
-from training.data.segmentation.patches import Motion, patch_batches, patch_of
+from training.local.schedule import Motion
+from training.local.volumes import Volumes, patch_batches, patch_of
 
 CUBE = Task(
     name="cube",

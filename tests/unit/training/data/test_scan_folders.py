@@ -15,12 +15,11 @@ from model_store.scan import encode_nifti
 from model_store.scans import formats
 from tests.helpers.model_store import dicom_files
 from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
-from training.data.classification import LabelledData
 from training.data.federation import load_federation
 from training.data.scan_files import content_digest, read_content, scans_in, stem_of
-from training.data.segmentation.dataset import SiteData
 from training.data.splits import split_by_patient
 from training.errors import FederationError
+from training.local.site import SiteData
 
 TASK = {"name": "bright", "labels": {"bright": [1]}, "size": [16, 16], "patient": "^(?P<patient>p[0-9.]+)"}
 PATIENTS = ("p1", "p2", "p3.7", "p4")
@@ -155,7 +154,7 @@ def test_class_folders_may_contain_scan_folders(tmp_path: Path) -> None:
     assert [(case.name, case.label) for case in cases] == [
         ("dark/p1", 0), ("dark/p3.7", 0), ("light/p2", 1), ("light/p4", 1),
     ]  # fmt: skip
-    data = LabelledData.load(split_by_patient(federation.site("north"), seed=0), federation.task)
+    data = SiteData.load(split_by_patient(federation.site("north"), seed=0), federation.task)
     assert sum(map(len, (data.train, data.val, data.test))) == 3 * len(PATIENTS)
 
 

@@ -14,11 +14,11 @@ from model_store.appearance import describe
 from model_store.guard import planes_of
 from model_store.task import Channel, Normalisation, Task, VolumeGeometry
 from training.config import RunConfig
-from training.data.examples import Volumes
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SiteData
 from training.data.splits import all_for_testing
 from training.errors import ConfigurationError, FederationError
+from training.local.site import SiteData
+from training.local.volumes import Volumes
 from training.methods.registry import method
 from training.phantom import VOLUMES, write_federation
 from training.playbook import check_practises

@@ -25,9 +25,9 @@ from personalization.networks import registry
 from personalization.networks.capabilities import Traits
 from tests.helpers.training.sites import EMPTY, client_step, context, server_step
 from training.algorithm import ClientResult, Memory, Phase, RoundResult, State
-from training.data.classification import LabelledData
-from training.data.examples import Examples
-from training.local.loop import Schedule
+from training.local.images import Images
+from training.local.schedule import Schedule
+from training.local.site import SiteData
 from training.methods.ditto import Ditto, DittoConfig
 from training.methods.fedavg import FedAvg
 from training.methods.feddc import FedDc, FedDcConfig
@@ -70,17 +70,17 @@ def linear_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification"], Linear)
 
 
-def points(count: int, seed: int) -> Examples:
+def points(count: int, seed: int) -> Images:
     """Images with a class that a linear network finds for the most part."""
     draw = np.random.default_rng(seed)
     images = draw.normal(size=(count, 1, 2, 2))
     labels = (images.reshape(count, 4)[:, :CLASSES] + 0.5 * draw.normal(size=(count, CLASSES))).argmax(1)
     names = tuple(map(str, range(count)))
-    return Examples(images, labels, names, names, (0,) * count)
+    return Images(images, labels, names, names, (0,) * count)
 
 
 SITES = {
-    name: LabelledData(name, points(count, seed), points(40, seed + 10), points(0, 0), None)
+    name: SiteData(name, points(count, seed), points(40, seed + 10), points(0, 0), None)
     for seed, (name, count) in enumerate({"A": 12, "B": 7, "C": 9}.items())
 }
 
@@ -94,12 +94,12 @@ def state_of(weights: Tensor) -> State:
     return {"layer.weight": weights[:, :4].clone(), "layer.bias": weights[:, 4].clone()}
 
 
-def rows(data: Examples) -> Tensor:
+def rows(data: Images) -> Tensor:
     images = torch.from_numpy(data.images).flatten(1)
     return torch.cat([images, torch.ones(len(images), 1, dtype=torch.float64)], dim=1)
 
 
-def gradient(weights: Tensor, data: Examples) -> Tensor:
+def gradient(weights: Tensor, data: Images) -> Tensor:
     """Gradient of the mean cross-entropy: (softmax - one-hot)^T x / n."""
     x = rows(data)
     errors = torch.softmax(x @ weights.T, dim=1)
@@ -107,7 +107,7 @@ def gradient(weights: Tensor, data: Examples) -> Tensor:
     return errors.T @ x / len(x)
 
 
-def accuracy(weights: Tensor, data: Examples) -> float:
+def accuracy(weights: Tensor, data: Images) -> float:
     return float(((rows(data) @ weights.T).argmax(1) == torch.from_numpy(data.targets)).double().mean())
 
 
@@ -496,7 +496,7 @@ def test_feddc_reading_code(clip: float | None, monkeypatch: pytest.MonkeyPatch)
     all sites to the mean model of those that were drawn.
     """
     equal = {
-        name: LabelledData(name, points(9, seed), points(40, seed + 10), points(0, 0), None)
+        name: SiteData(name, points(9, seed), points(40, seed + 10), points(0, 0), None)
         for seed, name in enumerate("ABC")
     }
     for site, data in equal.items():

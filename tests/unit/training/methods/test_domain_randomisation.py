@@ -33,8 +33,9 @@ from tests.helpers.training.sites import (
 from training.algorithm import Algorithm, RoundResult
 from training.data.federation import load_federation
 from training.engine.history import Silent
-from training.local.loop import Schedule, scheduled_batches, train_locally
+from training.local.loop import scheduled_batches, train_locally
 from training.local.networks import new_network, state_of
+from training.local.schedule import Schedule
 from training.local.scores import AnySiteData, ValidationScore
 from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
@@ -153,7 +154,7 @@ def test_the_same_recording_finds_mixed_batches(store: Store, monkeypatch: pytes
     def mixed(images: torch.Tensor, _: torch.Generator) -> tuple[torch.Tensor, bool]:
         return torch.cat([randomise(images[:1], torch.Generator()), images[1:]]), True
 
-    monkeypatch.setattr("training.local.loop.randomise_half", mixed)
+    monkeypatch.setattr("training.local.data.randomise_half", mixed)
     data = SITES["segmentation"][1]
     with recorded(TASK) as batches:
         train(algorithm_of("fedavg", TASK, store, domain_randomisation="throughout"), data, 0)
@@ -168,7 +169,7 @@ def test_none_draws_nothing(name: str, kind: str, store: Store, monkeypatch: pyt
     def never(*_: object) -> None:
         raise AssertionError("a batch was randomised")
 
-    for module in ("local.loop", "local.classifier", "methods.fedins.client", "methods.fedoap.client"):
+    for module in ("local.data", "local.classifier", "methods.fedins.client", "methods.fedoap.client"):
         monkeypatch.setattr(f"training.{module}.randomise_half", never)
     task, data = SITES[kind]
     train(algorithm_of(name, task, store, domain_randomisation="none"), data, 1)

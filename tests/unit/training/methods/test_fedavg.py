@@ -23,11 +23,12 @@ from tests.helpers.training.sites import (
     slices,
 )
 from training.algorithm import Memory, RoundResult, SiteSize
-from training.data.segmentation.dataset import batches
 from training.engine.reduction import Reducer
-from training.local.loop import Schedule, train_locally
+from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
+from training.local.schedule import Schedule
 from training.local.scores import ValidationScore, evaluate
+from training.local.slices import batches
 from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig, note_scores
 from training.parts.describe import STATISTICS, _pack
 from training.state_tree import join, part

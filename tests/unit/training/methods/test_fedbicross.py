@@ -14,9 +14,9 @@ from personalization.fedbicross.synthesis import SynthesisConfig
 from personalization.networks import build, initialise
 from tests.helpers.training.sites import context
 from training.algorithm import Memory, State
-from training.data.classification import LabelledData
-from training.data.examples import Examples
 from training.errors import ConfigurationError
+from training.local.images import Images
+from training.local.site import SiteData
 from training.methods.fedbicross import method
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
@@ -31,13 +31,13 @@ def task(classes: int = CLASSES) -> Task:
     return Task(name="toy", kind="classification", class_names=names, size=(8, 8))
 
 
-def hospital() -> LabelledData:
+def hospital() -> SiteData[Images]:
     """In float64, so that the two ways to the same numbers agree closely."""
     draw = np.random.default_rng(0)
     names = tuple(map(str, range(IMAGES)))
     labels = draw.integers(CLASSES, size=IMAGES)
-    images = Examples(draw.normal(size=(IMAGES, 1, 8, 8)), labels, names, names, (0,) * IMAGES)
-    return LabelledData("elm", images, images, images, None)
+    images = Images(draw.normal(size=(IMAGES, 1, 8, 8)), labels, names, names, (0,) * IMAGES)
+    return SiteData("elm", images, images, images, None)
 
 
 def opinionated(seed: int) -> State:
@@ -58,7 +58,7 @@ def loaded(state: State) -> torch.nn.Module:
     return network
 
 
-def stage_3(cluster: State, own: State, data: Examples, config: FedBiCrossConfig) -> State:
+def stage_3(cluster: State, own: State, data: Images, config: FedBiCrossConfig) -> State:
     """Both teachers run on every batch; SGD with momentum and weight decay by hand."""
     network, teachers = loaded(cluster).train(), (loaded(cluster), loaded(own))
     velocity = [torch.zeros_like(parameter) for parameter in network.parameters()]

@@ -15,8 +15,8 @@ from training.algorithm import Memory, RoundResult, State
 from training.config import RunPrivacy
 from training.engine.egress import check_privacy
 from training.errors import ConfigurationError
-from training.local.loop import task_loss
 from training.local.networks import parameter_names
+from training.local.schedule import task_loss
 from training.local.scores import AnySiteData
 from training.methods.feddc import FedDc, FedDcConfig
 from training.state_tree import part

@@ -30,7 +30,7 @@ from tests.helpers.training.sites import (
 from training.algorithm import SiteSize
 from training.bounds import FeatureBounds
 from training.errors import ConfigurationError
-from training.local.loop import Batch
+from training.local.schedule import Batch
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.feddg import FedDg, FedDgConfig
 from training.state_tree import part

@@ -25,7 +25,7 @@ from tests.helpers.training.sites import (
 )
 from training.algorithm import Memory, StepContext
 from training.errors import ConfigurationError
-from training.local.loop import Batch
+from training.local.schedule import Batch
 from training.methods.feddp import FedDp, FedDpConfig
 from training.methods.fedoap import client, models
 from training.methods.fedoap.config import FedOapConfig

@@ -19,13 +19,13 @@ from tests.helpers.training.backbones import PICTURES, publish, unet, vit
 from tests.helpers.training.sites import client_step, server_step
 from training.algorithm import Memory, RoundResult
 from training.bounds import FeatureBounds
-from training.data.classification import LabelledData
-from training.data.examples import Examples
 from training.engine.client import run_step
 from training.engine.egress import SiteSpec
 from training.engine.folder import SiteFolder
 from training.engine.reduction import Reducer
 from training.errors import ConfigurationError, SiteFailed
+from training.local.images import Images
+from training.local.site import SiteData
 from training.methods.fedins.client import summed_queries
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns
@@ -51,13 +51,13 @@ def pictures(labels, seed=0):
     labels = np.array(labels, np.int64)
     images = np.random.default_rng(seed).normal(size=(len(labels), 1, 16, 16)).astype(np.float32)
     names = tuple(str(index) for index in range(len(labels)))
-    return Examples(
+    return Images(
         images + labels[:, None, None, None].astype(np.float32), labels, names, names, (0,) * len(names)
     )
 
 
 def labelled(name, train, val=(0, 1, 2)):
-    return LabelledData(name, pictures(train), pictures(val, 1), pictures(()), None)
+    return SiteData(name, pictures(train), pictures(val, 1), pictures(()), None)
 
 
 def started(method, data):

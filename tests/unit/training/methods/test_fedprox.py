@@ -9,7 +9,7 @@ from model_store.task import Task
 from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
-from training.local.loop import task_loss
+from training.local.schedule import task_loss
 from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedprox import FedProx, FedProxConfig, proximal_term

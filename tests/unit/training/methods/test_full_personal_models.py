@@ -17,8 +17,8 @@ from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import ClientResult, Memory, Phase, State
 from training.errors import SiteFailed
-from training.local.loop import task_loss
 from training.local.networks import network_of, parameter_names
+from training.local.schedule import task_loss
 from training.local.scores import AnySiteData, ValidationScore, evaluate
 from training.methods.ditto import Ditto, DittoConfig
 from training.methods.fedavg import FedAvg, FedAvgConfig

@@ -18,7 +18,7 @@ from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, phase_of, site_data
 from training.algorithm import ClientResult, Memory, State
 from training.errors import ConfigurationError
-from training.local.loop import task_loss
+from training.local.schedule import task_loss
 from training.local.scores import AnySiteData
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.moon import Moon, MoonConfig, contrast, contrastive_loss, representation

@@ -13,11 +13,11 @@ from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import ClientResult, Memory, RoundResult, State
-from training.data.segmentation.dataset import batches
 from training.errors import SiteFailed
-from training.local.loop import task_loss
 from training.local.networks import network_of, state_of
+from training.local.schedule import task_loss
 from training.local.scores import AnySiteData, ValidationScore, evaluate
+from training.local.slices import batches
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer

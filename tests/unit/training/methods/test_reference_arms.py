@@ -18,7 +18,7 @@ from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan
 from training.engine.tensorfile import read_tensors
 from training.errors import EgressRefused
-from training.local.loop import task_loss
+from training.local.schedule import task_loss
 from training.local.scores import AnySiteData
 from training.methods.centralised import Centralised
 from training.methods.fedavg import FedAvgConfig

@@ -15,8 +15,9 @@ from personalization.networks.rotation import every_turn_loss, turned, views
 from tests.helpers.training.classified_sites import CORNERS
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
 from training.errors import ConfigurationError
-from training.local.loop import Schedule, task_loss, train_locally
+from training.local.loop import train_locally
 from training.local.networks import network_of
+from training.local.schedule import Schedule, task_loss
 from training.methods.fedavg import FedAvg, FedAvgConfig, RotationHeadConfig
 from training.methods.fedprox import FedProxConfig
 from training.methods.iop_fl import IopFl, IopFlConfig

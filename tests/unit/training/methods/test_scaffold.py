@@ -11,8 +11,8 @@ from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import RoundResult
-from training.local.loop import task_loss
 from training.local.networks import parameter_names
+from training.local.schedule import task_loss
 from training.local.scores import AnySiteData
 from training.methods.scaffold import Scaffold, ScaffoldConfig
 from training.state_tree import part

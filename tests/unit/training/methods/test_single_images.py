@@ -9,28 +9,30 @@ import pytest
 import torch
 
 from model_store.manifest import NetworkSpec
-from training.data.examples import Examples
 from training.local.classifier import SgdSchedule, train_classifier
-from training.local.loop import Schedule, train_locally
+from training.local.images import Images
+from training.local.loop import train_locally
 from training.local.networks import network_of, new_network, state_of
 from training.local.norms import batch_moments, estimate_statistics, least_batch
+from training.local.schedule import Schedule
+from training.local.slices import Slices
 
 UNET = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
 RESNET = NetworkSpec(name="resnet18", arguments={"in_channels": 1, "classes": 2, "width": 2})
 SCHEDULE = Schedule(batch_size=16)
 
 
-def drawn(count: int, side: int = 16) -> Examples:
+def drawn(count: int, side: int = 16) -> Slices:
     draw = np.random.default_rng(count)
     images = draw.normal(size=(count, 1, side, side)).astype(np.float32)
     names = tuple(f"p{index}" for index in range(count))
-    return Examples(images, (images[:, 0] > 0).astype(np.uint8), names, names, tuple(range(count)))
+    return Slices(images, (images[:, 0] > 0).astype(np.uint8), names, names, tuple(range(count)))
 
 
-def pictures(count: int) -> Examples:
+def pictures(count: int) -> Images:
     slices = drawn(count, 8)
     labels = np.arange(count) % 2
-    return Examples(slices.images, labels, slices.patients, slices.cases, slices.positions)
+    return Images(slices.images, labels, slices.patients, slices.cases, slices.positions)
 
 
 def generator() -> torch.Generator:

@@ -15,9 +15,6 @@ from personalization.surfaces import surface_distances
 from tests.helpers.training.sites import context, site_data
 from tests.helpers.training.volumes import BALLS, volumes
 from training.algorithm import Memory, RoundResult, SiteSize
-from training.data.classification.dataset import LabelledData
-from training.data.examples import Examples, Volumes
-from training.data.segmentation.dataset import SiteData
 from training.engine.history import (
     RoundEntry,
     SiteEntry,
@@ -26,7 +23,11 @@ from training.engine.history import (
     is_final,
     never_found,
 )
+from training.local.images import Images
 from training.local.scores import predict
+from training.local.site import SiteData
+from training.local.slices import Slices
+from training.local.volumes import Volumes
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.registry import method, methods
 from training.parts.test import keep_scores, predicting, score_once, scored_metrics, scoring_phase
@@ -66,10 +67,10 @@ def overlaps(metrics: dict[str, float]) -> dict[str, float]:
     return {name: v for name, v in metrics.items() if re.search("_(dice|accuracy|n)(/|$)", name)}
 
 
-def slices(found: list[list[int]], true: list[list[int]], patients: tuple[str, ...]) -> Examples:
+def slices(found: list[list[int]], true: list[list[int]], patients: tuple[str, ...]) -> Slices:
     images = np.array(found, np.float32).reshape(len(found), 1, 1, -1)
     targets = np.array(true, np.uint8).reshape(len(true), 1, -1)
-    return Examples(images, targets, patients, patients, tuple(range(len(found))))
+    return Slices(images, targets, patients, patients, tuple(range(len(found))))
 
 
 def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
@@ -138,7 +139,7 @@ def test_surfaces_are_by_patient_and_scan_in_millimetres_or_pixels_and_absent_la
     # p has two images with 3 mm from row to row, q one with 1 mm, r no spacing.
     patients, cases = ("p", "p", "q", "r", "r"), ("a", "b", "c", "d", "e")
     spacings = ((9.0, 3.0, 1.0),) * 2 + ((9.0, 1.0, 1.0), None, None)
-    test = Examples(found[:, None].astype(np.float32), truth, patients, cases, (0,) * 5, spacings)
+    test = Slices(found[:, None].astype(np.float32), truth, patients, cases, (0,) * 5, spacings)
     data = SiteData("S", test, test, test, None)
     metrics = score_once({"": lambda _: torch.from_numpy(found)}, data, task).metrics
     assert metrics["test_hd95/disc"] == pytest.approx((6.0 + 2.0) / 2)
@@ -191,10 +192,10 @@ def test_the_models_of_a_site_are_told_apart_and_one_that_it_does_not_have_is_le
     data = SiteData("A", test, test, test, None)
     task = Task(name="discs", labels={"disc": (1,)}, size=(16, 16))
 
-    def wrong(examples: Examples) -> torch.Tensor:
+    def wrong(examples: Slices) -> torch.Tensor:
         return torch.ones(examples.targets.shape, dtype=torch.uint8)  # finds 2 of 1: 2 1/(2+1)
 
-    def right(examples: Examples) -> torch.Tensor:
+    def right(examples: Slices) -> torch.Tensor:
         return torch.from_numpy(examples.targets)
 
     a = score_once({"": wrong, "personal": right}, data, task)
@@ -264,8 +265,8 @@ def entry_of(metrics) -> SiteEntry:
 
 def test_accuracy_counts_images():
     images = np.array([0, 1, 1], np.float32).reshape(3, 1, 1, 1)
-    test = Examples(images, np.array([0, 1, 0]), ("a",) * 3, ("a",) * 3, (0, 1, 2))
-    result = score_once({"": predicting(Says(2), 2)}, LabelledData("S", test, test, test, None), PICTURES)
+    test = Images(images, np.array([0, 1, 0]), ("a",) * 3, ("a",) * 3, (0, 1, 2))
+    result = score_once({"": predicting(Says(2), 2)}, SiteData("S", test, test, test, None), PICTURES)
     assert result.metrics == {"test_accuracy": pytest.approx(2 / 3), "test_n": 3.0}
 
 

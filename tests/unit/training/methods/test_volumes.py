@@ -19,10 +19,10 @@ from personalization.test_time.ladder import ensemble
 from tests.helpers.personalization.toy_networks import ToyNet
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, slices
 from training.algorithm import Memory, Phase, RoundResult
-from training.data.examples import Examples
 from training.data.federation import load_federation
-from training.data.segmentation.dataset import SiteData
 from training.errors import ConfigurationError
+from training.local.site import SiteData
+from training.local.slices import Slices
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer
@@ -57,7 +57,7 @@ def toy_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._NETWORKS, "toy", ToyNet)
 
 
-def volumes(count: int, seed: int) -> Examples:
+def volumes(count: int, seed: int) -> Slices:
     """Bright balls on noise, one volume [4, 8, 8] per patient."""
     draw = np.random.default_rng(seed)
     depth, rows, columns = np.mgrid[:4, :8, :8]
@@ -67,7 +67,7 @@ def volumes(count: int, seed: int) -> Examples:
     ).astype(np.uint8)
     images = (0.3 * draw.normal(size=(count, 1, 4, 8, 8)) + 2 * targets[:, None]).astype(np.float32)
     names = tuple(f"p{index}" for index in range(count))
-    return Examples(images, targets, names, names, tuple(range(count)))
+    return Slices(images, targets, names, names, tuple(range(count)))
 
 
 SITES = {

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from model_store.store import Store
 from tests.helpers.training.run_records import TASK, make_record
 from training.algorithm import Publication
 from training.config import RunConfig
-from training.data.examples import Examples
 from training.data.federation import load_federation
 from training.engine.history import RoundEntry, SiteEntry
 from training.errors import TrainingError
+from training.local.slices import Slices
 from training.methods.iop_fl import IopFlConfig
 from training.privacy import Spent
 from training.record import RunRecord
@@ -209,7 +210,7 @@ class TestOverlays:
     """The page of one site."""
 
     @staticmethod
-    def slices() -> Examples:
+    def slices() -> Slices:
         """Two patients of three slices; the second slice shows the most foreground."""
         rng = np.random.default_rng(0)
         targets = np.zeros((6, 16, 16), np.uint8)
@@ -218,7 +219,7 @@ class TestOverlays:
             targets[3 * patient + 2, 4:6, 4:6] = 1
         patients = tuple(f"p{i // 3}" for i in range(6))
         images = rng.normal(0, 0.1, (6, 3, 16, 16)).astype(np.float32)
-        return Examples(images, targets, patients, patients, (0, 1, 2) * 2)
+        return Slices(images, targets, patients, patients, (0, 1, 2) * 2)
 
     @staticmethod
     def pictures(path: Path) -> list[np.ndarray]:
@@ -230,7 +231,9 @@ class TestOverlays:
         predicted = np.zeros_like(slices.targets)
         predicted[:, 2:8, 2:8] = 1
         task = TASK.model_copy(update={"neighbours": 1})
-        path = write_overlays(tmp_path / "sites" / "s", "s", task, slices, {"global": predicted})
+        path = write_overlays(
+            tmp_path / "sites" / "s", "s", task, slices, {"global": torch.from_numpy(predicted)}
+        )
         first, second = self.pictures(path)
         assert first.shape == second.shape == (288, 288, 3)
         orange = (first == PREDICTED).all(axis=-1)
@@ -245,7 +248,8 @@ class TestOverlays:
         slices = self.slices()
         predicted = slices.targets.copy()
         predicted[2] = 0  # misses 4 of the first patient's 68 pixels
-        path = write_overlays(tmp_path, "s", TASK, slices, {"global": predicted, "own": slices.targets})
+        answers = {"global": torch.from_numpy(predicted), "own": torch.from_numpy(slices.targets)}
+        path = write_overlays(tmp_path, "s", TASK, slices, answers)
         text = " | ".join(read(path).texts)
         assert "p0 | slice 2 | global: 0.970 | own: 1.000" in text
         assert "p1 | slice 2 | global: 1.000 | own: 1.000" in text
@@ -253,17 +257,18 @@ class TestOverlays:
 
     def test_overlay_without_foreground_shows_no_dice(self, tmp_path: Path) -> None:
         slices = self.slices()
-        empty = Examples(
+        empty = Slices(
             slices.images, np.zeros_like(slices.targets), slices.patients, slices.cases, slices.positions
         )
-        path = write_overlays(tmp_path, "s", TASK, empty, {"global": empty.targets})
+        path = write_overlays(tmp_path, "s", TASK, empty, {"global": torch.from_numpy(empty.targets)})
         assert "global: –" in read(path).texts
         assert "tokens" not in " ".join(read(path).texts)
 
     def test_overlay_attention_bars_are_proportional(self, tmp_path: Path) -> None:
         slices = self.slices()
         shares = {"own": {"own": 0.75, "aster": 0.25, "s": 0.0}}
-        path = write_overlays(tmp_path, "s", TASK, slices, {"own": slices.targets}, shares)
+        answers = {"own": torch.from_numpy(slices.targets)}
+        path = write_overlays(tmp_path, "s", TASK, slices, answers, shares)
         assert "own | 75.0 % | aster | 25.0 % | s | 0.0 %" in " | ".join(read(path).texts)
         assert re.findall(r'class="bar" style="width:([0-9.]+)%"', path.read_text()) == [
             "75.0",
