@@ -97,7 +97,7 @@ def run(
             job = _Job(training.method, method_config, run_config, store, publishing.name)
             asked = (planning.chosen_budget(run_config.device), configured) if planning.plan else None
             planned = opened.enter_context(
-                _over_network(job, data.task, network, execution, home / "runs", opened, asked)
+                _over_network(job, data.task, network, execution, home / "runs", asked)
             )
         else:
             root = data.data or _phantom(home, chosen.kinds[0])
@@ -155,13 +155,11 @@ def _over_network(
     network: NetworkOptions,
     execution: ExecutionOptions,
     folders: Path,
-    stack: ExitStack,
     planning: tuple[Budget, Callable[[Mapping[str, Any]], tuple[MethodConfig, RunConfig]]] | None,
 ) -> Iterator[_Planned]:
     """Listen for the kit's hospitals and wait until they joined; stop listening at the end.
 
-    `planning` has a plan's budget, and makes the configurations from what the plan proposes. `stack` closes
-    what a plan has opened, where no run follows it.
+    `planning` has a plan's budget, and makes the configurations from what the plan proposes.
     """
     kit = _given_or_refused(network.kit, "kit", "the operator's kit")
     task = resolve_task(_given_or_refused(task_name, "task", "what the hospitals train on"))
@@ -169,7 +167,9 @@ def _over_network(
     try:
         # The extra `network` may not be installed.
         from training.network.kits import Kit
-        from training.network.operator import NETWORK_FILE, Operator, RoundLimits, network_id, run_to_resume
+        from training.network.operator import Listener, Operator
+        from training.network.rounds import RoundLimits
+        from training.network.runs import NETWORK_FILE, NetworkRun, run_to_resume
     except ImportError as error:
         raise no_network_engine(error) from error
     opened = Kit.open(kit, server=True)
@@ -197,47 +197,39 @@ def _over_network(
         )
         return Federation(folders, task, joined, False, digest_of_sites(task, joined))
 
-    method_config, proposal, before = job.config, None, None
-    if planning is not None:
-        budget, configured = planning
-        empty, asked = PlanningConfig(), settings_of(settings)
-        place = folders / f"plan-{network_id(METHOD, empty, asked, task, sites)}"
-        if not execution.resumes:
-            shutil.rmtree(place, ignore_errors=True)
-        before = Operator(
-            opened, place, sites, METHOD, empty, asked, task, limits, network.listen, follows=True
-        )
-        stack.callback(before.close)
-        with before:
-            federation = gathered(before, task)
-            policies = before.policies(asked.model_copy(update={"leave_out": ()}))
-            proposal = plan_federation(federation, policies, budget, place, pool=before)
-        task = proposal.task
-        method_config, _ = configured(proposal.options)
-    config = method_config.prepared(job.store, task, name)
-
-    def id_of(names: Sequence[str]) -> str:
-        return network_id(job.method, config, settings, task, names)
-
-    folder = execution.run
-    if execution.resumes:
-        folder, sites = run_to_resume(opened, folder, folders, sites, id_of)
-        if gone := revoked.intersection(sites):
-            say(f"resuming {folder} without {', '.join(sorted(gone))}: revoked since the run began")
-        elif not (folder / NETWORK_FILE).exists():
-            others = ", ".join(sorted(path.parent.name for path in folders.glob(f"*/{NETWORK_FILE}")))
-            say(
-                f"there is no run of these settings to resume; a new one begins in {folder} "
-                f"(runs in {folders}: {others or 'none'})"
-            )
-    folder = folder or folders / id_of(sites)
-    with Operator(
-        opened, folder, sites, job.method, config, settings, task, limits, network.listen, before=before
-    ) as operator:
-        federation = gathered(operator, task)
-        # Sites that are left out are not in this federation.
-        settings = operator.policies(settings.model_copy(update={"leave_out": ()}))
-        yield _Planned(Run(federation, job.method, config, settings), name, folder, operator, proposal)
+    with Listener(opened, network.listen) as listener:
+        method_config, proposal = job.config, None
+        if planning is not None:
+            budget, configured = planning
+            asked = NetworkRun(sites, METHOD, PlanningConfig(), settings_of(settings), task)
+            place = folders / f"plan-{asked.id}"
+            if not execution.resumes:
+                shutil.rmtree(place, ignore_errors=True)
+            with Operator(listener, place, asked, limits, follows=True) as operator:
+                federation = gathered(operator, task)
+                policies = operator.policies(asked.settings.model_copy(update={"leave_out": ()}))
+                proposal = plan_federation(federation, policies, budget, place, pool=operator)
+            task = proposal.task
+            method_config, _ = configured(proposal.options)
+        config = method_config.prepared(job.store, task, name)
+        run = NetworkRun(sites, job.method, config, settings, task)
+        folder = execution.run
+        if execution.resumes:
+            folder, run = run_to_resume(run, opened, folders, folder)
+            if gone := revoked.intersection(run.sites):
+                say(f"resuming {folder} without {', '.join(sorted(gone))}: revoked since the run began")
+            elif not (folder / NETWORK_FILE).exists():
+                others = ", ".join(sorted(path.parent.name for path in folders.glob(f"*/{NETWORK_FILE}")))
+                say(
+                    f"there is no run of these settings to resume; a new one begins in {folder} "
+                    f"(runs in {folders}: {others or 'none'})"
+                )
+        folder = folder or folders / run.id
+        with Operator(listener, folder, run, limits) as operator:
+            federation = gathered(operator, task)
+            # Sites that are left out are not in this federation.
+            settings = operator.policies(settings.model_copy(update={"leave_out": ()}))
+            yield _Planned(Run(federation, job.method, config, settings), name, folder, operator, proposal)
 
 
 def _check_network(data: DataOptions, publishing: PublishingOptions, settings: RunConfig) -> None:

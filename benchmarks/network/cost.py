@@ -35,7 +35,8 @@ from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry, Silent
 from training.engine.pool import Pool
 from training.network.kits import Kit
-from training.network.operator import Operator
+from training.network.operator import Listener, Operator
+from training.network.runs import NetworkRun
 from training.phantom import write_federation
 from training.phantom.federation import TASK
 
@@ -209,7 +210,8 @@ def _operate(root: Path, cell: Cell) -> None:
     config = EchoConfig(rounds=cell["rounds"], megabytes=cell["megabytes"])
     task = TASK.model_copy(update={"size": (16, 16)})
     sites = kit.content.sites
-    with Operator(kit, root / "network", sites, "echo", config, RunConfig(), task) as operator:
+    run = NetworkRun(sites, "echo", config, RunConfig(), task)
+    with Listener(kit) as listener, Operator(listener, root / "network", run) as operator:
         print("listening", flush=True)
         operator.gather(lambda _: None)
         print("joined", flush=True)

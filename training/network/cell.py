@@ -113,7 +113,7 @@ class Cell:
 
     def notify(self, topic: str, target: str) -> None:
         """Send a message without content to the latest process of a peer; it may be lost."""
-        if self._core is not None and (cell := self._cells.get(target)):
+        if cell := self._cells.get(target):
             message = self._parts.Message(None, b"")
             self._core.fire_and_forget(CHANNEL, topic, [cell], message, optional=True)
 

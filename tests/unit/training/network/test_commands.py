@@ -14,7 +14,7 @@ from training.engine.folder import RunCheckpoint, RunFolder
 from training.federate import federate
 from training.methods.fedavg import FedAvgConfig
 from training.network.__main__ import app as network
-from training.network.operator import network_id
+from training.network.runs import NetworkRun
 from training.phantom.federation import TASK
 from training.site import site
 
@@ -75,7 +75,7 @@ def test_option_that_does_not_fit_a_network_is_rejected(kits, tmp_path, options,
 def test_resume_names_the_runs_of_other_hospitals(kits, tmp_path):
     TASK.dump(tmp_path / "task.yaml")
     sites = ("birch", "elm")
-    run = tmp_path / "runs" / network_id("fedavg", FedAvgConfig(), RunConfig(), TASK, sites)
+    run = tmp_path / "runs" / NetworkRun(sites, "fedavg", FedAvgConfig(), RunConfig(), TASK).id
     run.mkdir(parents=True)
     (run / "network.json").write_text(json.dumps({"run": "0", "sites": dict.fromkeys(sites)}))
     RunFolder(run).commit(RunCheckpoint(1, 0, "a"), Memory({}, {}), {})

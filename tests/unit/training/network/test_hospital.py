@@ -27,7 +27,9 @@ from training.network.hospital import Hospital, Sent
 from training.network.joining import Screen as Terminal
 from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
-from training.network.operator import Operator, RoundLimits
+from training.network.operator import Listener, Operator
+from training.network.rounds import NO_DEADLINE, RoundLimits
+from training.network.runs import NetworkRun
 from training.phantom import write_federation
 from training.privacy import epsilon_of
 from training.run import Run, execute
@@ -35,6 +37,7 @@ from training.state_tree import part
 
 pytest.importorskip("nvflare")
 SITES = ("aster", "birch")
+OVER = Next(over="over")
 POLICY = "allows: [weights, statistics, features]\nconsents: true\n"
 # Methods without and with a memory and a model of the site's own; the last sends features.
 CONFIGS = {
@@ -127,14 +130,19 @@ class Together:
         self.task = load_federation(data).task
         self.config = find_method(method).config(**CONFIGS[method])
         self.settings = RunConfig(seed=3, **settings)
-        kit = Kit.open(kits / "server", server=True)
-        self.operator = Operator(kit, root / "run", SITES, method, self.config, self.settings, self.task)
+        self.operator = self.opened()
         self.lines: dict[str, Line] = {}
         self.state = root / "state"
         self.screens = {site: Screen() for site in SITES}
         self.policies = {site: root / f"{site}.yaml" for site in SITES}
         for path in self.policies.values():
             path.write_text(POLICY)
+
+    def opened(self, limits=NO_DEADLINE):
+        """An operator of the run."""
+        listener = Listener(Kit.open(self.kits / "server", server=True))
+        run = NetworkRun(SITES, self.method, self.config, self.settings, self.task)
+        return Operator(listener, self.root / "run", run, limits)
 
     def hospital(self, site):
         kit = Kit.open(self.kits / site, server=False)
@@ -156,8 +164,7 @@ class Together:
                 run = Run(federation, self.method, self.config, self.operator.policies(self.settings))
                 result = execute(run, self.root / "run", store=store, pool=self.operator, resume=resume)
             finally:
-                with self.operator._changed:
-                    self.operator._over = "over"
+                self.operator._sessions.end(OVER)
             assert [end.result(30) for end in ends] == ["over"] * len(SITES)
         return {str(a): a.digest for a in result.artefacts}, result
 
@@ -233,8 +240,7 @@ def test_resumed_run_waits_for_hospitals_that_may_consent_until_the_deadline(tmp
         path.write_text(POLICY.replace("true", "false"))
     with pytest.raises(PublishError):
         asking.run(Store(tmp_path / "store"))
-    asking.operator._limits = RoundLimits(deadline=0.1)
-    asking.operator._sessions.clear()
+    asking.operator = asking.opened(RoundLimits(deadline=0.1))
     missing = []
     asking.operator.gather(missing.append, resume=True)
     assert missing == [SITES]
@@ -267,7 +273,7 @@ def test_log_has_what_left_before_its_round_ended_and_survives_a_kill_in_its_lin
 
     def end(topic, reply):
         if topic == "write":  # the first chunk is there, and the deadline passes
-            together.operator._work = {}
+            together.operator._rounds._parts = {}
         return reply
 
     hospital._cell.change = end
@@ -358,13 +364,13 @@ def test_line_on_which_a_chunk_takes_longer_than_the_first_timeout_delivers(
     start_round(together, 1)
     task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
     hospital._step(session, hospital._prepared, task)
-    assert set(together.operator._work["birch"].answer.files) == {"weights", "scores"}
+    assert set(together.operator._rounds._parts["birch"].answer.files) == {"weights", "scores"}
     assert waited == [60, 120, 200]
 
 
 def test_hospital_with_too_large_an_upload_says_so_and_does_not_compute_it_again(tmp_path, data, kits):
     together = Together(tmp_path, data, kits)
-    together.operator._limits = RoundLimits(upload_bytes=5000)
+    together.operator = together.opened(RoundLimits(upload_bytes=5000))
     with pytest.raises(RoundFailed, match="more than the 5000 bytes that a round allows"):
         together.run()
     lines = together.screens["birch"].lines
@@ -456,7 +462,7 @@ def test_limit_of_epsilon_holds_over_all_runs_of_a_state_folder(tmp_path, data, 
     _, result = other.run()
     trained = [entry for entry in result.history if entry.phase == "train"]
     assert ["birch" in entry.sites for entry in trained] == [False, False]
-    spent = f"Spent by its releases.json: {once:.3g} in run {first.operator._run[:16]}"
+    spent = f"Spent by its releases.json: {once:.3g} in run {run_id(first)}"
     assert trained[0].dropped["birch"].endswith(spent)
     # The hospital decides to begin a new account.
     (first.state / "birch" / "releases.json").unlink()
@@ -473,7 +479,7 @@ def test_process_that_did_not_hear_the_end_of_its_run_does_not_join_another(tmp_
     hospital = first.hospital("birch")
     hospital._session = hospital._join()
     hospital._cell.operator = other.operator
-    ids = [together.operator._run[:16] for together in (first, other)]
+    ids = [run_id(together) for together in (first, other)]
     with pytest.raises(TrainingError, match=f"run {ids[0]}, .* found run {ids[1]}; start this command again"):
         hospital.run()
     assert not other.operator.announced
@@ -492,7 +498,7 @@ def test_second_process_with_the_same_state_folder_ends_before_it_asks_the_opera
             with pytest.raises(TrainingError, match="another process of this hospital runs here"):
                 second.run()
             joined.append(second._cell.asked)
-            together.operator._over = "over"
+            together.operator._sessions.end(OVER)
         return reply
 
     first._cell.change = while_the_first_runs
@@ -534,8 +540,8 @@ class TestPatients:
     @pytest.fixture
     def together(self, tmp_path, kits):
         together = Together(tmp_path, unlisted(tmp_path / "data"), kits)
-        task = together.task.model_copy(update={"patient": "^(?P<patient>.+)$"})
-        together.operator._invitation = invitation_of(together, task)
+        together.task = together.task.model_copy(update={"patient": "^(?P<patient>.+)$"})
+        together.operator = together.opened()
         return together
 
     def test_least_number_that_the_operators_rule_would_count_keeps_the_hospital_out(self, together):
@@ -582,7 +588,7 @@ class TestPatients:
         start_round(together, 1)
         task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
         hospital._step(session, hospital._prepared, task)
-        assert reason in together.operator._work["birch"].answer.reason
+        assert reason in together.operator._rounds._parts["birch"].answer.reason
         assert "write" not in hospital._cell.asked
 
 
@@ -590,14 +596,6 @@ def joined(together):
     """What birch's screen says of its joining, beside warnings of its few validation patients."""
     (line,) = (line for line in together.screens["birch"].lines if not line.startswith("warning "))
     return line
-
-
-def invitation_of(together, task):
-    """The invitation of an operator with another task."""
-    kit = Kit.open(together.kits / "server", server=True)
-    folder = together.root / "other"
-    made = Operator(kit, folder, SITES, together.method, together.config, together.settings, task)
-    return made._invitation
 
 
 @pytest.mark.parametrize(
@@ -624,7 +622,7 @@ def test_policy_that_forbids_a_step_sends_only_the_reason(tmp_path, data, kits, 
     start_round(together, train)
     task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
     hospital._step(session, prepared, task)
-    assert reason in together.operator._work["birch"].answer.reason
+    assert reason in together.operator._rounds._parts["birch"].answer.reason
     assert "write" not in hospital._cell.asked
 
 
@@ -644,6 +642,11 @@ def test_round_that_is_repeated_with_other_weights_is_trained_from_them(tmp_path
     assert repeated == upload_of(restarted, restarted._join(), 4) != first
 
 
+def run_id(together):
+    """The start of the run's id, as hospitals see it."""
+    return unpack(Invitation, together.operator.handle("birch", "invite", b""))[0].run[:16]
+
+
 def pack_session(session):
     return Session(session=session)
 
@@ -655,7 +658,7 @@ def start_round(together, step, seed=3):
     down = together.root / "down"
     write_tensors(down, part(memory.tensors, "global"))
     task = Task("birch", step, 0, {"weights": down}, None, upload=together.root / "up" / "up")
-    together.operator._work = {"birch": together.operator._new(task)}
+    together.operator._rounds.begin([task])
     return down
 
 
@@ -668,7 +671,7 @@ class TestOperatorThatCannotBeBelieved:
         down.write_bytes(b"\x80\x04" + b"x" * 100)
         task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
         hospital._step(session, hospital._prepared, task)
-        assert "not a file of tensors" in together.operator._work["birch"].answer.reason
+        assert "not a file of tensors" in together.operator._rounds._parts["birch"].answer.reason
 
     @pytest.mark.parametrize("change", [{"step": 99}, {"step": 0, "round": 5}])
     def test_step_of_another_plan_ends_the_process(self, tmp_path, data, kits, change):

@@ -35,7 +35,9 @@ from training.network.messages import (
     pack,
     unpack,
 )
-from training.network.operator import Operator, RoundLimits, _Work, network_id, run_to_resume
+from training.network.operator import Listener, Operator
+from training.network.rounds import NO_DEADLINE, Part, RoundLimits
+from training.network.runs import NetworkRun, run_to_resume
 from training.phantom.federation import TASK
 
 pytest.importorskip("nvflare")
@@ -56,11 +58,10 @@ def kits(provisioned, tmp_path):
     return shutil.copytree(provisioned, tmp_path / "kits")
 
 
-def opened(kits, limits=None, task=TASK):
-    kit = Kit.open(kits / "server", server=True)
-    config = FedAvgConfig(width=2, rounds=2)
-    limits = limits or RoundLimits()
-    return Operator(kit, kits.parent / "run", SITES, "fedavg", config, RunConfig(), task, limits)
+def opened(kits, limits=NO_DEADLINE, task=TASK):
+    listener = Listener(Kit.open(kits / "server", server=True))
+    run = NetworkRun(SITES, "fedavg", FedAvgConfig(width=2, rounds=2), RunConfig(), task)
+    return Operator(listener, kits.parent / "run", run, limits)
 
 
 @pytest.fixture
@@ -130,15 +131,11 @@ def round_(operator, tmp_path):
     tasks = [Task(site, TRAIN, 0, {}, None, upload=tmp_path / "up" / f"up-{site}") for site in SITES]
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(lambda: list(operator.run(tasks)))
-        while set(operator._work) != set(SITES):
+        while set(operator._rounds._parts) != set(SITES):
             threading.Event().wait(0.01)
         yield future
         for site in SITES:  # lets the thread end
-            work = operator._work.get(site)
-            if work is not None and work.answer is None:
-                with operator._changed:
-                    work.answer = Failure(site, "end of the test")
-                    operator._changed.notify_all()
+            operator._rounds.fail(site, "end of the test")
 
 
 def tensor_file(tmp_path, **tensors):
@@ -263,8 +260,12 @@ class TestJoin:
         rejected("session", birch.task)
 
 
+def run_of(*sites, **settings):
+    return NetworkRun(sites, "fedavg", FedAvgConfig(width=2), RunConfig(**settings), TASK)
+
+
 def id_of(sites, **settings):
-    return network_id("fedavg", FedAvgConfig(width=2), RunConfig(**settings), TASK, sites)
+    return run_of(*sites, **settings).id
 
 
 class TestResume:
@@ -274,7 +275,9 @@ class TestResume:
     def find(self, kits, tmp_path):
         def found(*sites, folder=None):
             kit = Kit.open(kits / "server", server=True)
-            return run_to_resume(kit, folder, tmp_path / "runs", sites, id_of)
+            place, run = run_to_resume(run_of(*sites), kit, tmp_path / "runs", folder)
+            assert run == run_of(*run.sites)
+            return place, run.sites
 
         return found
 
@@ -326,7 +329,7 @@ class TestResume:
         again = opened(kits)
         assert [site.name for site in again.gather(pytest.fail, resume=True)] == [*SITES]
         tasks = [Task(site, TRAIN, 0, {}, None, upload=tmp_path / site) for site in SITES]
-        assert [again._new(task).answer for task in tasks] == [
+        assert [again._rounds._part(task).answer for task in tasks] == [
             Failure("birch", "its certificate was revoked"),
             None,
         ]
@@ -348,7 +351,7 @@ class TestRound:
         birch.upload(task, "weights", tensor_file(tmp_path))
         revoke(kits, "birch")
         rejected("revoked", lambda: birch.upload(task, "scores", tensor_file(tmp_path)))
-        assert operator._work["birch"].answer == Failure("birch", "its certificate was revoked")
+        assert operator._rounds._parts["birch"].answer == Failure("birch", "its certificate was revoked")
         rejected("session", lambda: birch.report(task))
 
     def test_task_stays_until_it_is_reported(self, birch, round_):
@@ -361,7 +364,7 @@ class TestRound:
         assert birch.task() is None
         rejected("stale", lambda: birch.report(task.id, weight=9.0))
         rejected("stale", lambda: birch.upload(task.id, "weights", b"x"))
-        assert operator._work["birch"].answer.weight == 3.0
+        assert operator._rounds._parts["birch"].answer.weight == 3.0
 
     def test_upload_is_not_replaced_while_its_report_is_checked(self, birch, round_, tmp_path, monkeypatch):
         task, good = birch.task().id, tensor_file(tmp_path)
@@ -374,12 +377,12 @@ class TestRound:
                     wait(writes, 0.5)  # it never ends before the report does
                 return check_tensors(path)
 
-            monkeypatch.setattr("training.network.operator.check_tensors", check)
+            monkeypatch.setattr("training.network.rounds.check_tensors", check)
             for group in ("weights", "scores"):
                 birch.upload(task, group, good)
             birch.report(task)
             rejected("stale", writes[0].result)
-        assert birch.operator._work["birch"].answer.sent == {"weights": 12, "scores": 12}
+        assert birch.operator._rounds._parts["birch"].answer.sent == {"weights": 12, "scores": 12}
         assert (tmp_path / "up" / "up-birch-scores").read_bytes() == good
 
     def test_repeated_chunk_is_written_once(self, birch, round_, tmp_path):
@@ -400,7 +403,7 @@ class TestRound:
     def test_upload_beyond_the_limit_is_rejected_before_it_is_stored(self, kits, tmp_path):
         operator = opened(kits, RoundLimits(upload_bytes=100))
         side = HospitalSide(operator, kits, "birch").join()
-        operator._work = {"birch": operator._new(Task("birch", TRAIN, 0, {}, None, upload=tmp_path / "up"))}
+        operator._rounds.begin([Task("birch", TRAIN, 0, {}, None, upload=tmp_path / "up")])
         task = side.task().id
         side.upload(task, "weights", b"x" * 60)
         rejected("rejected", lambda: side.upload(task, "weights", b"x" * 60, total=10))
@@ -409,7 +412,7 @@ class TestRound:
         )
         # The round goes on without the hospital, which would compute the same again.
         assert side.task() is None
-        assert isinstance(operator._work["birch"].answer, Failure)
+        assert isinstance(operator._rounds._parts["birch"].answer, Failure)
 
     @pytest.mark.parametrize("content", [b"", b"\x80\x04pickle", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}tail"])
     def test_file_that_is_none_of_tensors_drops_the_hospital(
@@ -419,7 +422,7 @@ class TestRound:
         birch.upload(task.id, "scores", tensor_file(tmp_path))
         birch.upload(task.id, "weights", content, total=max(len(content), 1))
         birch.report(task.id)
-        assert isinstance(operator._work["birch"].answer, Failure)
+        assert isinstance(operator._rounds._parts["birch"].answer, Failure)
 
     @pytest.mark.parametrize(
         "change",
@@ -435,7 +438,7 @@ class TestRound:
         for group in ("weights", "scores"):
             birch.upload(task.id, group, tensor_file(tmp_path))
         birch.report(task.id, **change)
-        assert isinstance(operator._work["birch"].answer, Failure)
+        assert isinstance(operator._rounds._parts["birch"].answer, Failure)
 
     def test_scores_of_every_label_are_taken_in_any_script_and_those_of_other_labels_drop_the_hospital(
         self, kits, tmp_path
@@ -450,15 +453,15 @@ class TestRound:
             for label in labels
         }
         operator = opened(kits, task=task)
-        work = _Work("id", Task("birch", TRAIN, 0, {}, None), operator._plan[TRAIN])
+        work = Part("id", Task("birch", TRAIN, 0, {}, None), operator._plan[TRAIN])
         report = Report(session="s", task="id", withheld=("weights", "scores"), metrics=metrics)
         sent, _ = unpack(Report, pack(report))
         assert sent.metrics == metrics
         work.phase = replace(work.phase, uploads=())
         said = sent.model_copy(update={"withheld": ()})
-        assert isinstance(operator._delivery(work, said), Delivery)
+        assert isinstance(operator._rounds._checked(work, said), Delivery)
         other = said.model_copy(update={"metrics": {"test_dice/cup\u202e": 1.0}})
-        answer = operator._delivery(work, other)
+        answer = operator._rounds._checked(work, other)
         assert isinstance(answer, Failure)
         assert "expected metrics of the task's labels, found 'cup" in answer.reason
         assert "\u202e" not in answer.reason
@@ -478,18 +481,20 @@ class TestRound:
         self, birch, operator, round_, tmp_path
     ):
         birch.ask("leave", Leave(session=birch.session, reason="tea\x1b[2J"))
-        answer = operator._work["birch"].answer
+        answer = operator._rounds._parts["birch"].answer
         assert answer == Failure("birch", "left the run: tea[2J")
-        again = operator._new(Task("birch", TRAIN, 1, {}, None, upload=tmp_path / "up"))
+        again = operator._rounds._part(Task("birch", TRAIN, 1, {}, None, upload=tmp_path / "up"))
         assert again.answer == answer
         birch.join()
-        assert operator._new(Task("birch", TRAIN, 1, {}, None, upload=tmp_path / "up")).answer is None
+        assert (
+            operator._rounds._part(Task("birch", TRAIN, 1, {}, None, upload=tmp_path / "up")).answer is None
+        )
 
     def test_download_is_read_in_chunks(self, birch, operator, tmp_path):
         path = tmp_path / "down"
         path.write_bytes(bytes(range(256)) * (CHUNK // 256) + b"tail")
         task = Task("birch", TRAIN, 0, {"weights": path}, None, upload=tmp_path / "up")
-        operator._work = {"birch": operator._new(task)}
+        operator._rounds.begin([task])
         said = birch.task()
         assert said.downloads == {"weights": CHUNK + 4}
         part = Slice(session=birch.session, task=said.id, group="weights", offset=CHUNK)
@@ -503,7 +508,7 @@ class TestLimits:
     def collected(self, operator, tasks, act):
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(lambda: list(operator.run(tasks)))
-            while set(operator._work) != set(SITES):
+            while set(operator._rounds._parts) != set(SITES):
                 threading.Event().wait(0.01)
             act()
             return future.result(20)
@@ -532,7 +537,7 @@ class TestLimits:
         birch = HospitalSide(operator, kits, "birch").join()
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(lambda: list(operator.run(self.tasks(tmp_path)[:1])))
-            while not operator._work:
+            while not operator._rounds._parts:
                 threading.Event().wait(0.01)
             deliver(birch, tmp_path)
             assert isinstance(future.result(20)[0], Delivery)
