@@ -88,7 +88,7 @@ def train_over_a_network(folder: Path, data: Path, port: int, config: Path) -> P
 def weights_of(store: Path) -> dict[str, str]:
     """Return the digest of each model's weights, by the model's name."""
     opened = Store(store)
-    files = {name: opened.open(name).manifest.files for name in opened.names()}
+    files = {name: opened.open(name).manifest.files for name in opened.versions.names()}
     return {name: found[WEIGHTS].sha256 for name, found in files.items() if WEIGHTS in found}
 
 

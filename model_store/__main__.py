@@ -69,11 +69,12 @@ def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
     """List every version of every name."""
     table = Table("artefact", "kind", "task", "published (UTC)", "digest", "state", box=None)
     opened = _opened(store)
-    for name in opened.names():
-        unreadable = opened.unreadable(name)
+    versions = opened.versions
+    for name in versions.names():
+        unreadable = versions.unreadable(name)
         for number, error in unreadable.items():
             table.add_row(f"{name}@{number}", "", "", "", "", f"[red]{escape(str(error))}[/]")
-        for version in opened.versions(name) if len(unreadable) < len(opened.numbers(name)) else ():
+        for version in versions.of(name) if len(unreadable) < len(versions.numbers(name)) else ():
             artefact = version.artefact
             state = "[red]withdrawn[/]" if version.withdrawn else ""
             if version.flagged:
@@ -151,15 +152,16 @@ def verify(
     opened = _opened(store, trusted=trusted, operators=operators_of(graph_operators))
     if isinstance(opened.root, Path) and not opened.root.is_dir():
         raise StoreError(f"{store}: expected a store's folder, found none; name it with --store")
+    versions = opened.versions
     references = (
         [reference]
         if reference
-        else [f"{name}@{number}" for name in opened.names() for number in opened.numbers(name)]
+        else [f"{name}@{number}" for name in versions.names() for number in versions.numbers(name)]
     )
     damaged = 0
     for each in references:
         try:
-            signer = opened.signed_by(opened.open(each))
+            signer = opened.signatures.signed_by(opened.open(each))
             console.print(f"[green]whole[/]    {each}{f', signed by {signer}' if signer else ''}")
         except LocumStoreError as error:
             if reference is None and isinstance(error, ArtefactWithdrawn):

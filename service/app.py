@@ -188,7 +188,7 @@ async def _open(
             "hospitals are served",
             settings.store,
         )
-    names = await asyncio.to_thread(store.names)
+    names = await asyncio.to_thread(store.versions.names)
     if not names:
         _log.warning("no artefact in the store %s: publish one, or name another store", store.root)
     database = Database(settings.resolved_database_url)
@@ -203,7 +203,7 @@ async def _open(
 
     def store_check() -> str:
         store.check()
-        names = store.names()
+        names = store.versions.names()
         return f"{len(names)} names in the store" if names else "the store is empty: publish a model"
 
     def database_check() -> str:

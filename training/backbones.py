@@ -150,7 +150,7 @@ def has_head_for(manifest: ModelManifest, task: Task) -> bool:
 def _newest(store: Store, task: Task) -> Artefact:
     """Find the newest global model of this task that can be the backbone."""
     known: list[Artefact] = []
-    for name in store.names():
+    for name in store.versions.names():
         try:
             known.append(store.open(name, verify=False))
         except StoreError:

@@ -129,7 +129,7 @@ def _store_steps(root: Path, database: Database) -> dict[str, Callable[[], objec
         "resolve the newest of a name": lambda: resolve(model=_MODEL),
         "resolve without a name": lambda: resolve(),
         "open a version by its digest": lambda: store.by_digest(own.digest),
-        "find its withdrawn ancestors": lambda: store.flagged(own),
+        "find its withdrawn ancestors": lambda: store.lineage.flagged(own),
     }
 
 
@@ -138,7 +138,7 @@ def _first(cell: Cell, work: Path) -> dict[str, Any]:
     roots = {size: _filled(cell, work, size) for size in ("few", "many")}
     name = _MODEL if cell["deep"] else f"{_MODEL}.at-{_hospital(0)}"
     for root in roots.values():
-        Store(root).records()
+        Store(root).lineage.records()
     found: dict[str, dict[str, float]] = {}
     for what in (_first_resolution, _first_digest, _first_list, _publication):
         found[what.__doc__ or ""] = {
@@ -160,7 +160,7 @@ def _first_digest(root: Path, name: str) -> float:
 
 def _first_list(root: Path, name: str) -> float:  # noqa: ARG001
     """list every version"""
-    return _milliseconds(lambda: Store(root).records())
+    return _milliseconds(lambda: Store(root).lineage.records())
 
 
 def _publication(root: Path, name: str) -> float:
@@ -328,7 +328,7 @@ def _fill(database: Database, store: Store, cell: Cell, hospitals: int) -> None:
     ids = [_hospital(number) for number in range(hospitals)]
     share = hospitals / cell["hospitals"]
     jobs, scans = (max(1, round(share * cell.get(name, 0))) for name in ("jobs", "scans"))
-    own = {record.name: record for record in store.records()}
+    own = {record.name: record for record in store.lineage.records()}
     cohort = {"id": _COHORT, "hospital": ids[0], "created_at": now, "expires_at": now + timedelta(days=1)}
     with database.write() as session:
         session.execute(

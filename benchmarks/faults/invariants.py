@@ -98,8 +98,8 @@ def _history(job: Job, events: list[JobEvent]) -> Iterator[str]:
 
 def _versions(service: Service) -> Iterator[str]:
     store, name = service.settings.open_store(), adapted_name(NAME, HOSPITAL)
-    for known in store.names():
-        for number in store.numbers(known):
+    for known in store.versions.names():
+        for number in store.versions.numbers(known):
             try:
                 store.open(f"{known}@{number}")
             except LocumStoreError as error:
@@ -107,7 +107,7 @@ def _versions(service: Service) -> Iterator[str]:
     left = [] if isinstance(store.root, str) else [path.name for path in (store.root / ".staging").iterdir()]
     if left:
         yield f"{len(left)} half versions lie in the store's staging"
-    versions = [v.artefact for v in store.versions(name)] if store.numbers(name) else []
+    versions = [v.artefact for v in store.versions.of(name)] if store.versions.numbers(name) else []
     runs = Counter(artefact.manifest.lineage.run for artefact in versions)
     for run, count in runs.items():
         if count > 1:

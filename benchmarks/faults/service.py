@@ -299,6 +299,6 @@ class Service:
         """The job of each version that is visible in the store, oldest first."""
         store = self.settings.open_store()
         name = adapted_name(NAME, HOSPITAL)
-        if not store.numbers(name):
+        if not store.versions.numbers(name):
             return []
-        return [version.artefact.manifest.lineage.run for version in store.versions(name)]
+        return [version.artefact.manifest.lineage.run for version in store.versions.of(name)]

@@ -272,7 +272,7 @@ class NetworkCampaign(Campaign[Strike]):
 
     def _digests(self, root: Path) -> dict[str, str]:
         store = Store(root)
-        return {name: store.open(name).digest for name in store.names()}
+        return {name: store.open(name).digest for name in store.versions.names()}
 
 
 KINDS: dict[str, Callable[[NetworkCampaign, str], None]] = {

@@ -67,7 +67,7 @@ def _numbered(store: Store, adapted: str, model: str, number: int) -> Artefact:
     try:
         return store.open(f"{model}@{number}")
     except ReferenceNotFound as error:
-        if number not in store.numbers(adapted):
+        if number not in store.versions.numbers(adapted):
             raise
         raise ReferenceNotFound(
             f"{error}; what was adapted to this hospital is named in full: '{adapted}@{number}'"

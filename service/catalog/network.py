@@ -163,7 +163,7 @@ def select_network(
         reduced = in_precision(store, selection.model, entry)
         why = f"{selection.why}; in {entry.precision}, as it is assigned"
         selection = replace(selection, model=reduced, why=why)
-    return replace(selection, flagged=store.flagged(selection.offered))
+    return replace(selection, flagged=store.lineage.flagged(selection.offered))
 
 
 def _selected(
@@ -222,7 +222,7 @@ def adapted_to_scan(
         "scan",
         None,
         why,
-        flagged=store.flagged(offered),
+        flagged=store.lineage.flagged(offered),
         unknown_site=_unknown_site(offered, home),
     )
 
@@ -234,7 +234,7 @@ def chosen_before(store: Store, offered: str, kept: Mapping[str, str | None]) ->
     """
     artefact, fields = store.by_digest(offered), dict(kept)
     network = cast("Artefact[NetworkManifest]", store.by_digest(str(fields.pop("model"))))
-    return Selection(artefact, network, flagged=store.flagged(artefact), **fields)  # type: ignore[arg-type]
+    return Selection(artefact, network, flagged=store.lineage.flagged(artefact), **fields)  # type: ignore[arg-type]
 
 
 def _unknown_site(artefact: Artefact, home: str | None) -> str | None:

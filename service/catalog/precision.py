@@ -19,8 +19,8 @@ def newest_reduced(store: Store, network: Artefact, precision: Reduced) -> Artef
     """
     name = reduced_name(network.name, precision)
     withdrawn = []
-    for number in reversed(store.numbers(name)):
-        version = store.version(name, number)
+    for number in reversed(store.versions.numbers(name)):
+        version = store.versions.get(name, number)
         if network.digest not in version.artefact.manifest.lineage.parents:
             continue
         if version.withdrawn is None:

@@ -10,7 +10,8 @@ from typing import Literal
 from sqlalchemy.orm import Session
 
 from model_store.errors import StoreError
-from model_store.store import Store, Version
+from model_store.store import Store
+from model_store.versions import Version
 from service.catalog.version import NewVersions, require_name
 from service.database import Assignment
 from service.serving import assignments
@@ -85,10 +86,10 @@ def _newest(store: Store, model: str, when: datetime) -> Version | None:
     Raises the error of the newest version if no version is readable.
     """
     unreadable: list[StoreError] = []
-    numbers = store.numbers(model)
+    numbers = store.versions.numbers(model)
     for number in reversed(numbers):
         try:
-            version = store.version(model, number)
+            version = store.versions.get(model, number)
         except StoreError as error:
             unreadable.append(error)
             continue
@@ -100,20 +101,20 @@ def _newest(store: Store, model: str, when: datetime) -> Version | None:
 
 
 def _meant(store: Store, name: str, digest: str) -> Version | None:
-    record = store.locate(digest)
+    record = store.lineage.locate(digest)
     if record is None or record.name != name:
         return None
     with suppress(StoreError):
-        return store.version(name, record.number)
+        return store.versions.get(name, record.number)
     return None
 
 
 def _graph_withdrawn(store: Store, entry: Assignment, when: datetime) -> bool:
-    record = None if entry.reduced is None else store.locate(entry.reduced)
+    record = None if entry.reduced is None else store.lineage.locate(entry.reduced)
     if record is None:
         return False
     with suppress(StoreError):
-        return _withdrawn(store.version(record.name, record.number), when)
+        return _withdrawn(store.versions.get(record.name, record.number), when)
     return False
 
 

@@ -17,8 +17,9 @@ from typing import Literal, TypeVar
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
 from model_store.reference import parse_reference
-from model_store.store import Store, some
+from model_store.store import Store
 from model_store.task import TaskKind
+from model_store.versions import some
 from service.catalog.adapted import adapted_for, resolve_adaptable
 from service.database import Assignment, Database
 from service.database.caller import SERVICE
@@ -87,7 +88,7 @@ def offered_names(store: Store) -> list[str]:
 def _offered(store: Store) -> list[Artefact]:
     """The newest version of each of them."""
     found = []
-    for name in store.shared():
+    for name in store.versions.shared():
         try:
             newest = store.open(name, verify=False)
         except StoreError:
@@ -99,7 +100,7 @@ def _offered(store: Store) -> list[Artefact]:
 
 def require_name(store: Store, name: str) -> None:
     """Raises ReferenceNotFound for a name nothing was published under; it says which may be asked for."""
-    if not store.numbers(name):
+    if not store.versions.numbers(name):
         known = some(offered_names(store)) or "nothing yet"
         raise ReferenceNotFound(f"'{name}' is not in the store, which offers: {known}")
 

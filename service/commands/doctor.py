@@ -155,7 +155,7 @@ def _disk(settings: Settings) -> str:
 def _store(settings: Settings) -> str:
     store = settings.open_store()
     store.check()
-    names = store.names()
+    names = store.versions.names()
     if not names:
         raise Warned(f"{settings.store} is empty: publish a model (`python -m training.federate`)")
     return f"{settings.store} has {len(names)} names"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.orm import Session
 
-from model_store.store import some
+from model_store.versions import some
 from service.database.caller import caller_of
 from service.database.models import Hospital
 from service.errors import HospitalUnknown

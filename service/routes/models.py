@@ -16,8 +16,9 @@ from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
 from model_store.index import Record
 from model_store.manifest import IMPORTED, Lineage
-from model_store.store import Store, Tombstone, Version, some
+from model_store.store import Store
 from model_store.task import Task
+from model_store.versions import Tombstone, Version, some
 from service.catalog.adapted import adapted_for
 from service.catalog.parts import personalizations
 from service.catalog.version import route_of
@@ -177,10 +178,10 @@ def list_models(
 ) -> ModelList:
     """List the models that a request can name; one adapted to a hospital needs its version."""
     store, wanted = context.store, _filter(adapted, hospital)
-    last = {record.name: record for record in store.records()}
+    last = {record.name: record for record in store.lineage.records()}
     everything = adapted is None and hospital is None
     # Nothing is known of a name without a readable version.
-    names = [name for name in store.names() if (wanted(last[name]) if name in last else everything)]
+    names = [name for name in store.versions.names() if (wanted(last[name]) if name in last else everything)]
     visited = names[0 if after is None else bisect_right(names, after) :]
     models: list[ModelSummary] = []
     unreadable: list[UnreadableModel] = []
@@ -189,7 +190,7 @@ def list_models(
         if len(models) == limit or count == _MOST_VISITED:
             following = visited[count - 1]
             break
-        damaged = store.unreadable(name, store.numbers(name)[-_MOST_READ:])
+        damaged = store.versions.unreadable(name, store.versions.numbers(name)[-_MOST_READ:])
         unreadable += [
             UnreadableModel(name=f"{name}@{number}", detail=str(error)) for number, error in damaged.items()
         ]
@@ -211,13 +212,13 @@ def get_model(
     """Return one model with its versions."""
     store = context.store
     summary, part_of = _summary(store, model)
-    numbers = store.numbers(model)
+    numbers = store.versions.numbers(model)
     start = 0 if after is None else bisect_right(numbers, after)
     page = numbers[start : start + limit]
     versions = []
     for number in page:
         with suppress(StoreError):
-            versions.append(_version(store.version(model, number)))
+            versions.append(_version(store.versions.get(model, number)))
     more = start + limit < len(numbers)
     return ModelDetail(
         **summary.model_dump(), part_of=part_of, versions=versions, next=str(page[-1]) if more else None
@@ -237,7 +238,7 @@ def get_version(context: InCatalogue, model: ModelName, version: VersionNumber) 
             Part(role=role, digest=digest, reference=_reference(context.store, digest))
             for role, digest in artefact.manifest.references().items()
         ],
-        descendants=[str(child) for child in context.store.descendants(artefact.digest)],
+        descendants=[str(child) for child in context.store.lineage.descendants(artefact.digest)],
     )
 
 
@@ -273,10 +274,10 @@ def get_lineage(
 ) -> LineageView:
     """List versions with what they were made from and composed of, withdrawn ones included."""
     store, wanted = context.store, _filter(adapted, hospital)
-    records = sorted(filter(wanted, store.records()), key=_age)
+    records = sorted(filter(wanted, store.lineage.records()), key=_age)
     start = 0
     if after is not None:
-        last = store.locate(after)
+        last = store.lineage.locate(after)
         if last is None:
             raise RequestInvalid([{"field": "query.after", "reason": "no version has this digest by now"}])
         start = bisect_right(records, _age(last), key=_age)
@@ -285,7 +286,7 @@ def get_lineage(
     versions = []
     for record in page:
         with suppress(StoreError):
-            versions.append(_in_lineage(store, store.version(record.name, record.number), reports))
+            versions.append(_in_lineage(store, store.versions.get(record.name, record.number), reports))
     more = start + limit < len(records)
     return LineageView(versions=versions, next=page[-1].digest if more else None)
 
@@ -334,16 +335,17 @@ def find_version(store: Store, model: str, version: int | str) -> Version:
 
     Raises ReferenceNotFound, and why a version of this number cannot be read.
     """
-    numbers = store.numbers(model)
+    numbers = store.versions.numbers(model)
     if isinstance(version, str):
-        record = store.locate(version)
+        record = store.lineage.locate(version)
         number = None if record is None or record.name != model else record.number
     else:
         number = version
     if number in numbers:
-        return store.version(model, number)
+        return store.versions.get(model, number)
     if not numbers:
-        raise ReferenceNotFound(f"'{model}' is not in the store; names: {some(store.names()) or 'none'}")
+        known = some(store.versions.names()) or "none"
+        raise ReferenceNotFound(f"'{model}' is not in the store; names: {known}")
     known = some([str(each) for each in numbers])
     raise ReferenceNotFound(f"'{model}@{version}' is not in the store; '{model}' has the versions {known}")
 
@@ -360,7 +362,7 @@ def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
 
     Raises ReferenceNotFound for an unknown name, and an error of its versions if none is readable.
     """
-    shown, opens, untrusted, last = store.newest(name)
+    shown, opens, untrusted, last = store.versions.newest(name)
     manifest = shown.artefact.manifest
     summary = ModelSummary(
         name=manifest.name,
@@ -415,5 +417,5 @@ def _version(version: Version) -> VersionSummary:
 
 def _reference(store: Store, digest: str) -> str | None:
     # Not `by_digest`, which refuses a withdrawn part: here it is only named.
-    record = store.locate(digest, thorough=False)
+    record = store.lineage.locate(digest, thorough=False)
     return None if record is None else str(record)

@@ -40,8 +40,8 @@ def verify_store(store: Store, database: Database) -> StoreVerdict:
     started = datetime.now(UTC)
     damaged: dict[str, str] = {}
     versions = 0
-    for name in store.names():
-        for number in store.numbers(name):
+    for name in store.versions.names():
+        for number in store.versions.numbers(name):
             reference = f"{name}@{number}"
             try:
                 store.open(reference)

@@ -83,7 +83,7 @@ def publish(
     def admit() -> None:
         store.by_digest(parent.digest)
         # The store holds its lock here: no other process can publish under this name after the check.
-        earlier = store.made_by(name, job.id)
+        earlier = store.versions.made_by(name, job.id)
         if earlier is not None:
             raise _AlreadyPublished(earlier)
         attempt.check_cancelled()

@@ -141,7 +141,7 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
     parent = store.by_digest(job.parent)
     adaptation = _adaptation(parent, job.options)
     assert job.hospital is not None
-    earlier = store.made_by(adapted_name(parent.name, job.hospital), job.id)
+    earlier = store.versions.made_by(adapted_name(parent.name, job.hospital), job.id)
     if earlier is None:
         work: type[CohortWork[Any, Any]] = resolve_name(adaptation.work)
         published = work(attempt, store, parent, cohort_files(attempt)).run()

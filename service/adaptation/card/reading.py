@@ -118,14 +118,14 @@ def _found(store: Store, name: str | None, digest: str | None) -> Artefact | Non
     if not name or not digest:
         return None
     with suppress(StoreError, OSError):
-        return store.find(name, digest)
+        return store.versions.find(name, digest)
     return None
 
 
 def _withdrawn(store: Store, job: Job) -> str | None:
     if job.candidate_name is None or job.candidate_version is None:
         return None
-    tombstone = store.tombstone(job.candidate_name, job.candidate_version)
+    tombstone = store.versions.tombstone(job.candidate_name, job.candidate_version)
     return None if tombstone is None else f"{tombstone.reason} ({tombstone.actor})"
 
 

@@ -28,7 +28,7 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     parts = ("global", "aster", "birch", "cedar", "at-heath")
     names = {name for model in ("phantom", "any-organ") for name in (model, *(f"{model}.{p}" for p in parts))}
-    assert set(store.names()) == names
+    assert set(store.versions.names()) == names
     assert "playbook.json" in store.open("phantom").manifest.files
     assert re.search(r"aster, in the federation, is served (member aster|global)", said)
     assert "heath, outside the federation, is served global" in said
@@ -43,7 +43,7 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     # Joining prints its epochs; without masks nothing is learned: how far the scans are is measured.
     assert re.findall(r"^  epoch (\d+)  ", said, re.MULTILINE) == [*map(str, range(11))]
     assert said.count("\n  measuring\n") == 2
-    assert len(store.versions("phantom.at-heath")) == 2
+    assert len(store.versions.of("phantom.at-heath")) == 2
 
     # The gate passes the model measured on masks, and that by a dose that the members practised. Both serve.
     joined, adapted, refused = (Path(path).read_text() for path in re.findall(r"card +(\S+)", said))

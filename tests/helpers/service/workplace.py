@@ -97,9 +97,9 @@ class Workplace:
 
     def candidates(self) -> list[ModelManifest]:
         store = self.store
-        if "organ.at-dune" not in store.names():
+        if "organ.at-dune" not in store.versions.names():
             return []
-        manifests = [version.artefact.manifest for version in store.versions("organ.at-dune")]
+        manifests = [version.artefact.manifest for version in store.versions.of("organ.at-dune")]
         return [manifest for manifest in manifests if isinstance(manifest, ModelManifest)]
 
 

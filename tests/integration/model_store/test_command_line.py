@@ -70,7 +70,7 @@ def test_failing_command_prints_the_reason_and_exits_non_zero(root: Path) -> Non
 def test_list_in_a_narrow_terminal_keeps_whole_references(root: Path) -> None:
     Store(root).withdraw("brain@1", actor="ada", reason="bad labels")
     lines = run(root, "list", columns=20)[1].splitlines()
-    digests = [version.artefact.digest[7:19] for version in Store(root).versions("brain")]
+    digests = [version.artefact.digest[7:19] for version in Store(root).versions.of("brain")]
     assert [line.split()[0] for line in lines[1:]] == ["brain@1", "brain@2"]
     assert [digest in line for digest, line in zip(digests, lines[1:], strict=True)] == [True, True]
     assert lines[1].endswith("withdrawn")

@@ -39,7 +39,7 @@ def test_two_publishing_processes_get_distinct_version_numbers(tmp_path: Path) -
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
-    versions = Store(tmp_path).versions("brain")
+    versions = Store(tmp_path).versions.of("brain")
     assert [v.artefact.version for v in versions] == list(range(1, 32))
     assert len({v.artefact.digest for v in versions}) == 31
     for version in versions:
@@ -57,7 +57,7 @@ def test_killed_publish_leaves_only_whole_versions(tmp_path: Path) -> None:
         os.kill(worker.pid or 0, signal.SIGKILL)
         worker.join()
     store = Store(tmp_path)
-    for version in store.versions("brain"):
+    for version in store.versions.of("brain"):
         version.artefact.verify()
     _publish(tmp_path, ["after"])
     assert Store(tmp_path).open("brain").read("graph.onnx") == graph_of("after")

@@ -76,7 +76,7 @@ def _another_process(root: str, cache: Path) -> Iterator[Connection]:
 
 def test_each_change_by_another_process_is_seen_at_the_next_request(root: str, tmp_path: Path) -> None:
     service = Store(root, tmp_path / "here")
-    assert service.names() == []
+    assert service.versions.names() == []
     with _another_process(root, tmp_path / "there") as other:
 
         def order(*about: object) -> str:
@@ -89,19 +89,19 @@ def test_each_change_by_another_process_is_seen_at_the_next_request(root: str, t
             newest = order("publish", "brain", f"run-{number}", (digest,))
             request = service.as_of_now()
             assert str(request.open("brain", verify=False)) == newest
-            assert newest in map(str, request.records())
-            assert request.flagged(request.open(newest, verify=False)) == ()
+            assert newest in map(str, request.lineage.records())
+            assert request.lineage.flagged(request.open(newest, verify=False)) == ()
             order("publish", f"new-{number}", f"new-{number}")
-            assert f"new-{number}" in service.as_of_now().shared()
+            assert f"new-{number}" in service.as_of_now().versions.shared()
             order("withdraw", newest)
             request = service.as_of_now()
             with pytest.raises(ArtefactWithdrawn):
                 request.open(newest)
             assert str(request.open("brain", verify=False)) == base
         child = service.open(order("publish", "child", "child", (digest,)), verify=False)
-        assert service.as_of_now().flagged(child) == ()
+        assert service.as_of_now().lineage.flagged(child) == ()
         order("withdraw", base)
-        assert service.as_of_now().flagged(child) == (base,)
+        assert service.as_of_now().lineage.flagged(child) == (base,)
 
 
 def _write(root: str, cache: str, log: str, number: int) -> None:
@@ -147,12 +147,12 @@ def test_reader_beside_writers_opens_nothing_withdrawn_and_nothing_outdated(
         gone = {reference for what, reference in before if what == "withdrawn"}
         there = {reference for what, reference in before if what == "published"}
         request = service.as_of_now()
-        assert {str(record) for record in request.records()} >= there
+        assert {str(record) for record in request.lineage.records()} >= there
         newest = request.open("brain", verify=False)
         assert str(newest) not in gone
         numbers = [int(each.split("@")[1]) for each in there]
         # One that is being withdrawn may be left out before its writer says so.
-        assert newest.version >= max(n for n in numbers if service.tombstone("brain", n) is None)
+        assert newest.version >= max(n for n in numbers if service.versions.tombstone("brain", n) is None)
         opened.add(str(newest))
         for reference in gone:
             with pytest.raises(ArtefactWithdrawn):
@@ -161,6 +161,6 @@ def test_reader_beside_writers_opens_nothing_withdrawn_and_nothing_outdated(
         writer.join(60)
         assert writer.exitcode == 0
     assert len(opened) > 1
-    final = service.as_of_now().versions("brain")
+    final = service.as_of_now().versions.of("brain")
     assert [each.artefact.version for each in final] == list(range(1, _WRITERS * _VERSIONS + 1))
     assert sum(each.withdrawn is not None for each in final) == _WRITERS * _VERSIONS // 2

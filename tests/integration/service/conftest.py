@@ -172,7 +172,7 @@ def trained_once(factory: pytest.TempPathFactory, name: str, train: Callable[[Pa
     store = folder / name
     with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not Store(store).names():
+        if not Store(store).versions.names():
             train(store)
     return store
 

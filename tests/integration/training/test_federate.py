@@ -91,7 +91,7 @@ def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, paper, t
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     store = Store(tmp_path / "store")
-    assert store.names() == ["phantom", "phantom.aster", "phantom.global"]
+    assert store.versions.names() == ["phantom", "phantom.aster", "phantom.global"]
     space = store.open("phantom").manifest
     parts = {name: store.open(f"phantom.{name}") for name in ("global", "aster")}
     assert space.global_model == parts["global"].digest
@@ -171,9 +171,9 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(
     command = ("--data", data, "--config", config, "--out", plain, "--workers", 0, "--consent", "all")
     assert invoke("--method", "iop-fl", *command).exit_code == 0
     practised, unpractised = Store(tmp_path / "store"), Store(plain)
-    assert len(unpractised.names()) > 1
-    assert practised.names() == unpractised.names()
-    for name in set(practised.names()) - {"phantom"}:
+    assert len(unpractised.versions.names()) > 1
+    assert practised.versions.names() == unpractised.versions.names()
+    for name in set(practised.versions.names()) - {"phantom"}:
         assert practised.open(name).manifest.files == unpractised.open(name).manifest.files
 
     before = artefact.digest
@@ -294,12 +294,12 @@ def test_federate_without_consent_publishes_the_global_model_only(data, paper, t
     assert alone.exit_code == 0, alone.output
     assert "--consent all" in alone.output
     store = Store(tmp_path / "store")
-    assert store.names() == ["phantom"]
+    assert store.versions.names() == ["phantom"]
     assert store.open("phantom").manifest.kind == "model"
     more = ("--leave-out", "cedar", "--resume", "--consent", "all")
     later = invoke("--method", "iop-fl", *options(data, paper, tmp_path, *more))
     assert later.exit_code == 0, later.output
-    assert store.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
+    assert store.versions.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
     assert store.open("phantom").manifest.kind == "routing-space"
 
 
@@ -313,10 +313,12 @@ def test_federate_fedavg_resumed_after_its_end_publishes_one_version(data, confi
     assert "holds this run already" in again.output
     resumed = invoke(*arguments, "--resume")
     assert resumed.exit_code == 0, resumed.output
-    assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
+    versions = Store(tmp_path / "store").versions
+    assert [str(version.artefact) for version in versions.of("organ")] == ["organ@1"]
     taken_back = invoke(*arguments, "--resume-before", "test:1")
     assert taken_back.exit_code == 0, taken_back.output
-    assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
+    versions = Store(tmp_path / "store").versions
+    assert [str(version.artefact) for version in versions.of("organ")] == ["organ@1"]
     for wrong, says in (("train:1", "these can: test:1"), ("7", "expected PHASE:ROUND")):
         refused = invoke(*arguments, "--resume-before", wrong)
         assert refused.exit_code == 2
@@ -331,7 +333,7 @@ def test_federate_without_out_and_data_uses_the_service_store_and_a_phantom(conf
     fewer = [part for site in ("birch", "cedar", "dune") for part in ("--leave-out", site)]
     done = invoke("--method", "fedavg", "--config", config, "--rounds", 1, "--workers", 0, *fewer)
     assert done.exit_code == 0, done.output
-    assert Store(tmp_path / "served").names() == ["phantom"]
+    assert Store(tmp_path / "served").versions.names() == ["phantom"]
     assert {"phantom", "runs", "served"} <= {entry.name for entry in tmp_path.iterdir()}
 
 
@@ -494,4 +496,4 @@ def test_federate_publishes_a_network_with_further_operators_where_they_are_allo
     # The training is not lost.
     allowed = invoke(*arguments, "--resume", "--graph-operators", "MaxPool")
     assert allowed.exit_code == 0, allowed.stderr
-    assert Store(tmp_path / "store").names() == ["phantom"]
+    assert Store(tmp_path / "store").versions.names() == ["phantom"]

@@ -51,7 +51,7 @@ def test_publishers_at_the_same_time_get_a_number_each_and_equal_content_once(
     with ThreadPoolExecutor(len(contents)) as pool:
         published = list(pool.map(publish, contents))
     store = Store(bucket_url, tmp_path / "cache")
-    assert store.numbers("brain") == [1, 2, 3, 4]
+    assert store.versions.numbers("brain") == [1, 2, 3, 4]
     assert len({artefact.version for artefact in published if published[0].digest == artefact.digest}) == 1
     for content, artefact in zip(contents, published, strict=True):
         assert store.open(str(artefact)).read("weights.safetensors") == content.encode()
@@ -72,7 +72,7 @@ def test_content_that_another_publishes_meanwhile_is_one_version(
     monkeypatch.setattr(type(backend), "_put", put_after_another)
     assert store.publish(model(), files("own")).version == 1
     assert len(others) == 1
-    assert store.numbers("brain") == [1]
+    assert store.versions.numbers("brain") == [1]
 
 
 def test_a_publisher_that_loses_the_number_asks_admission_again(store: Store, bucket_url: str) -> None:
@@ -96,7 +96,7 @@ def test_a_publisher_that_was_killed_leaves_no_version(store: Store, objects: S3
 
     with pytest.raises(Killed):
         store.publish(model(), files(), admit)
-    assert store.names() == []
+    assert store.versions.names() == []
     assert paths(objects, "content/")
     # It may still be writing, for all that is known.
     assert store.prune() == []
@@ -239,6 +239,6 @@ def test_a_service_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(bucket, "_RETRIES", 0)
     store = Store("s3://nowhere/store", tmp_path)
-    for ask in (store.names, store.check, store.prepare):
+    for ask in (store.versions.names, store.check, store.prepare):
         with pytest.raises(StoreUnavailable, match=r"s3://nowhere/store cannot be used.*AWS_ENDPOINT_URL"):
             ask()

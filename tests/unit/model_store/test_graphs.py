@@ -155,7 +155,7 @@ def test_publishing_a_graph_with_external_data_is_refused(tmp_path: Path, file: 
     files = {WEIGHTS: b"w", GRAPH: to_bytes(network_of([_identity()])), file: spying_graph("secret")}
     with pytest.raises(GraphRefused, match=rf"^spy: {file}: "):
         store.publish(MANIFEST, files)
-    assert store.names() == []
+    assert store.versions.names() == []
 
 
 def test_opening_a_planted_graph_with_external_data_is_refused(tmp_path: Path) -> None:

@@ -84,19 +84,19 @@ def test_lineage_equals_that_of_a_walk_over_all_manifests(store: Store, seed: in
     gone = withdrawn(store, made)
     assert len(gone) == 6
     for each in opened(store):
-        assert [str(record) for record in each.records()] == sorted(
+        assert [str(record) for record in each.lineage.records()] == sorted(
             map(str, made), key=lambda reference: (reference.split("@")[0], int(reference.split("@")[1]))
         )
         for artefact in made:
-            assert set(each.flagged(artefact)) == ancestors(artefact, made) & gone
-            assert each.locate(artefact.digest) == Record.of(artefact)
-            assert {str(record) for record in each.descendants(artefact.digest)} == {
+            assert set(each.lineage.flagged(artefact)) == ancestors(artefact, made) & gone
+            assert each.lineage.locate(artefact.digest) == Record.of(artefact)
+            assert {str(record) for record in each.lineage.descendants(artefact.digest)} == {
                 str(other) for other in made if str(artefact) in ancestors(other, made)
             }
-            assert each.made_by(artefact.name, artefact.manifest.lineage.run) == artefact
-        assert set(each.shared()) == {a.name for a in made if a.manifest.adapted_to is None}
+            assert each.versions.made_by(artefact.name, artefact.manifest.lineage.run) == artefact
+        assert set(each.versions.shared()) == {a.name for a in made if a.manifest.adapted_to is None}
         view = each.visible_to(lambda hospital: hospital == "north")
-        assert {str(record) for record in view.records()} == {
+        assert {str(record) for record in view.lineage.records()} == {
             str(artefact) for artefact in made if artefact.manifest.adapted_to in (None, "north")
         }
 
@@ -106,15 +106,15 @@ def test_store_that_was_opened_before_sees_each_change_at_its_next_call(store: S
     lineage = LINEAGE.model_copy(update={"parents": (parent.digest,)})
     child = store.publish(model("child", lineage=lineage), files("child"))
     other = Store(store.root)
-    assert len(other.records()) == 2
+    assert len(other.lineage.records()) == 2
     for number in range(1, 4):
         newest = store.publish(model(), files(str(number)))
         assert other.open("brain", verify=False) == newest
         assert other.by_digest(newest.digest) == newest
         new = store.publish(model(f"new-{number}", part_of="brain"), files(str(number)))
-        assert Record.of(new) in other.records()
-        assert new.name in other.names()
-        assert other.shared() == ("brain", "child")
+        assert Record.of(new) in other.lineage.records()
+        assert new.name in other.versions.names()
+        assert other.versions.shared() == ("brain", "child")
         store.withdraw(str(new), actor="ada", reason="bad")
         with pytest.raises(ArtefactWithdrawn):
             other.by_digest(new.digest)
@@ -122,9 +122,9 @@ def test_store_that_was_opened_before_sees_each_change_at_its_next_call(store: S
         with pytest.raises(ArtefactWithdrawn):
             other.open(str(newest))
         assert other.open("brain", verify=False) == parent
-    assert other.flagged(child) == ()
+    assert other.lineage.flagged(child) == ()
     store.withdraw("brain@1", actor="ada", reason="bad")
-    assert other.flagged(child) == ("brain@1",)
+    assert other.lineage.flagged(child) == ("brain@1",)
 
 
 def test_view_of_a_request_sees_what_was_published_before_it(store: Store) -> None:
@@ -155,11 +155,11 @@ def test_damaged_index_changes_no_answer(store: Store, damage: bytes) -> None:
     for content in (damage, whole + damage, damage + b"\n" + whole, whole[: len(whole) // 2] + damage):
         file.write_bytes(content)
         other = Store(store.root)
-        assert {record.digest for record in other.records()} >= {artefact.digest for artefact in made}
-        assert all(other.locate(artefact.digest) == Record.of(artefact) for artefact in made)
+        assert {record.digest for record in other.lineage.records()} >= {artefact.digest for artefact in made}
+        assert all(other.lineage.locate(artefact.digest) == Record.of(artefact) for artefact in made)
         # What a killed process left half written does not spoil the line after it.
         published = other.publish(model("after"), files(str(len(content))))
-        assert Store(store.root).locate(published.digest) == Record.of(published)
+        assert Store(store.root).lineage.locate(published.digest) == Record.of(published)
 
 
 @in_a_folder
@@ -172,7 +172,7 @@ def test_index_of_another_content_is_corrected_by_what_is_read(store: Store) -> 
         other.by_digest("sha256:" + "0" * 64)
     assert other.open("brain", verify=False) == first
     assert other.by_digest(first.digest) == first
-    assert Store(store.root).locate(first.digest) == Record.of(first)
+    assert Store(store.root).lineage.locate(first.digest) == Record.of(first)
 
 
 @in_a_folder
@@ -180,8 +180,8 @@ def test_index_that_cannot_be_written_is_done_without(store: Store) -> None:
     (store.root / ".index").mkdir(parents=True)
     made = publish_family(store)
     for each in (store, Store(store.root)):
-        assert len(each.versions("brain")) == sum(artefact.name == "brain" for artefact in made)
-        assert all(each.locate(artefact.digest) == Record.of(artefact) for artefact in made)
+        assert len(each.versions.of("brain")) == sum(artefact.name == "brain" for artefact in made)
+        assert all(each.lineage.locate(artefact.digest) == Record.of(artefact) for artefact in made)
 
 
 @in_a_folder
@@ -191,7 +191,7 @@ def test_publication_moves_the_time_of_its_folder_forward_whatever_the_clock_say
     ahead = name.stat().st_mtime_ns + hour
     os.utime(name, ns=(ahead, ahead))
     other = Store(store.root)
-    assert other.numbers("brain") == [1]
+    assert other.versions.numbers("brain") == [1]
     published = store.publish(model(), files("2"))
     assert name.stat().st_mtime_ns > ahead
     assert other.open("brain", verify=False) == published
@@ -202,9 +202,9 @@ def test_version_copied_by_hand_is_seen_at_once_in_its_name(store: Store, tmp_pa
     published = store.publish(model(), files("1"))
     other = Store(tmp_path / "other")
     other.publish(model(), files("0"))
-    assert len(other.records()) == 1
+    assert len(other.lineage.records()) == 1
     shutil.copytree(published.path, tmp_path / "other" / "brain" / "2")
-    assert other.numbers("brain") == [1, 2]
+    assert other.versions.numbers("brain") == [1, 2]
     assert other.open("brain").digest == published.digest
     assert other.by_digest(published.digest).version == 2
 
@@ -219,8 +219,8 @@ def test_publication_finds_equal_content_where_its_line_is_cut_at_any_byte(store
     for cut in range(0, len(line), 5):
         (store.root / ".index").write_bytes(b"\n".join([lines[0], line[:cut], lines[1], b""]))
         again = Store(store.root).publish(made[1].manifest, files("b"))
-        assert again == Store(store.root).made_by("brain", "b") == made[1]
-    assert store.numbers("brain") == [1, 2, 3]
+        assert again == Store(store.root).versions.made_by("brain", "b") == made[1]
+    assert store.versions.numbers("brain") == [1, 2, 3]
 
 
 @in_a_folder
@@ -249,7 +249,7 @@ def test_publication_into_a_long_name_parses_only_the_lines_that_it_needs(
     assert new.publish(model(), files("new")).version == 7
     assert [Record(*json.loads(text)).number for text in parsed if text] == [3]
     # What was not parsed is there.
-    assert [record.number for record in new.records()] == [*range(1, 8)]
+    assert [record.number for record in new.lineage.records()] == [*range(1, 8)]
 
 
 @in_a_folder

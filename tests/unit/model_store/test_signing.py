@@ -39,7 +39,7 @@ def test_a_version_signed_by_a_trusted_key_opens(root: Path | str, key: Path, tr
     store = Store(root, trusted=trusted)
     assert store.open("brain") == published
     assert store.by_digest(published.digest) == published
-    assert store.signed_by(published) == make_id(key)
+    assert store.signatures.signed_by(published) == make_id(key)
 
 
 def make_id(key: Path) -> str:

@@ -102,7 +102,7 @@ def test_published_version_opens_in_a_new_store_object(store: Store) -> None:
 
 def test_publishing_identical_content_twice_makes_one_version(store: Store) -> None:
     assert store.publish(model(), files()) == store.publish(model(), files())
-    assert [v.artefact.version for v in store.versions("brain")] == [1]
+    assert [v.artefact.version for v in store.versions.of("brain")] == [1]
 
 
 @in_a_folder
@@ -141,7 +141,7 @@ def test_publish_leaves_no_version_when_admit_raises(store: Store) -> None:
 
     with pytest.raises(InterruptedError):
         store.publish(model(), files("2"), admit=refuse)
-    assert Store(store.root).numbers("brain") == [1]
+    assert Store(store.root).versions.numbers("brain") == [1]
     assert list((store.root / ".staging").iterdir()) == []
     assert store.publish(model(), files("2"), admit=lambda: None).version == 2
 
@@ -248,8 +248,8 @@ def test_damaged_manifest_leaves_other_versions_readable(store: Store, routing_s
     manifest = store.publish(model(), files("2")).path / "manifest.json"
     manifest.unlink()
     opened = Store(store.root)
-    assert [v.artefact.version for v in opened.versions("brain")] == [1]
-    assert "manifest.json" in str(opened.unreadable("brain")[2])
+    assert [v.artefact.version for v in opened.versions.of("brain")] == [1]
+    assert "manifest.json" in str(opened.versions.unreadable("brain")[2])
     assert opened.by_digest(routing_space.digest) == routing_space
     with pytest.raises(ArtefactDamaged):
         opened.open("brain")
@@ -261,8 +261,8 @@ def test_withdrawn_version_cannot_be_opened_or_republished(store: Store) -> None
     store.publish(model(), files("1"))
     second = store.publish(model(), files("2"))
     store.withdraw("brain@2", actor="ada", reason="mislabelled site")
-    assert store.find("brain", second.digest) == second
-    assert store.find("brain", "sha256:" + "0" * 64) is None
+    assert store.versions.find("brain", second.digest) == second
+    assert store.versions.find("brain", "sha256:" + "0" * 64) is None
     assert store.open("brain").version == 1
     for reference in ("brain@2", f"brain@{second.digest}"):
         with pytest.raises(ArtefactWithdrawn, match=r"ada.*mislabelled site"):
@@ -282,9 +282,9 @@ def test_withdrawal_flags_every_descendant(store: Store, routing_space: Artefact
     bystander = store.publish(model("other"), files("o"))
     flagged = store.withdraw(str(part), actor="ada", reason="consent revoked")
     assert {str(a) for a in flagged} == {"space@1", "hospital@1"}
-    assert store.versions("space")[0].flagged == ("space.A@1",)
-    assert store.versions(derived.name)[0].flagged == ("space.A@1",)
-    assert store.versions(bystander.name)[0].flagged == ()
+    assert store.versions.of("space")[0].flagged == ("space.A@1",)
+    assert store.versions.of(derived.name)[0].flagged == ("space.A@1",)
+    assert store.versions.of(bystander.name)[0].flagged == ()
     assert store.open("hospital") == derived
 
 
@@ -310,7 +310,7 @@ def test_composite_with_unfit_or_absent_part_is_rejected(store: Store, routing_s
 def test_publishing_a_model_without_graph_is_rejected(store: Store) -> None:
     with pytest.raises(PublishRefused, match=r"graph\.onnx"):
         store.publish(model(), {"weights.safetensors": b""})
-    assert store.names() == []
+    assert store.versions.names() == []
 
 
 @in_a_folder
@@ -333,7 +333,7 @@ def test_prune_deletes_withdrawn_files_and_abandoned_staging_only(store: Store) 
         assert len(store.prune()) == 3
         assert list(area.iterdir()) == [being_written]
     assert store.open("brain") == kept
-    assert store.versions("brain")[1].withdrawn is not None
+    assert store.versions.of("brain")[1].withdrawn is not None
 
 
 def test_manifest_with_repeated_source_is_rejected() -> None:
@@ -351,18 +351,18 @@ def test_versions_adapted_to_a_hidden_hospital_are_as_if_never_published(
         store.publish(model(f"space.at-{name}", hospital=name, role="hospital", lineage=lineage), files(name))
         for name in ("north", "south")
     )
-    assert len(store.descendants(routing_space.digest)) == 2
+    assert len(store.lineage.descendants(routing_space.digest)) == 2
     damaged = store.publish(
         model("space.at-south", hospital="south", role="hospital", lineage=lineage), files("2")
     )
     (damaged.path / "manifest.json").unlink()
     view = Store(store.root).visible_to(lambda hospital: hospital == "north")
 
-    assert store.names() == sorted([*view.names(), "space.at-south"])
-    assert view.numbers("space.at-south") == []
-    assert view.unreadable("space.at-south") == {}
+    assert store.versions.names() == sorted([*view.versions.names(), "space.at-south"])
+    assert view.versions.numbers("space.at-south") == []
+    assert view.versions.unreadable("space.at-south") == {}
     assert view.open("space.at-north") == own
-    assert [str(a) for a in view.descendants(routing_space.digest)] == ["space.at-north@1"]
+    assert [str(a) for a in view.lineage.descendants(routing_space.digest)] == ["space.at-north@1"]
     said = []
     for name in ("south", "nowhere"):
         for reference in ("", "@1", f"@{other.digest}"):
@@ -370,7 +370,7 @@ def test_versions_adapted_to_a_hidden_hospital_are_as_if_never_published(
                 view.open(f"space.at-{name}{reference}")
             said.append(str(unknown.value).replace(f"at-{name}{reference}", "…"))
         with pytest.raises(ReferenceNotFound):
-            view.versions(f"space.at-{name}")
+            view.versions.of(f"space.at-{name}")
     assert len(set(said)) == 1
     with pytest.raises(ReferenceNotFound):
         view.by_digest(other.digest)
@@ -383,5 +383,5 @@ def test_a_damaged_version_is_visible_beside_a_readable_one(store: Store) -> Non
     store.publish(model(), files("1"))
     (store.publish(model(), files("2")).path / "manifest.json").unlink()
     view = Store(store.root).visible_to(lambda _: False)
-    assert view.numbers("brain") == [1, 2]
-    assert list(view.unreadable("brain")) == [2]
+    assert view.versions.numbers("brain") == [1, 2]
+    assert list(view.versions.unreadable("brain")) == [2]

@@ -57,8 +57,8 @@ def test_broken_tombstone_damages_only_its_version(store: Store, content: str) -
         store.open("brain@2")
     # The version still counts as withdrawn.
     assert store.open("brain").version == 1
-    assert [version.artefact.version for version in store.versions("brain")] == [1]
-    assert store.unreadable("brain").keys() == {2}
+    assert [version.artefact.version for version in store.versions.of("brain")] == [1]
+    assert store.versions.unreadable("brain").keys() == {2}
 
 
 def test_verify_command_reports_damaged_versions_and_continues(store: Store) -> None:

@@ -81,7 +81,7 @@ def test_find_backbone_publishes_a_weights_file_as_part_of_the_pool(tmp_path, su
     loaded = found.load(CPU).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
     assert find_backbone(store, str(file), PICTURES, "pool") == found
-    assert store.numbers("pool.backbone") == [1]
+    assert store.versions.numbers("pool.backbone") == [1]
 
 
 def test_find_backbone_rejects_files_that_are_not_a_vit(tmp_path):
@@ -119,7 +119,7 @@ def test_publishing_a_pool_with_another_backbone_is_rejected(tmp_path):
         store.publish(_pool(right.digest, unet(TASK)), {WEIGHTS: b"w"})
     published = store.publish(_pool(right.digest, unet(TASK), usage=(1, 0, 2)), files)
     assert store.open("pool").manifest == published.manifest
-    assert [str(found) for found in store.descendants(right.digest)] == ["pool@1"]
+    assert [str(found) for found in store.lineage.descendants(right.digest)] == ["pool@1"]
     assert isinstance(store.by_digest(published.manifest.backbone).manifest, ModelManifest)
 
 

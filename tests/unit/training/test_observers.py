@@ -168,7 +168,7 @@ def test_logs_change_no_digest(uri, tmp_path):
         with WithLogs(heard, logs) as observer:
             execute(run, tmp_path / f"run-{number}", workers=0, store=store, observer=observer)
         assert heard.warnings == []
-        digests.append({name: store.open(name).digest for name in store.names()})
+        digests.append({name: store.open(name).digest for name in store.versions.names()})
     assert digests[0] == digests[1] != {}
     assert any((tmp_path / "events").iterdir())
     assert any((tmp_path / "mlflow").glob("*/*/metrics/train/loss/*"))

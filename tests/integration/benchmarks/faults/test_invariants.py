@@ -70,7 +70,7 @@ def publish(service: Service, run: str, weights: bytes = b"weights", job: str | 
     store = Store(service.settings.store)
     part = store.open(f"{NAME}.global").manifest
     assert isinstance(part, ModelManifest)
-    lineage = Lineage(method="test", run=run, sites=("a",), rounds=1, seed=len(store.names()))
+    lineage = Lineage(method="test", run=run, sites=("a",), rounds=1, seed=len(store.versions.names()))
     manifest = part.model_copy(
         update={
             "name": adapted_name(NAME, HOSPITAL),

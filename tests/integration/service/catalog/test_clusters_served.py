@@ -157,7 +157,8 @@ def test_classify_with_each_part_equals_its_graph_run_alone(api: Any, grey: Pixe
         assert response.json()["predicted"] == SHAPES.class_names[int(expected.argmax())]
         answered[name] = probabilities_of(response)
 
-    assert set(answered) == {name for name in store.names() if GRAPH in store.open(name).manifest.files}
+    names = store.versions.names()
+    assert set(answered) == {name for name in names if GRAPH in store.open(name).manifest.files}
     # Each answer differs from all others but its copy, so the figures show which one answered.
     of_oak = answered.pop("shapes.at-oak")
     np.testing.assert_array_equal(of_oak, answered[f"shapes.cluster-{picked}"])

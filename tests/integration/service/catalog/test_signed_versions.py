@@ -90,7 +90,7 @@ def test_a_job_signs_its_candidate_with_the_service_s_key(
 ) -> None:
     with opened(tmp_path, routing_store) as place:
         federation = Store(place.settings.store, signer=Signer.load(keys / "federation.pem"))
-        for name in federation.names():
+        for name in federation.versions.names():
             federation.sign(name)
         chosen = {"trusted_keys": keys / "trusted", "signing_key": keys / "hospital.pem"}
         place.settings = place.settings.model_copy(update=chosen)
@@ -106,7 +106,7 @@ def test_a_job_that_cannot_sign_fails_with_the_setting_s_name(
 ) -> None:
     with opened(tmp_path, routing_store) as place:
         federation = Store(place.settings.store, signer=Signer.load(keys / "federation.pem"))
-        for name in federation.names():
+        for name in federation.versions.names():
             federation.sign(name)
         place.settings = place.settings.model_copy(update={"trusted_keys": keys / "trusted"})
         job = place.adaptation(place.cohort(outside_scans(2)))

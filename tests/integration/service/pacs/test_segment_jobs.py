@@ -203,7 +203,7 @@ def test_unavailable_pacs_postpones_the_job_and_costs_no_attempt(
 @pytest.fixture
 def withdrawable(place: Workplace, publish_bright: Callable[..., Artefact]) -> str:
     """The name of a coded model that no other test needs."""
-    name = f"coded-{len(place.store.names())}"
+    name = f"coded-{len(place.store.versions.names())}"
     publish_bright(place.settings.store, name=name, task=CODED)
     return name
 

@@ -138,7 +138,7 @@ def test_killed_worker_loses_at_most_one_epoch_and_the_result_is_equal(
         undisturbed.adaptation(cohort, job_id=job_id, options=here.job(job_id).options)
         run_job(job_id, undisturbed.settings)
         assert undisturbed.job(job_id).candidate_digest == done["candidate"]["digest"]
-    versions = [v.artefact for v in api.store.versions("organ.at-dune")]
+    versions = [v.artefact for v in api.store.versions.of("organ.at-dune")]
     assert [v.manifest.lineage.run for v in versions].count(job_id) == 1
 
 
@@ -171,7 +171,7 @@ def test_scan_is_answered_at_once_as_a_job_would(
 
 def test_scan_job_returns_its_mask_to_a_waiting_client(api: Any, worker: psutil.Process) -> None:
     (scan,) = outside_scans(1).values()
-    before = api.store.names()
+    before = api.store.versions.names()
     answer = api.client.post(
         "/segment",
         files={"scan": ("scan", scan)},
@@ -182,4 +182,4 @@ def test_scan_job_returns_its_mask_to_a_waiting_client(api: Any, worker: psutil.
     assert answer.headers["Preference-Applied"] == "wait=60"
     assert answer.headers["Locum-Personalization"] == "scan"
     assert answer.headers["Content-Type"] == "application/gzip"
-    assert api.store.names() == before
+    assert api.store.versions.names() == before

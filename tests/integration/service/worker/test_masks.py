@@ -263,7 +263,7 @@ def test_killed_fit_resumes_to_the_same_weights(
 def test_cancelled_fit_publishes_nothing(fitted: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
     api = fitted.api
     job = ask(api, fitted.cohort, options=OPTIONS).json()["id"]
-    before = len(api.store.versions("plain.at-dune"))
+    before = len(api.store.versions.of("plain.at-dune"))
     fit = masks.fit
 
     def cancelled(*given: Any, check_cancelled: Callable[[], None], **more: Any) -> Any:
@@ -280,7 +280,7 @@ def test_cancelled_fit_publishes_nothing(fitted: Fitted, monkeypatch: pytest.Mon
     monkeypatch.setattr(masks, "fit", cancelled)
     found = finished(api, job)
     assert found["state"] == "cancelled"
-    assert len(api.store.versions("plain.at-dune")) == before
+    assert len(api.store.versions.of("plain.at-dune")) == before
 
 
 def test_masks_that_teach_nothing_keep_the_global_model(api: Any) -> None:

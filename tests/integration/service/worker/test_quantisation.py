@@ -162,7 +162,7 @@ def test_graph_that_its_gate_refuses_leaves_the_float32_graph(
     assert job["reason"] == "the gate refuses the graph in int8: the float32 graph stays"
     assert job["result"]["version"] is None
     assert job["sections"][0]["tone"] == "bad"
-    assert made.store.numbers("discs.int8") == [1]
+    assert made.store.versions.numbers("discs.int8") == [1]
 
 
 def test_command_makes_the_same_version_as_the_job(made: Made, tmp_path: Path) -> None:

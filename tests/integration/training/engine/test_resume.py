@@ -19,8 +19,8 @@ KILLS = 6
 def digests(root: Path) -> dict[str, str]:
     """Every artefact of the store with its digest; each name has one version."""
     store = Store(root / "store")
-    assert store.names() == NAMES
-    assert all(len(store.versions(name)) == 1 for name in NAMES)
+    assert store.versions.names() == NAMES
+    assert all(len(store.versions.of(name)) == 1 for name in NAMES)
     return {name: store.open(name).digest for name in NAMES}
 
 
@@ -76,10 +76,10 @@ def publish_with_kills(killable, out, draw):
             ended = killable.run(out, 1)
         kills += not ended
         store = Store(out / "store")
-        for name in store.names():
+        for name in store.versions.names():
             store.open(name).verify()
-        if "phantom" in store.names():
-            assert set(store.names()) == set(NAMES)
+        if "phantom" in store.versions.names():
+            assert set(store.versions.names()) == set(NAMES)
     return kills
 
 

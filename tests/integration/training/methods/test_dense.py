@@ -43,7 +43,7 @@ def run_of(data: Path, **settings: object) -> Run:
 def test_one_upload_per_hospital_becomes_one_model_that_serves(data: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     result = execute(run_of(data), tmp_path / "run", workers=0, store=store)
-    assert store.names() == ["shapes"]
+    assert store.versions.names() == ["shapes"]
     artefact = store.open("shapes")
     assert (artefact.manifest.kind, artefact.manifest.role) == ("model", "global")
     assert 0 <= artefact.manifest.metrics["val_accuracy"] <= 1

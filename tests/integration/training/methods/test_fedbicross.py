@@ -53,7 +53,7 @@ def test_federate_fedbicross_publishes_clusters_personal_models_and_report(data,
     assert "personalise 1, test 1, export 1; about " in done.stdout
     assert "synthesise+bilevel 4/4" in done.stdout
     store = Store(tmp_path / "store")
-    assert store.names() == ["shapes", "shapes.cluster-1", "shapes.cluster-2", "shapes.elm"]
+    assert store.versions.names() == ["shapes", "shapes.cluster-1", "shapes.cluster-2", "shapes.elm"]
     manifest = store.open("shapes").manifest
     assert manifest.kind == "clusters"
     assert set(manifest.assignment) == set(SITES)
@@ -101,8 +101,8 @@ def killable(data):
 
 def digests(root: Path) -> dict[str, str]:
     store = Store(root / "store")
-    assert all(len(store.versions(name)) == 1 for name in store.names())
-    return {name: store.open(name).digest for name in store.names()}
+    assert all(len(store.versions.of(name)) == 1 for name in store.versions.names())
+    return {name: store.open(name).digest for name in store.versions.names()}
 
 
 def phases(root: Path) -> list[str]:

@@ -53,7 +53,7 @@ def test_only_sites_that_consent_see_each_other_s_models(data: Path, tmp_path: P
     assert {site: entry.received for site, entry in phases["calibrate"].sites.items()} == {
         site: {"weights": shared, "members": 2 * personal} for site in ("aster", "birch")
     }
-    assert store.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
+    assert store.versions.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
     assert store.open("phantom").manifest.kind == "cross-attention"
 
 
@@ -109,6 +109,6 @@ def test_killed_and_resumed_it_publishes_the_same_bytes(killable: Killable, tmp_
         assert not any(ended)
         assert killable.run(root, 2)
         store = Store(root / "store")
-        digests.append({name: store.open(name).digest for name in store.names()})
+        digests.append({name: store.open(name).digest for name in store.versions.names()})
     assert digests[0] == digests[1]
     assert "phantom.aster" in digests[0]

@@ -161,7 +161,7 @@ def test_federate_fedins_publishes_a_pool_for_a_vit_from_published_weights(tmp_p
     done = invoke("fedins", root, tmp_path, *arguments, "--backbone", tmp_path / "vit.safetensors")
     assert done.exit_code == 0, done.output
     store = Store(tmp_path / "store")
-    assert store.names() == ["pool", "pool.backbone"]
+    assert store.versions.names() == ["pool", "pool.backbone"]
     image = np.random.default_rng(0).normal(size=(3, task.in_channels, 16, 16)).astype(np.float32)
     assert store.open("pool").manifest.blocks == 1
     _check_served(store, "pool", "pool.backbone@1", image)

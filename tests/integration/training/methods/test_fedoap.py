@@ -159,11 +159,11 @@ def test_fedoap_site_below_its_own_patient_minimum_is_not_a_source(data, tmp_pat
 def test_fedoap_later_consent_exports_without_training_again(data, tmp_path):
     store = Store(tmp_path / "store")
     execute(run_of(data, consent=()), tmp_path / "run", workers=0, store=store)
-    assert store.names() == ["phantom", "phantom.global"]
+    assert store.versions.names() == ["phantom", "phantom.global"]
     assert store.open("phantom").manifest.inside == {}
     again = replace(run_of(data), settings=RunConfig(seed=4, consent=("aster",)))
     later = execute(again, tmp_path / "run", workers=0, resume=True, store=store)
-    assert store.names() == ["phantom", "phantom.aster", "phantom.global"]
+    assert store.versions.names() == ["phantom", "phantom.aster", "phantom.global"]
     assert set(store.open("phantom").manifest.inside) == {"aster"}
     assert [entry.phase for entry in later.history].count("train") == 2
 
@@ -182,7 +182,7 @@ def test_federate_fedoap_publishes_models_that_equal_their_graphs(data, tmp_path
     done = invoke(data, tmp_path, "--config", tmp_path / "tiny.yaml", "--consent", "aster,birch")
     assert done.exit_code == 0, done.output
     store = Store(tmp_path / "store")
-    assert store.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
+    assert store.versions.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
     whole = store.open("phantom").manifest
     assert whole.kind == "cross-attention"
     assert whole.references() == {

@@ -17,7 +17,7 @@ KILLS = 5
 
 def digests(root: Path) -> dict[str, str]:
     store = Store(root / "store")
-    assert store.names() == NAMES
+    assert store.versions.names() == NAMES
     return {name: store.open(name).digest for name in NAMES}
 
 

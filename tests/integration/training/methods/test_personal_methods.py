@@ -77,7 +77,7 @@ def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path,
     assert done.exit_code == 0, done.output
     store = Store(tmp_path / "store")
     shared = ["global"] if name in FULL else []
-    assert store.names() == ["phantom", "phantom.aster", *(f"phantom.{label}" for label in shared)]
+    assert store.versions.names() == ["phantom", "phantom.aster", *(f"phantom.{label}" for label in shared)]
     manifest, part = store.open("phantom").manifest, store.open("phantom.aster")
     assert manifest.kind == "personal-models"
     digest = store.open("phantom.global").digest if name in FULL else None
@@ -100,7 +100,7 @@ def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path,
 def test_the_graph_of_a_global_model_serves(scans: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "store")
     execute(run_of(scans, name), tmp_path / "run", workers=0, store=store)
-    assert store.names() == ["phantom"]
+    assert store.versions.names() == ["phantom"]
     check_graph(store.open("phantom"))
 
 
@@ -196,10 +196,10 @@ def test_without_consent_nothing_is_published_until_a_hospital_agrees(scans: Pat
     store, folder = Store(tmp_path / "store"), tmp_path / "run"
     with pytest.raises(PublishError, match=r"'phantom': no site exported its model.*--resume and --consent"):
         execute(run_of(scans, "fedper", consent=()), folder, workers=0, store=store)
-    assert store.names() == []
+    assert store.versions.names() == []
     later = run_of(scans, "fedper", consent=("birch",))
     result = execute(later, folder, workers=0, resume=True, store=store)
-    assert store.names() == ["phantom", "phantom.birch"]
+    assert store.versions.names() == ["phantom", "phantom.birch"]
     assert [entry.phase for entry in result.history].count("train") == 2
 
 
@@ -254,6 +254,6 @@ def test_killed_and_resumed_it_publishes_the_same_bytes(
         assert killable.run(root, 2)
         store = Store(root / "store")
         labels = ["aster", "birch", "cedar", *(["global"] if name in FULL else [])]
-        assert store.names() == ["phantom", *(f"phantom.{label}" for label in labels if name in OWN)]
-        digests.append({entry: store.open(entry).digest for entry in store.names()})
+        assert store.versions.names() == ["phantom", *(f"phantom.{label}" for label in labels if name in OWN)]
+        digests.append({entry: store.open(entry).digest for entry in store.versions.names()})
     assert digests[0] == digests[1]

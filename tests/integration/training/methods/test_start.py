@@ -79,7 +79,7 @@ def test_a_run_that_learns_nothing_publishes_the_version_that_it_started_from(da
     )
     manifest = store.open("made").manifest
     assert manifest.lineage.parents == (store.open("base").digest,)
-    assert [str(each) for each in store.descendants(store.open("base").digest)] == ["made@1"]
+    assert [str(each) for each in store.lineage.descendants(store.open("base").digest)] == ["made@1"]
     judged = manifest.lineage.details["judged"]
     assert judged["all"]["change"] == pytest.approx(0, abs=1e-6)
     assert judged["parent"] == f"base@{store.open('base').digest}"
@@ -120,7 +120,7 @@ def test_a_resumed_run_starts_from_the_version_that_was_named(data, store) -> No
     run(data, store, "fedavg", MOVES, "--from", "base@1")
     again = run(data, store, "fedavg", MOVES, "--from", "base@1", "--resume")
     assert "made@1" in again
-    assert store.numbers("made") == [1]
+    assert store.versions.numbers("made") == [1]
     output = run(data, store, "fedavg", MOVES, "--from", "base")
     assert "expected NAME@VERSION, found 'base'; the newest is base@1" in output
 

@@ -39,7 +39,7 @@ def consortium(data, tmp_path):
 
 def digests(root: Path) -> dict[str, str]:
     store = Store(root)
-    return {name: store.open(name).digest for name in store.names()}
+    return {name: store.open(name).digest for name in store.versions.names()}
 
 
 @pytest.fixture(scope="module")

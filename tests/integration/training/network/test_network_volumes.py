@@ -28,7 +28,7 @@ def test_a_federation_on_volumes_has_the_digests_of_one_in_process(tmp_path: Pat
     config = config.prepared(reference, VOLUMES, VOLUMES.name)
     run = Run(load_federation(data), "iop-fl", config, RunConfig(seed=4, consent="all"))
     execute(run, tmp_path / "run", workers=0, store=reference)
-    expected = {name: reference.open(name).digest for name in reference.names()}
+    expected = {name: reference.open(name).digest for name in reference.versions.names()}
     assert set(expected) >= {VOLUMES.name, f"{VOLUMES.name}.global"}
 
     (tmp_path / "network").mkdir()
@@ -42,6 +42,6 @@ def test_a_federation_on_volumes_has_the_digests_of_one_in_process(tmp_path: Pat
         assert operator.end() == 0, operator.text()
         assert [site.end(30) for site in sites] == [0, 0]
         store = Store(consortium.root / "store")
-        assert {name: store.open(name).digest for name in store.names()} == expected
+        assert {name: store.open(name).digest for name in store.versions.names()} == expected
         record = json.loads((consortium.root / "run" / "record.json").read_text())
     assert record["config"]["optimiser"] == "adamw"

@@ -82,10 +82,10 @@ def test_spoiled_graph_is_refused_and_not_published(store: Store, network: Artef
     worst = report.checks()[0]
     assert worst["name"] == "worst-patient"
     assert worst["value"] < worst["limit"] == 0.98
-    before = store.names()
+    before = store.versions.names()
     with pytest.raises(PublishRefused, match=r"in int8 is not published: .*worst-patient"):
         work.publish(store, network, graph, report)
-    assert store.names() == before
+    assert store.versions.names() == before
 
 
 def test_counts_of_a_patient_match_a_hand_computed_case() -> None:

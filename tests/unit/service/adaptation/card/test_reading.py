@@ -11,6 +11,7 @@ import pytest
 from model_store.errors import StoreUnavailable
 from model_store.manifest import CrossAttentionManifest
 from model_store.store import Store
+from model_store.versions import Versions
 from service.adaptation.card.model import Card
 from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card, read_view
@@ -228,7 +229,7 @@ def test_job_is_shown_without_its_store(here: Place, monkeypatch: pytest.MonkeyP
         raise StoreUnavailable("the bucket does not answer")
 
     job = submit(here, parent=publish_space(here.store, 0).digest)
-    monkeypatch.setattr(Store, "find", lost)
+    monkeypatch.setattr(Versions, "find", lost)
     found = read_view(here.store, here.database, job)
     assert (found.state, [each.title for each in found.sections]) == ("queued", ["Checks of the new version"])
 
