@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_sessionstart() -> None:
-    """What the tests start ends with this process."""
+    """What the tests start ends with this process, and hears Ctrl-C where a shell's background would not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     reaper.watch()
 
 

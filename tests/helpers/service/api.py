@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import uvicorn
@@ -21,6 +23,7 @@ from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
 from service.server import make_server
 from service.settings import Settings
 from tests.helpers.service.migrated import begin_migrated
+from tests.helpers.waiting import wait_for
 
 # Nothing listens there: the API segments without Redis, and starts faster.
 NO_REDIS = "redis://127.0.0.1:1"
@@ -58,6 +61,26 @@ class Api:
 
     def send(self, route: str, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
         return self.client.post(route, files={"scan": (name, scan)}, data=fields)
+
+
+@contextmanager
+def sent(api: Api, **request: Any) -> Iterator[None]:
+    """A request to /segment is sent as `httpx` would; at the end its client leaves without the answer.
+
+    Returns once the API has lost the connection.
+    """
+    built = api.client.build_request("POST", "/segment", **request)
+    connections = api.server.server_state.connections
+    before = set(connections)
+    client = http.client.HTTPConnection("127.0.0.1", api.client.base_url.port, timeout=60)
+    try:
+        client.request("POST", "/segment", body=built.read(), headers=dict(built.headers))
+        wait_for(lambda: connections - before)
+        mine = connections - before
+        yield
+    finally:
+        client.close()
+    wait_for(lambda: not mine & connections)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import inspect
 import io
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from locum import AsyncClient, Client, NotAllowed, Problem, ScanInvalid
 from locum.answers import Event
 from locum.scans import opened
 from service.jobs.leases import finish
+from service.routes import scan_request
 from tests.helpers.model_store.dicom_files import PLANES, series, zipped
 from tests.helpers.service.api import Api
 from tests.helpers.service.asking import note, take
@@ -227,30 +227,22 @@ def test_events_go_on_after_a_broken_connection(
 
 
 def test_request_is_sent_again_after_its_connection_broke(
-    api: Api, connect: Callable[..., Client], scans: Path
+    api: Api, connect: Callable[..., Client], scans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections are cut while the service computes; the client hides it."""
     client = connect(api, retries=6)
-    stop = threading.Event()
-    cuts = 0
+    answer, begun = scan_request.answer_prepared, 0
 
-    def cut() -> None:
-        nonlocal cuts
-        while not stop.is_set() and cuts < 2:
-            if api.server.server_state.connections:
-                api.cut_connections()
-                cuts += 1
-                stop.wait(0.2)
-            stop.wait(0.001)
+    def cut(*given: Any, **options: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            api.cut_connections()
+        return answer(*given, **options)
 
-    thread = threading.Thread(target=cut)
-    thread.start()
-    try:
-        found = client.segment(next(scans.iterdir()))
-    finally:
-        stop.set()
-        thread.join()
-    assert cuts
+    monkeypatch.setattr(scan_request, "answer_prepared", cut)
+    found = client.segment(next(scans.iterdir()))
+    assert begun == 3
     assert found.report.labels["organ"].voxels > 0
 
 

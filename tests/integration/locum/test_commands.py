@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -23,10 +24,10 @@ import pytest
 from locum import Client
 from locum.connection import Connection
 from service.identity import keys
+from service.routes import scan_request
 from tests.helpers.service.api import Api
 from tests.helpers.service.joining_federation import drawn_scans
 from tests.helpers.service.routing_federation import outside_scans
-from tests.helpers.waiting import wait_for
 from tests.integration.locum.conftest import COMMAND, Served
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -93,7 +94,18 @@ def test_folder_is_segmented_with_a_table_and_left_alone_the_second_time(
     assert "there already" not in other.stdout
 
 
-def test_interrupted_segmentation_goes_on(served: Served, command: Run, tmp_path: Path) -> None:
+def test_interrupted_segmentation_goes_on(
+    api: Api, command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The service answers the first scan, and the others once the command was interrupted.
+    allowed, answer = threading.Semaphore(1), scan_request.answer_prepared
+
+    def held(*given: Any, **options: Any) -> Any:
+        assert allowed.acquire(timeout=60)
+        return answer(*given, **options)
+
+    monkeypatch.setattr(scan_request, "answer_prepared", held)
+    url = str(api.client.base_url)
     folder, out = tmp_path / "scans", tmp_path / "out"
     folder.mkdir()
     for name, content in outside_scans(12).items():
@@ -101,18 +113,21 @@ def test_interrupted_segmentation_goes_on(served: Served, command: Run, tmp_path
     arguments = ["segment", str(folder), "--model", "organ", "-o", str(out), "-j", "1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCUM_")}
     process = subprocess.Popen(
-        [COMMAND, *arguments], env=environment | {"LOCUM_URL": served.url}, stdout=subprocess.PIPE, text=True
+        [COMMAND, *arguments], env=environment | {"LOCUM_URL": url}, stdout=subprocess.PIPE, text=True
     )
-    wait_for(lambda: list(out.glob("*-report.json")))
-    process.send_signal(signal.SIGINT)
+    try:
+        # The line of a scan is printed once its row is noted; its files are there before.
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("✓")
+        process.send_signal(signal.SIGINT)
+    finally:
+        allowed.release(24)
     stdout, _ = process.communicate(timeout=60)
     done = len(list(out.glob("*-report.json")))
-    if process.returncode == 0:
-        pytest.skip("it was done before the signal came")
     assert process.returncode == 130
     assert "stopped; the same command goes on" in stdout
     assert 0 < len(rows(out / "volumes.csv")) <= done < 12
-    rest = command(*arguments, url=served.url)
+    rest = command(*arguments, url=url)
     assert rest.returncode == 0
     assert f"12 of 12 scans; {done} of them there already" in rest.stdout
     assert not list(out.glob(".*.part"))

@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.open_files import open_files
+from tests.helpers.service.api import sent
 
 
 @pytest.fixture(scope="module")
@@ -271,22 +272,8 @@ def test_disconnected_waiting_client_gets_no_inference(
     start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     api = start(store, inference_slots=1, inference_queue=3)
-    body = (
-        b'--b\r\nContent-Disposition: form-data; name="scan"; filename="a"\r\n\r\n'
-        + make_png(picture)
-        + b"\r\n--b--\r\n"
-    )
-    request = (
-        b"POST /segment HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
-    )
-    with slots_taken(api):
-        client = socket.create_connection(("127.0.0.1", api.client.base_url.port), timeout=10)
-        client.sendall(request)
+    with slots_taken(api), sent(api, files={"scan": make_png(picture)}):
         wait_until(lambda: api.context.admission.waiting == 1)
-        client.close()
-        # A moment for the API to see the end of the connection, which it learns from the system.
-        time.sleep(0.2)
     wait_until(lambda: not api.context.admission.running and not api.context.admission.waiting)
     assert len(api.context.sessions) == 0
     assert api.segment(make_png(picture)).status_code == 200

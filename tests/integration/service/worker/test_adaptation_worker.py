@@ -113,12 +113,21 @@ def test_killed_worker_loses_at_most_one_epoch_and_the_result_is_equal(
     location = submit(api, 1, epochs=epochs)
     job_id = location.rsplit("/", 1)[1]
     here = Workplace(api.settings, api.context.database)
-    wait_for(lambda: len(here.events(job_id, "epoch")) > 1)
-    owner = here.job(job_id).owner
-    assert owner is not None
-    killed = psutil.Process(int(owner.rsplit(":", 1)[1]))
-    assert killed.ppid() == worker.pid
-    killed.kill()
+
+    def kill() -> bool:
+        # While this test writes, the worker does not: what was seen of it holds until it is killed.
+        with api.context.database.write() as session:
+            session.connection()
+            if len(here.events(job_id, "epoch")) < 2:
+                return False
+            owner = here.job(job_id).owner
+            assert owner is not None
+            killed = psutil.Process(int(owner.rsplit(":", 1)[1]))
+            assert killed.ppid() == worker.pid
+            killed.kill()
+            return True
+
+    wait_for(kill)
     noted, attempts = len(here.events(job_id, "epoch")), here.job(job_id).attempt
     done = ended(api, location)
     assert done["state"] == "succeeded", done["reason"]
