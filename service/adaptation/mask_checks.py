@@ -18,14 +18,14 @@ from service.audit import trail
 from service.cohorts import cohorts, masks
 from service.context import ServiceContext
 from service.database import Job
-from service.database.job_states import TERMINAL, JobKind
+from service.database.job_states import TERMINAL
 from service.errors import CandidateNotCheckable, JobStillRunning, MasksInvalid, MasksMissing
+from service.job_kinds import KINDS, JobKind, mask_check, mask_verdict, names_where
 from service.jobs import records, submission
 from service.jobs.gates import gate_with_masks
+from service.jobs.records import Asked, Work
 from service.kinds import adaptation_of, kind_of
 
-CHECK: JobKind = "mask-check"
-VERDICT: JobKind = "mask-verdict"
 _MOST_LISTED = 100
 
 
@@ -42,6 +42,27 @@ class MaskCheckBody(BaseModel):
         "bound the change to about two points.",
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="The seed of the draws.")
+
+
+class OfCandidate(BaseModel):
+    """What a job on the candidate of another job knows of it."""
+
+    job: str
+    candidate: str
+    learned_from_masks: bool
+
+
+class CheckOptions(OfCandidate):
+    """The options of a job that chooses scans."""
+
+    masks: int
+    seed: int
+
+
+class VerdictOptions(OfCandidate):
+    """The options of a job that bounds the change. `check` is the job that chose the scans."""
+
+    check: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,7 @@ class MaskCheck:
 
         def create(session: Session) -> Job:
             judged = self._judged(session)
-            return self._job(session, judged, CHECK, {**self._about(judged, parent), **asked}, asked)
+            return self._job(session, mask_check.KIND, judged, parent, asked)
 
         asked, parent = body.model_dump(), self._parent()
         return self._submit(create, asked)
@@ -80,7 +101,7 @@ class MaskCheck:
             judged = self._judged(session)
             found = self._check(session, check)
             self._check_masks(session, judged, found, parent.manifest.task)
-            return self._job(session, judged, VERDICT, {**self._about(judged, parent), **asked}, asked)
+            return self._job(session, mask_verdict.KIND, judged, parent, asked)
 
         asked, parent = {"check": check}, self._parent()
         return self._submit(create, asked)
@@ -89,7 +110,8 @@ class MaskCheck:
         """The checks of the candidate and their verdicts, newest first. Raises JobUnknown."""
         with self.context.database.read() as session:
             judged = records.get(session, self.job)
-            query = select(Job).where(Job.hospital == judged.hospital, Job.kind.in_((CHECK, VERDICT)))
+            kinds = names_where(lambda kind: kind.of_candidate)
+            query = select(Job).where(Job.hospital == judged.hospital, Job.kind.in_(kinds))
             rows = session.scalars(query.order_by(Job.created_at.desc(), Job.id))
             return [row for row in rows if row.options.get("job") == self.job][:_MOST_LISTED]
 
@@ -145,14 +167,9 @@ class MaskCheck:
         cohorts.usable(session, judged.hospital, judged.cohort, lock=True)
         return judged
 
-    def _about(self, judged: Job, parent: Artefact) -> dict[str, Any]:
-        adaptation = adaptation_of(parent, judged.options)
-        learned = adaptation is not None and adaptation.needs_masks
-        return {"job": self.job, "candidate": judged.candidate_digest, "learned_from_masks": learned}
-
     def _check(self, session: Session, check: str) -> Job:
         found = records.get(session, check)
-        if found.kind != CHECK or found.options.get("job") != self.job:
+        if not KINDS[found.kind].draws or found.options.get("job") != self.job:
             raise CandidateNotCheckable(
                 f"job {check} is of kind '{found.kind}', expected a check of the candidate of job "
                 f"{self.job}: GET /jobs/{self.job}/checks lists them"
@@ -186,37 +203,27 @@ class MaskCheck:
                 raise MasksInvalid(f"scan '{names[digest]}': {error}") from error
 
     def _job(
-        self,
-        session: Session,
-        judged: Job,
-        kind: JobKind,
-        options: Mapping[str, Any],
-        asked: Mapping[str, Any],
+        self, session: Session, kind: JobKind, judged: Job, parent: Artefact, asked: Mapping[str, Any]
     ) -> Job:
-        return records.create(
-            session,
-            self.context.settings,
+        adaptation = adaptation_of(parent, judged.options)
+        learned = adaptation is not None and adaptation.needs_masks
+        about = {"job": self.job, "candidate": judged.candidate_digest, "learned_from_masks": learned}
+        work = Work(
             kind=kind,
             hospital=judged.hospital,
             model=judged.model,
             parent=judged.parent,
             cohort=judged.cohort,
-            options=options,
-            idempotency_key=self.key,
-            fingerprint=self._fingerprint(asked),
-            request_id=self.request_id,
+            options={**about, **asked},
         )
+        return records.create(session, self.context.settings, work, self._request(asked))
 
-    def _fingerprint(self, asked: Mapping[str, Any]) -> str:
-        return submission.fingerprint({"job": self.job, **asked})
+    def _request(self, asked: Mapping[str, Any]) -> Asked:
+        fingerprint = submission.fingerprint({"job": self.job, **asked})
+        return Asked(self.request_id, self.key, fingerprint)
 
     def _submit(self, create: Callable[[Session], Job], asked: Mapping[str, Any]) -> tuple[str, bool]:
         database = self.context.database
         with database.read() as session:
             hospital = records.get(session, self.job).hospital
-        job, created = submission.create_once(
-            database, hospital or "", self.key, self._fingerprint(asked), create
-        )
-        if created:
-            submission.send(database, self.context.queue, job.id)
-        return job.id, created
+        return submission.submit(database, self.context.queue, hospital or "", self._request(asked), create)

@@ -16,10 +16,11 @@ from service.cohorts import cohorts
 from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
-from service.database.job_states import QUANTISING
 from service.errors import CohortEmpty, NotReducible
 from service.inference.sessions import probe_provider
+from service.job_kinds import quantisation
 from service.jobs import records, submission
+from service.jobs.records import Asked, Work
 from service.quantisation.precision import check_provider
 from service.quantisation.work import require_reducible
 from service.settings import Settings
@@ -41,6 +42,13 @@ class QuantisationBody(BaseModel):
     precision: Reduced = Field("int8", description="`int8` for a CPU, `float16` for a GPU.")
 
 
+class QuantisationOptions(BaseModel):
+    """The options of the job. `after` is the adaptation of which it takes the candidate."""
+
+    precision: Reduced
+    after: str | None = None
+
+
 @dataclass(frozen=True)
 class QuantisationRequest:
     """One request on the scans of a hospital."""
@@ -60,12 +68,12 @@ class QuantisationRequest:
             PrecisionUnavailable: the device does not take the precision.
             CohortError, QueueFull, IdempotencyConflict.
         """
-        database, fingerprint = self.context.database, self._fingerprint()
+        database = self.context.database
+        fingerprint = submission.fingerprint({"quantise": self.asked.model_dump(mode="json")})
+        asked = Asked(self.request_id, self.key, fingerprint)
         with database.read() as session:
             require_hospital(session, self.hospital)
-            before = None
-            if self.key is not None:
-                before = records.replayed(session, self.hospital, self.key, fingerprint)
+            before = records.replayed(session, self.hospital, asked)
         if before is not None:
             return before.id, False
         network = self._network()
@@ -77,24 +85,17 @@ class QuantisationRequest:
                     f"Cohort {self.asked.cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/"
                     f"{self.asked.cohort}/scans/NAME adds one."
                 )
-            return records.create(
-                session,
-                self.context.settings,
-                kind=QUANTISING,
+            work = Work(
+                kind=quantisation.KIND,
                 hospital=self.hospital,
                 model=network.name,
                 parent=network.digest,
                 cohort=self.asked.cohort,
                 options={"precision": self.asked.precision},
-                idempotency_key=self.key,
-                fingerprint=fingerprint,
-                request_id=self.request_id,
             )
+            return records.create(session, self.context.settings, work, asked)
 
-        job, created = submission.create_once(database, self.hospital, self.key, fingerprint, create)
-        if created:
-            submission.send(database, self.context.queue, job.id)
-        return job.id, created
+        return submission.submit(database, self.context.queue, self.hospital, asked, create)
 
     def _network(self) -> Artefact[ModelManifest]:
         """The float32 network that answers the hospital's scans."""
@@ -114,9 +115,6 @@ class QuantisationRequest:
         except (KindMismatch, PublishRefused) as error:
             raise NotReducible(str(error)) from error
 
-    def _fingerprint(self) -> str:
-        return submission.fingerprint({"quantise": self.asked.model_dump(mode="json")})
-
 
 def require_segmenting(parent: Artefact, precision: Reduced, settings: Settings) -> None:
     """Reject a graph that could not be made of the candidate. Raises NotReducible, PrecisionUnavailable."""
@@ -132,17 +130,15 @@ def follow(session: Session, context: ServiceContext, adaptation: Job, precision
 
     Raises QueueFull.
     """
-    job = records.create(
-        session,
-        context.settings,
-        kind=QUANTISING,
+    work = Work(
+        kind=quantisation.KIND,
         hospital=adaptation.hospital,
         model=adaptation.model,
         parent=adaptation.parent,
         cohort=adaptation.cohort,
         options={"precision": precision, "after": adaptation.id},
-        request_id=adaptation.request_id,
     )
+    job = records.create(session, context.settings, work, Asked(adaptation.request_id))
     # The reconciler sends its message, behind that of the adaptation.
     job.queued_at = None
     return job

@@ -22,7 +22,9 @@ from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
 from service.errors import CohortEmpty, MasksInvalid, MasksMissing
+from service.job_kinds import adaptation as adaptation_job
 from service.jobs import records, submission
+from service.jobs.records import Asked, Work
 from service.kinds import HospitalAdaptation, adaptation_by_masks, adaptation_of
 from service.runtime.spool import Upload
 from service.validation import COHORT_ID, parse
@@ -126,9 +128,7 @@ class AdaptationSubmission:
         """Find the earlier job of this idempotency key."""
         with self.context.database.read() as session:
             require_hospital(session, self.hospital)
-            if self.key is None:
-                return None
-            before = records.replayed(session, self.hospital, self.key, self._fingerprint())
+            before = records.replayed(session, self.hospital, self._request)
             return None if before is None else before.id
 
     @cached_property
@@ -183,9 +183,11 @@ class AdaptationSubmission:
                 return asked
         return chosen
 
-    def _fingerprint(self) -> str:
+    @cached_property
+    def _request(self) -> Asked:
         scans = [upload.received_sha256 for upload in self.uploads]
-        return submission.fingerprint({"scans": scans, **self.asked.model_dump(mode="json")})
+        content = {"scans": scans, **self.asked.model_dump(mode="json")}
+        return Asked(self.request_id, self.key, submission.fingerprint(content))
 
     def _store(self, cohort: str, formats: Sequence[str]) -> None:
         for number, (upload, found) in enumerate(zip(self.uploads, formats, strict=True), start=1):
@@ -210,27 +212,20 @@ class AdaptationSubmission:
                     "NAME adds one."
                 )
             adaptation.check(session, parent, cohort)
-            job = records.create(
-                session,
-                self.context.settings,
-                kind="adaptation",
+            work = Work(
+                kind=adaptation_job.KIND,
                 hospital=self.hospital,
                 model=parent.name,
                 parent=parent.digest,
                 cohort=cohort,
                 options=options,
-                idempotency_key=self.key,
-                fingerprint=self._fingerprint(),
-                request_id=self.request_id,
             )
+            job = records.create(session, self.context.settings, work, self._request)
             if isinstance(self.asked, CohortAdaptation) and self.asked.quantise is not None:
                 follow(session, self.context, job, self.asked.quantise)
             for why in self.unused_masks:
                 records.append_event(session, job, "warning", {"message": why})
             return job
 
-        database = self.context.database
-        job, created = submission.create_once(database, self.hospital, self.key, self._fingerprint(), create)
-        if created:
-            submission.send(database, self.context.queue, job.id)
-        return job.id, created
+        database, queue = self.context.database, self.context.queue
+        return submission.submit(database, queue, self.hospital, self._request, create)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from typing import Literal
 
 from anyio import to_thread
 from sqlalchemy import func, select
@@ -23,8 +22,10 @@ from service.database import Job, in_turn
 from service.database.hospitals import share_of
 from service.database.job_states import TERMINAL
 from service.errors import DiskFull, ScanQuotaExceeded
+from service.job_kinds import JobKind
 from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
+from service.jobs.records import Asked, Work
 from service.prediction.options import SegmentOptions
 from service.settings import Settings, cohort_limits
 
@@ -44,7 +45,7 @@ def kept_of(data: bytes, options: SegmentOptions, settings: Settings) -> bytes:
 
 def create(
     context: ServiceContext,
-    kind: Literal["scan", "segment"],
+    kind: JobKind,
     options: SegmentOptions,
     artefact: Artefact,
     scan: StoredScan,
@@ -57,6 +58,13 @@ def create(
     Raises:
         QueueFull, ScanQuotaExceeded, DiskFull.
     """
+    work = Work(
+        kind=kind,
+        hospital=options.hospital,
+        model=artefact.name,
+        parent=artefact.digest,
+        options=options.model_dump(mode="json"),
+    )
     job_id = records.new_id()
     folder = JobFolder(context.settings.open_files(), job_id)
     try:
@@ -67,15 +75,10 @@ def create(
             records.create(
                 session,
                 context.settings,
-                kind=kind,
-                hospital=options.hospital,
-                model=artefact.name,
-                parent=artefact.digest,
-                cohort=None,
-                options=options.model_dump(mode="json"),
+                work,
+                Asked(request_id),
                 job_id=job_id,
                 input_bytes=len(scan.content),
-                request_id=request_id,
             )
     except OSError as error:
         folder.delete()

@@ -29,6 +29,7 @@ from service.context import ServiceContext
 from service.errors import NotAdaptableToScan, ParametersContradict, PrecisionUnavailable
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.volumes import is_taken_together
+from service.job_kinds import scan as scan_job
 from service.jobs.files import StoredScan
 from service.kinds import SCAN_BY_JOB, adaptation_of
 from service.prediction.options import SegmentOptions
@@ -152,7 +153,7 @@ class ScanRequest:
     def _keep(self, content: bytes) -> str:
         scan = StoredScan(content, self.upload.sha256, self.upload.size)
         predictor = self.predictor
-        return create(self.context, "scan", predictor.options, self.parent, scan, predictor.request_id)
+        return create(self.context, scan_job.KIND, predictor.options, self.parent, scan, predictor.request_id)
 
 
 def _is_small(reading: PreparedScan, task: Task) -> bool:

@@ -22,6 +22,7 @@ from service.database.hospitals import require_hospital, share_of
 from service.database.job_states import TERMINAL
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
 from service.files import Staged
+from service.job_kinds import names_where
 from service.runtime.spool import Upload
 from service.settings import Settings
 
@@ -292,9 +293,8 @@ def _same(session: Session, cohort_id: str, name: str, sha256: str) -> CohortSca
 
 def check_idle(session: Session, cohort_id: str) -> None:
     """Raise CohortInUse while an unfinished job needs the scans. One that adds scans is no such job."""
-    query = select(Job.id).where(
-        Job.cohort == cohort_id, Job.state.not_in(TERMINAL), Job.kind != "pacs-cohort"
-    )
+    adding = names_where(lambda kind: kind.adds_scans)
+    query = select(Job.id).where(Job.cohort == cohort_id, Job.state.not_in(TERMINAL), Job.kind.not_in(adding))
     job = session.scalars(query.limit(1)).first()
     if job is not None:
         raise CohortInUse(

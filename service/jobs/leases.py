@@ -24,9 +24,10 @@ from sqlalchemy.orm import Session
 
 from service.audit import trail
 from service.database import Database, Job, database_now
-from service.database.job_states import HELD, WITH_RESULT, JobEnd
+from service.database.job_states import HELD, JobEnd
 from service.database.models import UtcDateTime
 from service.errors import LeaseLost
+from service.job_kinds import KINDS
 from service.jobs import records
 from service.settings import Settings
 
@@ -160,7 +161,7 @@ def finish(
             }
             version = candidate[2]
             trail.append(session, "version.adapted", hospital=job.hospital, version=version, details=details)
-        if job.kind in WITH_RESULT and job.cancel_requested:
+        if KINDS[job.kind].answers and job.cancel_requested:
             # The client that cancelled it, or left, does not fetch a mask that was made before the stop.
             records.expire_files_now(job)
 

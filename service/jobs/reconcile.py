@@ -22,9 +22,10 @@ from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Database, Job, database_now
-from service.database.job_states import HELD, TERMINAL, JobKind, JobState
+from service.database.job_states import HELD, TERMINAL, JobState
 from service.errors import BrokerError
 from service.files import log_and_continue
+from service.job_kinds import KINDS
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.submission import send
@@ -51,7 +52,7 @@ class JobStatistics:
                     seconds = (job.finished_at - job.started_at).total_seconds()
                     self._metrics.job_seconds.labels(job.kind, job.state).observe(seconds)
                 self._since = job.finished_at or self._since
-        for kind in get_args(JobKind):
+        for kind in KINDS:
             for state in get_args(JobState):
                 self._metrics.jobs.labels(kind, state).set(found.get((kind, state), 0))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -20,8 +21,9 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from service.database import Caller, Job, JobEvent, caller_of, database_now, in_turn
-from service.database.job_states import HELD, TERMINAL, JobKind, JobState
+from service.database.job_states import HELD, TERMINAL, JobState
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
+from service.job_kinds import JobKind
 from service.settings import Settings
 
 EventType = Literal["state", "epoch", "progress", "gate", "warning"]
@@ -36,6 +38,42 @@ _ALLOWED: dict[str, frozenset[str]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a job is to do.
+
+    Attributes:
+        kind: its declaration.
+        hospital: of the scans, if the client named one.
+        model: name of the requested artefact in the store; empty for none.
+        parent: digest of the artefact to adapt, or that answers; empty for none.
+        cohort: id; None for a job on one scan, which is stored in its folder.
+        options: JSON, as the kind of the job or of the parent takes them.
+    """
+
+    kind: JobKind
+    hospital: str | None
+    options: Mapping[str, Any]
+    model: str = ""
+    parent: str = ""
+    cohort: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request that a job is made for.
+
+    Attributes:
+        request_id: the HTTP request's.
+        key: its idempotency key.
+        fingerprint: identifies the content of a request with a key.
+    """
+
+    request_id: str | None = None
+    key: str | None = None
+    fingerprint: str | None = None
+
+
 def new_id() -> str:
     """Return an id of 32 hexadecimal digits, so that files can be named before the row exists."""
     return uuid.uuid4().hex
@@ -44,17 +82,10 @@ def new_id() -> str:
 def create(
     session: Session,
     settings: Settings,
+    work: Work,
+    asked: Asked = Asked(),
     *,
-    kind: JobKind,
-    hospital: str | None,
-    model: str,
-    parent: str,
-    cohort: str | None,
-    options: Mapping[str, Any],
     job_id: str | None = None,
-    idempotency_key: str | None = None,
-    fingerprint: str | None = None,
-    request_id: str | None = None,
     input_bytes: int | None = None,
 ) -> Job:
     """Add a queued job. Call `submission.send` after the transaction has committed.
@@ -62,41 +93,34 @@ def create(
     Args:
         session: of a writing transaction.
         settings: lifetime of files, limit of waiting jobs of an owner, and the device of the job's worker.
-        kind: of the work.
-        hospital: of the scans, if the client named one.
-        model: name of the requested artefact in the store; empty for none.
-        parent: digest of the artefact to adapt, or that answers; empty for none.
-        cohort: id; None for a job on one scan, which is stored in its folder.
-        options: JSON, as the kind of the job and of the parent takes them.
+        work: what it is to do.
+        asked: the request.
         job_id: from `new_id`, if files were written first.
-        idempotency_key: the client's.
-        fingerprint: of the request with the key.
-        request_id: the HTTP request's.
         input_bytes: size of the scan in the job's folder.
 
     Raises:
         QueueFull: the hospital has as many waiting jobs as the limit allows.
     """
     in_turn(session, QUEUE)
-    check_queue(session, settings, hospital)
+    check_queue(session, settings, work.hospital)
     now = datetime.now(UTC)
     job = Job(
         id=job_id or new_id(),
-        kind=kind,
-        hospital=hospital,
-        model=model,
-        parent=parent,
-        cohort=cohort,
+        kind=work.kind.name,
+        hospital=work.hospital,
+        model=work.model,
+        parent=work.parent,
+        cohort=work.cohort,
         input_bytes=input_bytes,
         device_class=None if settings.jobs_on == "any" else settings.jobs_on,
-        options=dict(options),
+        options=dict(work.options),
         state="queued",
         attempt=0,
         token=0,
         progress={},
-        idempotency_key=idempotency_key,
-        fingerprint=fingerprint,
-        request_id=request_id,
+        idempotency_key=asked.key,
+        fingerprint=asked.fingerprint,
+        request_id=asked.request_id,
         actor=caller_of(session).actor,
         created_at=now,
         queued_at=now,
@@ -147,14 +171,14 @@ def find_by_idempotency_key(session: Session, hospital: str, key: str) -> Job | 
     return session.scalars(select(Job).where(Job.hospital == hospital, Job.idempotency_key == key)).first()
 
 
-def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job | None:
-    """Return the job of this idempotency key; None for a new key.
+def replayed(session: Session, hospital: str, asked: Asked) -> Job | None:
+    """Return the job of the request's idempotency key; None for a new key, and without one.
 
     Raises:
         IdempotencyConflict: the key belongs to another request.
     """
-    found = find_by_idempotency_key(session, hospital, key)
-    if found is not None and found.fingerprint != fingerprint:
+    found = None if asked.key is None else find_by_idempotency_key(session, hospital, asked.key)
+    if found is not None and found.fingerprint != asked.fingerprint:
         raise IdempotencyConflict(
             f"the Idempotency-Key was used for job {found.id} with another request: "
             "use a new key for a new request"

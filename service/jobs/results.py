@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from service.database import Database
-from service.database.job_states import TERMINAL, WITH_RESULT
+from service.database.job_states import TERMINAL
 from service.errors import JobFilesDeleted, JobMakesNoMask, JobStillRunning, JobWithoutMask
 from service.files import Files
+from service.job_kinds import KINDS
 from service.jobs import records
 from service.jobs.files import JobFolder, StoredResult
 
@@ -18,7 +19,7 @@ def read_result(database: Database, files: Files, job_id: str) -> StoredResult:
     """
     with database.read() as session:
         job = records.get(session, job_id)
-    if job.kind not in WITH_RESULT:
+    if not KINDS[job.kind].answers:
         raise JobMakesNoMask(
             f"Job {job_id} is of kind '{job.kind}': what came of it is its candidate, at /jobs/{job_id}."
         )

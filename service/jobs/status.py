@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from service.database import Job
 from service.database.job_states import TERMINAL
+from service.job_kinds import KINDS
 from service.jobs.sections import Tone
 
 _STATES: Final[Mapping[str, tuple[str, Tone, str]]] = {
@@ -25,26 +26,6 @@ _STATES: Final[Mapping[str, tuple[str, Tone, str]]] = {
     "failed": ("Failed", "bad", "Failed."),
     "cancelled": ("Cancelled", "plain", "Cancelled."),
 }
-_STAGES: Final = {
-    "waiting": "waiting for the PACS",
-    "searching": "searching the PACS",
-    "fetching": "fetching from the PACS",
-    "preparing": "reading the scans",
-    "segmenting": "segmenting",
-    "choosing": "choosing the recipe",
-    "adapting": "adapting",
-    "fitting": "learning from the masks, some patients held out at a time",
-    "joining": "learning from the masks",
-    "comparing": "comparing the clusters' models",
-    "judging": "judging the candidate",
-    "checking": "comparing the candidate with the global model, scan by scan",
-    "quantising": "comparing the graphs, scan by scan",
-    "drawing": "drawing the pictures",
-    "publishing": "publishing the candidate",
-    "storing": "storing the answer in the PACS",
-}
-
-
 # What a job made, by its gate's verdict.
 _MADE: Final[Mapping[bool | None, tuple[str, Tone]]] = {
     True: ("Candidate passed", "good"),
@@ -73,15 +54,16 @@ def status(job: Job, queue_position: int | None) -> Status:
     words, tone, sentence = _STATES[job.state]
     if job.state == "succeeded" and job.candidate_name is not None:
         words, tone = _MADE[passed(job)]
-    doing = None if job.state in TERMINAL else _doing(job.progress, queue_position)
+    doing = None if job.state in TERMINAL else _doing(job, queue_position)
     return Status(words=words, tone=tone, sentence=sentence, doing=doing)
 
 
-def _doing(progress: Mapping[str, Any], queue_position: int | None) -> str:
+def _doing(job: Job, queue_position: int | None) -> str:
+    progress: Mapping[str, Any] = job.progress
     stage, why = progress.get("stage"), progress.get("why")
     if not stage:
         return f"{queue_position} ahead of it" if queue_position else "waiting for a worker"
-    parts = [_STAGES.get(str(stage), str(stage))]
+    parts = [KINDS[job.kind].stages.get(str(stage), str(stage))]
     for unit, place, total in (
         ("epoch", "epoch", "epochs"),
         ("window", "window", "windows"),

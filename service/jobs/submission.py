@@ -20,6 +20,7 @@ from service.database import Database, Job
 from service.errors import BrokerError
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.jobs.records import Asked
 from service.runtime.queue import RUN_JOB, Queue
 from service.settings import Settings
 
@@ -46,28 +47,42 @@ def send(database: Database, queue: Queue, job_id: str) -> bool:
     return True
 
 
-def create_once(
+def submit(
     database: Database,
+    queue: Queue,
     hospital: str,
-    key: str | None,
-    request_fingerprint: str,
+    asked: Asked,
     create: Callable[[Session], Job],
+) -> tuple[str, bool]:
+    """Create a job as `create_once` does and send its message: (id, whether it is new).
+
+    Raises:
+        IdempotencyConflict: the key belongs to another request.
+    """
+    job, created = create_once(database, hospital, asked, create)
+    if created:
+        send(database, queue, job.id)
+    return job.id, created
+
+
+def create_once(
+    database: Database, hospital: str, asked: Asked, create: Callable[[Session], Job]
 ) -> tuple[Job, bool]:
-    """Create a job in one transaction, or find the one of this idempotency key: (job, whether it is new).
+    """Create a job in one transaction, or find the one of the request's key: (job, whether it is new).
 
     Raises:
         IdempotencyConflict: the key belongs to another request.
     """
     try:
         with database.write() as session:
-            before = None if key is None else records.replayed(session, hospital, key, request_fingerprint)
+            before = records.replayed(session, hospital, asked)
             return (create(session), True) if before is None else (before, False)
     except IntegrityError:
-        if key is None:
+        if asked.key is None:
             raise
         # The same request, sent twice at once: on a database with several writers the other one came first.
         with database.read() as session:
-            before = records.replayed(session, hospital, key, request_fingerprint)
+            before = records.replayed(session, hospital, asked)
         if before is None:
             raise
         return before, False

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from service.about import NOTICE
 from service.database import Job
-from service.database.job_states import JobKind, JobState
+from service.database.job_states import JobState
+from service.job_kinds import KindName
 from service.jobs import records
 from service.jobs.presence import presence
 from service.jobs.sections import Section
@@ -31,7 +32,7 @@ class JobSummary(BaseModel):
     """A job, in a list."""
 
     id: str
-    kind: JobKind
+    kind: KindName
     state: JobState
     status: Status
     hospital: str | None

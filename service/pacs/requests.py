@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,17 +23,16 @@ from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
 from service.errors import DiskFull, PacsReadOnly, ParametersContradict
+from service.job_kinds import pacs_cohort, pacs_segment
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
+from service.jobs.records import Asked, Work
 from service.kinds import SCAN_BY_JOB
 from service.pacs.configuration import PacsServer, server_for
 from service.prediction.answer import check_routing
 from service.prediction.dicom_seg import check_codes
 from service.prediction.options import SegmentOptions
 from service.validation import DICOM_UID, HOSPITAL_ID, PRINTABLE
-
-PACS, STORE, STORE_UNLIKE = "pacs", "store", "store_unlike"
-"""Members of the job's options beside those of `SegmentOptions`."""
 
 
 class SeriesSegmentation(SegmentOptions):
@@ -58,11 +57,23 @@ class SeriesSegmentation(SegmentOptions):
 
         A caller of `store_unlike` has decided: the guard warns where it would refuse by default.
         """
-        given = self.model_dump(exclude={"study", "series", STORE, STORE_UNLIKE})
+        given = self.model_dump(exclude={"study", "series", "store", "store_unlike"})
         given["output"] = self.output or "dicom-seg"
         if self.store_unlike and self.guard == "auto":
             given["guard"] = "warn"
         return SegmentOptions.model_validate(given)
+
+
+class SeriesOptions(SegmentOptions):
+    """The options of a job that segments a series."""
+
+    pacs: str
+    store: bool
+    store_unlike: bool = False
+
+    def segmentation(self) -> SegmentOptions:
+        """Those of the segmentation."""
+        return SegmentOptions.model_validate(self.model_dump(exclude={"pacs", "store", "store_unlike"}))
 
 
 _Value = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=PRINTABLE)]
@@ -101,6 +112,13 @@ class CohortFill(BaseModel):
     most: int = Field(100, ge=1, le=5000, description="The job fails if the query finds more series.")
 
 
+class FillOptions(BaseModel):
+    """The options of a job that fills a cohort."""
+
+    pacs: str
+    most: int
+
+
 @dataclass(frozen=True)
 class PacsSubmission:
     """A request of one client on one PACS. `key` is its idempotency key."""
@@ -133,25 +151,19 @@ class PacsSubmission:
         if asked.store_unlike and not asked.store:
             raise ParametersContradict("`store_unlike` belongs to `store`; set both, or leave it out.")
         selection = self._select(options)
-        return self._submit(
-            asked.hospital,
-            {"study": asked.study, "series": asked.series},
-            {
-                PACS: self.pacs,
-                STORE: asked.store,
-                STORE_UNLIKE: asked.store_unlike,
+        work = Work(
+            kind=pacs_segment.KIND,
+            hospital=asked.hospital,
+            model=selection.offered.name,
+            parent=selection.offered.digest,
+            options={
+                "pacs": self.pacs,
+                "store": asked.store,
+                "store_unlike": asked.store_unlike,
                 **options.model_dump(mode="json"),
             },
-            lambda session, fields: records.create(
-                session,
-                self.context.settings,
-                kind="pacs-segment",
-                model=selection.offered.name,
-                parent=selection.offered.digest,
-                cohort=None,
-                **fields,
-            ),
         )
+        return self._submit(asked.hospital, work, {"study": asked.study, "series": asked.series})
 
     def fill(self, hospital: str, cohort: str, asked: CohortFill) -> tuple[str, bool]:
         """Create the job that adds series to a cohort, or find that of the idempotency key.
@@ -162,22 +174,10 @@ class PacsSubmission:
         """
         self._server(hospital)
 
-        def create(session: Session, fields: dict[str, Any]) -> Job:
-            cohorts.usable(session, hospital, cohort)
-            return records.create(
-                session,
-                self.context.settings,
-                kind="pacs-cohort",
-                model="",
-                parent="",
-                cohort=cohort,
-                **fields,
-            )
-
+        options = {"pacs": self.pacs, "most": asked.most}
+        work = Work(kind=pacs_cohort.KIND, hospital=hospital, cohort=cohort, options=options)
         query = asked.query.model_dump(exclude_none=True)
-        return self._submit(
-            hospital, {"cohort": cohort, "query": query}, {PACS: self.pacs, "most": asked.most}, create
-        )
+        return self._submit(hospital, work, {"cohort": cohort, "query": query})
 
     def _server(self, hospital: str) -> PacsServer:
         with self.context.database.read() as session:
@@ -215,34 +215,25 @@ class PacsSubmission:
             check_codes(selection.manifest.task, options.segmentation_type or "binary")
         return selection
 
-    def _submit(
-        self,
-        hospital: str,
-        wanted: Mapping[str, Any],
-        options: Mapping[str, Any],
-        create: Callable[[Session, dict[str, Any]], Job],
-    ) -> tuple[str, bool]:
+    def _submit(self, hospital: str, work: Work, wanted: Mapping[str, Any]) -> tuple[str, bool]:
         database, settings = self.context.database, self.context.settings
         # Keyed: a plain digest in the database would tell a patient's id to a reader that tries them all.
         secret = uid_key(settings).hex()
-        fingerprint = submission.fingerprint({**wanted, **options, "secret": secret})
+        fingerprint = submission.fingerprint({**wanted, **work.options, "secret": secret})
         job_id = records.new_id()
         folder = JobFolder(settings.open_files(), job_id)
-        fields = {
-            "hospital": hospital,
-            "options": options,
-            "job_id": job_id,
-            "idempotency_key": self.key,
-            "fingerprint": fingerprint,
-            "request_id": self.request_id,
-        }
+        asked = Asked(self.request_id, self.key, fingerprint)
+
+        def create(session: Session) -> Job:
+            if work.cohort is not None:
+                cohorts.usable(session, hospital, work.cohort)
+            return records.create(session, settings, work, asked, job_id=job_id)
+
         created = False
         try:
             # The file comes before the row, because a job without its request cannot run.
             folder.write(folder.REQUEST, json.dumps(wanted).encode())
-            job, created = submission.create_once(
-                database, hospital, self.key, fingerprint, lambda session: create(session, fields)
-            )
+            job, created = submission.create_once(database, hospital, asked, create)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

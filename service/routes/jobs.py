@@ -12,13 +12,14 @@ from starlette.responses import HTMLResponse
 
 from service.adaptation.card.reading import read_card, read_view
 from service.context import ServiceContext
-from service.database.job_states import ON_ONE_SCAN, TERMINAL, JobState
+from service.database.job_states import TERMINAL, JobState
 from service.errors import JobStillRunning, RoleMissing
 from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
 from service.http.origins import self_contained
 from service.http.parameters import JobId, Limit, Page
 from service.http.problems import Problem, problem_responses
+from service.job_kinds import KINDS
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.followers import Follower
@@ -128,7 +129,7 @@ def _require_operator_or_maker(context: ServiceContext, job: str) -> None:
     caller = context.database.caller
     with context.database.read() as session:
         found = records.get(session, job)
-    if not (caller.has("operator") or (found.kind in ON_ONE_SCAN and found.actor == caller.actor)):
+    if not (caller.has("operator") or (KINDS[found.kind].of_its_maker and found.actor == caller.actor)):
         raise RoleMissing(
             f"this needs the role operator, or a job on a scan that {caller.actor} sent; it has the role "
             f"reader, and the job is another's or of kind {found.kind}: ask an operator"

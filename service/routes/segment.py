@@ -26,6 +26,7 @@ from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import PreparedScan, Stopwatch
+from service.job_kinds import segment as segment_job
 from service.jobs import records
 from service.jobs.files import JobFolder, StoredScan
 from service.jobs.results import read_result
@@ -137,7 +138,9 @@ async def answer_or_start(
         if isinstance(answered, Response):
             return answered
         kept = StoredScan(answered, scan.sha256, scan.size, chosen.kept)
-        return await to_thread.run_sync(create, context, "segment", options, chosen.offered, kept, request_id)
+        return await to_thread.run_sync(
+            create, context, segment_job.KIND, options, chosen.offered, kept, request_id
+        )
 
     def answer_at_once(reading: PreparedScan, graph: str) -> Response:
         concerns(request, version=chosen.parent.digest, artefact=str(chosen.parent))

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
+from pkgutil import resolve_name
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +19,7 @@ from model_store.artefact import Artefact
 from service.database import Database, Job
 from service.database.job_states import JobEnd
 from service.errors import FileDamaged, JobCancelled, LeaseLost
+from service.job_kinds import KINDS
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.leases import Lease, fenced, renew
@@ -76,6 +79,7 @@ class Attempt:
         self.stage = "preparing"
         with database.read() as session:
             self.job: Job = records.get(session, lease.job_id)
+        self.kind = KINDS[self.job.kind]
         self.folder = JobFolder(settings.open_files(), lease.job_id)
         self._lost = threading.Event()
         self._cancelled = threading.Event()
@@ -91,6 +95,12 @@ class Attempt:
     ) -> None:
         self._over.set()
         self._heart.join()
+
+    @cached_property
+    def options(self) -> Any:
+        """The job's options, of the type that its kind declares. Raises pydantic's ValidationError."""
+        assert self.kind.options is not None
+        return resolve_name(self.kind.options).model_validate(self.job.options)
 
     # ------------------------------------------------------------------ cancellation
 
@@ -132,8 +142,16 @@ class Attempt:
     # ------------------------------------------------------------------ progress and events
 
     def set_stage(self, stage: str, **more: Any) -> None:
-        """Record a new stage, or progress within it. Raises as `check_cancelled`."""
+        """Record a new stage, or progress within it.
+
+        Raises as `check_cancelled`; ValueError for a stage that the job's kind does not declare.
+        """
         self.check_cancelled()
+        if stage not in self.kind.stages:
+            raise ValueError(
+                f"jobs of kind '{self.kind.name}' have no stage '{stage}': declare it, with words for it, in "
+                "service/job_kinds"
+            )
         self.stage = stage
         progress = {"stage": stage, **more}
         with fenced(self.database, self.lease) as (session, job):

@@ -28,6 +28,7 @@ from personalization.gate.bounds import Bounds
 from personalization.gate.masks import Comparison
 from personalization.gate.sampling import Draw, draw, estimate
 from personalization.masks.fine_tuning import patients_dice
+from service.adaptation.mask_checks import CheckOptions, VerdictOptions
 from service.audit import trail
 from service.cohorts import cohorts, masks
 from service.cohorts.files import ScanFile, label_of
@@ -61,7 +62,7 @@ class _Pair:
         start = kind_of(whole).parts(whole).global_model
         if start is None:
             raise AdaptationRejected(f"'{whole}' has no global model to compare the candidate with")
-        candidate = store.by_digest(str(attempt.job.options["candidate"]), ModelManifest)
+        candidate = store.by_digest(attempt.options.candidate, ModelManifest)
         parent = store.by_digest(start, ModelManifest)
         graphs = (load(artefact.read(GRAPH), settings) for artefact in (candidate, parent))
         return cls(attempt, candidate, *graphs)
@@ -120,7 +121,7 @@ def run_mask_check(attempt: Attempt) -> AttemptOutcome:
         Exception: any error of the work; the runner reports it as the job's reason.
     """
     attempt.set_stage("preparing")
-    options = attempt.job.options
+    options: CheckOptions = attempt.options
     files, pair = _unseen(attempt), _Pair.of(attempt)
     known = attempt.read_checkpoint()
     differs: dict[str, float] = {} if known is None else json.loads(known)
@@ -135,9 +136,8 @@ def run_mask_check(attempt: Attempt) -> AttemptOutcome:
     for file, patient in zip(files, patients, strict=True):
         scans.setdefault(f"{patient:06d}", []).append(file)
     means = {patient: float(np.mean([differs[f.sha256] for f in own])) for patient, own in scans.items()}
-    seed = int(options["seed"])
-    draws = draw(means, int(options["masks"]), seed)
-    generator = np.random.default_rng([seed, 1])
+    draws = draw(means, options.masks, options.seed)
+    generator = np.random.default_rng([options.seed, 1])
     chosen = [
         {
             "scan": f"sha256:{own[int(generator.integers(len(own)))].sha256}",
@@ -164,8 +164,9 @@ def run_mask_verdict(attempt: Attempt) -> AttemptOutcome:
     Raises as `run_mask_check`.
     """
     attempt.set_stage("preparing")
+    options: VerdictOptions = attempt.options
     with attempt.database.read() as session:
-        check = records.get(session, str(attempt.job.options["check"]))
+        check = records.get(session, options.check)
         assert attempt.job.cohort is not None
         rows = masks.of_cohort(session, attempt.job.cohort)
     found: Mapping[str, Any] = check.result or {}
@@ -183,15 +184,15 @@ def run_mask_verdict(attempt: Attempt) -> AttemptOutcome:
         changes[digest] = _dice(candidate, drawn, pair.task) - _dice(parent, drawn, pair.task)
         draws.append(Draw(digest, float(each["probability"]), int(each["times"]), int(each["stratum"])))
     bound = estimate(draws, changes, int(found["patients"]), int(found["differing"]))
-    verdict = _verdict(attempt, bound, changes, found)
-    _record(attempt, verdict)
+    verdict = _verdict(attempt, options, bound, changes, found)
+    _record(attempt, options, verdict)
     return AttemptOutcome("succeeded", result={"verdict": verdict})
 
 
 def _unseen(attempt: Attempt) -> list[ScanFile]:
     """The cohort's scans; of a candidate that learned from masks, those of patients without any."""
     files = cohort_files(attempt)
-    if not attempt.job.options["learned_from_masks"]:
+    if not attempt.options.learned_from_masks:
         return files
     assert attempt.job.cohort is not None
     with attempt.database.read() as session:
@@ -221,10 +222,14 @@ def _dice(found: NDArray[np.uint8], drawn: NDArray[np.uint8], task: Task) -> flo
 
 
 def _verdict(
-    attempt: Attempt, bound: Bounds, changes: Mapping[str, float], found: Mapping[str, Any]
+    attempt: Attempt,
+    options: VerdictOptions,
+    bound: Bounds,
+    changes: Mapping[str, float],
+    found: Mapping[str, Any],
 ) -> dict[str, Any]:
     return {
-        "check": str(attempt.job.options["check"]),
+        "check": options.check,
         "decision": decided(bound.low, bound.high),
         "change": round(bound.mean, 6),
         "at_least": round(bound.low, 6),
@@ -238,11 +243,11 @@ def _verdict(
     }
 
 
-def _record(attempt: Attempt, verdict: Mapping[str, Any]) -> None:
+def _record(attempt: Attempt, options: VerdictOptions, verdict: Mapping[str, Any]) -> None:
     """Write the verdict into the gate of the job that made the candidate, and into the audit trail."""
     attempt.check_cancelled()
     with fenced(attempt.database, attempt.lease) as (session, _):
-        judged = records.get(session, str(attempt.job.options["job"]), lock=True)
+        judged = records.get(session, options.job, lock=True)
         judged.gate = gate_with_masks(judged.gate, verdict)
         records.append_event(session, judged, "gate", judged.gate)
         trail.append(

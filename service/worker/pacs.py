@@ -38,7 +38,7 @@ from service.jobs.files import StoredResult, StoredScan
 from service.jobs.leases import fenced
 from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
-from service.pacs.requests import PACS, STORE, STORE_UNLIKE
+from service.pacs.requests import FillOptions, SeriesOptions
 from service.prediction.answer import EncodedAnswer
 from service.prediction.options import SegmentOptions
 from service.runtime.spool import Upload, pack_into
@@ -69,7 +69,7 @@ def run_pacs_cohort(attempt: Attempt) -> AttemptOutcome:
 
 def _with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOutcome]) -> AttemptOutcome:
     attempt.set_stage("preparing")
-    name, hospital = str(attempt.job.options[PACS]), str(attempt.job.hospital)
+    name, hospital = attempt.options.pacs, str(attempt.job.hospital)
     server = server_for(attempt.settings.pacs, name, hospital)
     try:
         with PacsClient(name, server, attempt.check_cancelled) as pacs:
@@ -79,16 +79,17 @@ def _with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOu
 
 
 def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
-    folder, store = attempt.folder, attempt.job.options[STORE]
+    folder = attempt.folder
+    options: SeriesOptions = attempt.options
     # The checkpoint of an earlier attempt, which was lost before the PACS had confirmed all of it.
     kept = attempt.read_checkpoint()
     if kept is None:
         data = _fetch(attempt, pacs)
-        answer, digest = _answer(attempt, data)
-        if not store:
+        answer, digest = _answer(attempt, options.segmentation(), data)
+        if not options.store:
             folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
             return AttemptOutcome("succeeded")
-        if answer.unlike and not attempt.job.options.get(STORE_UNLIKE, False):
+        if answer.unlike and not options.store_unlike:
             warnings = "; ".join(each.text for each in answer.unlike)
             raise PacsJobFailed(
                 f"the guard warns of the scan ({warnings}): nothing was stored. Look at the answer without "
@@ -154,11 +155,9 @@ def _fetch(attempt: Attempt, pacs: PacsClient) -> bytes:
     return data
 
 
-def _answer(attempt: Attempt, data: bytes) -> tuple[EncodedAnswer, str]:
+def _answer(attempt: Attempt, options: SegmentOptions, data: bytes) -> tuple[EncodedAnswer, str]:
     """The answer, and the digest of the network that gave it."""
     job, settings = attempt.job, attempt.settings
-    given = {name: value for name, value in job.options.items() if name not in (PACS, STORE, STORE_UNLIKE)}
-    options = SegmentOptions.model_validate(given)
     selection = resolve_network(
         settings.open_store(),
         attempt.database,
@@ -177,7 +176,8 @@ def _answer(attempt: Attempt, data: bytes) -> tuple[EncodedAnswer, str]:
 
 
 def _fill(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
-    settings, cohort, most = attempt.settings, str(attempt.job.cohort), int(attempt.job.options["most"])
+    options: FillOptions = attempt.options
+    settings, cohort, most = attempt.settings, str(attempt.job.cohort), options.most
     attempt.set_stage("searching")
     found = pacs.search_series(_wanted(attempt)["query"], most)
     if len(found) > most:

@@ -8,12 +8,12 @@ from functools import partial
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, ModelManifest
 from model_store.store import Store
+from service.adaptation.quantisation import QuantisationOptions
 from service.database.job_states import TERMINAL
 from service.errors import AdaptationRejected
 from service.jobs import records
 from service.jobs.leases import fenced
 from service.quantisation import work
-from service.quantisation.precision import is_reduced
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed, as_json
 from service.worker.cohort_images import cohort_files
@@ -31,9 +31,9 @@ def run_quantisation(attempt: Attempt) -> AttemptOutcome:
         Exception: any error of the work; the runner reports it as the job's reason.
     """
     attempt.set_stage("preparing")
-    store, precision = attempt.settings.open_store(), str(attempt.job.options["precision"])
-    assert is_reduced(precision)
-    network = work.require_reducible(_network(attempt, store))
+    options: QuantisationOptions = attempt.options
+    store, precision = attempt.settings.open_store(), options.precision
+    network = work.require_reducible(_network(attempt, store, options.after))
     files = cohort_files(attempt)
 
     def between(done: int, total: int) -> None:
@@ -63,12 +63,11 @@ def run_quantisation(attempt: Attempt) -> AttemptOutcome:
     return AttemptOutcome("succeeded", result={**result, **found}, gate=gate)
 
 
-def _network(attempt: Attempt, store: Store) -> Artefact[ModelManifest]:
-    after = attempt.job.options.get("after")
+def _network(attempt: Attempt, store: Store, after: str | None) -> Artefact[ModelManifest]:
     if after is None:
         return store.by_digest(attempt.job.parent, ModelManifest)
     with attempt.database.read() as session:
-        adaptation = records.get(session, str(after))
+        adaptation = records.get(session, after)
     if adaptation.state not in TERMINAL:
         raise Postponed(f"adaptation {after} is not over", datetime.now(UTC) + _LOOK_AGAIN)
     if adaptation.candidate_digest is None:

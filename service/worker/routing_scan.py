@@ -40,7 +40,8 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
     scan = attempt.folder.read_input()
     if scan is None:
         raise ScanGone("the scan is not there any more; send it again")
-    options, watch = SegmentOptions.model_validate(attempt.job.options), Stopwatch()
+    options: SegmentOptions = attempt.options
+    watch = Stopwatch()
     with watch.stage("load"):
         loaded = load_space(store, parent)
     why = "the models of the space, weighed for this scan alone"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pkgutil import resolve_name
 
 import torch
 from celery.exceptions import SoftTimeLimitExceeded
@@ -35,25 +35,9 @@ from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
 from service.worker.cohort_images import cohort_files
-from service.worker.cohort_job import run_adaptation, run_scan
 from service.worker.device import check_gpu, device_of, prepare_torch, release, words_of_memory
-from service.worker.mask_check import run_mask_check, run_mask_verdict
-from service.worker.pacs import run_pacs_cohort, run_pacs_segment
-from service.worker.quantisation import run_quantisation
-from service.worker.segment import run_segment
 
 _log = logging.getLogger("locum.worker")
-
-HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {
-    "adaptation": run_adaptation,
-    "scan": run_scan,
-    "segment": run_segment,
-    "pacs-segment": run_pacs_segment,
-    "pacs-cohort": run_pacs_cohort,
-    "mask-check": run_mask_check,
-    "mask-verdict": run_mask_verdict,
-    "quantisation": run_quantisation,
-}
 
 # Errors with messages for the client of the job.
 _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
@@ -141,7 +125,8 @@ def _end(attempt: Attempt) -> str | None:
 def _outcome(attempt: Attempt) -> AttemptOutcome:
     try:
         prepare_torch(attempt.settings)
-        return HANDLERS[attempt.job.kind](attempt)
+        outcome: AttemptOutcome = resolve_name(attempt.kind.run)(attempt)
+        return outcome
     except (LeaseLost, Postponed):
         raise
     except (FilesUnavailable, StoreUnavailable) as error:

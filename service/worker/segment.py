@@ -28,7 +28,7 @@ def run_segment(attempt: Attempt) -> AttemptOutcome:
     scan = attempt.folder.read_input()
     if scan is None or scan.chosen is None:
         raise ScanGone("the scan is not there any more; send it again")
-    options = SegmentOptions.model_validate(attempt.job.options)
+    options: SegmentOptions = attempt.options
     selection = chosen_before(attempt.settings.open_store(), attempt.job.parent, scan.chosen)
     answer = segment_scan(attempt, options, selection, scan)
     attempt.check_cancelled()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 from sqlalchemy import select
@@ -18,28 +19,17 @@ from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.store import Store
 from service.adaptation.card.model import Card, Decision, Picture
-from service.adaptation.card.sections import epochs_section, gate_section, graph_section
+from service.adaptation.card.sections import Evidence, Said
 from service.database import Assignment, Database, Job
-from service.database.job_states import ADAPTING, QUANTISING
 from service.files import Files
+from service.job_kinds import KINDS
 from service.jobs import records
 from service.jobs.files import JobFolder
-from service.jobs.sections import Section
 from service.jobs.views import JobView, fields
-from service.kinds import Words, adaptation_of
+from service.kinds import Words
 from service.serving.assignments import assignment
 
 _LINEAGE = ("method", "sites", "rounds", "seed")
-# Without the parent nothing is known of its kind.
-_UNKNOWN = Words(
-    truth="what this job adapted is no longer in the store, so the meaning of its scores is unknown.",
-    gate="Look at the pictures too.",
-    epochs="Epoch 0 is step 0, before anything was learned.",
-    before="The model that it came from first",
-    parts={},
-)
-
-_OTHERS = replace(_UNKNOWN, truth="no person has looked at what this job made.", before="")
 
 
 @dataclass(frozen=True)
@@ -96,21 +86,13 @@ def _read(store: Store, database: Database, job_id: str) -> _Read:
         gates = [event.data for event in records.events_of_type(session, job_id, "gate")]
         found = fields(session, job, epochs)
     parent = _found(store, job.model, job.parent)
-    adaptation = None if parent is None else adaptation_of(parent, job.options)
-    words = _OTHERS if job.kind not in ADAPTING else _UNKNOWN if adaptation is None else adaptation.words
     candidate = _found(store, job.candidate_name, job.candidate_digest)
     details = {} if candidate is None else candidate.manifest.lineage.details
     result = {**details, **(job.result or {})}
-    sections: list[Section] = []
-    if job.kind == QUANTISING:
-        sections.append(graph_section(job.gate or (gates[-1] if gates else None), job.result or {}))
-    if job.kind in ADAPTING:
-        sections += [
-            gate_section(job, job.gate or (gates[-1] if gates else None), words),
-            *epochs_section(epochs, _count(result.get("best_epoch")), words),
-            *(() if adaptation is None else adaptation.sections(result, epochs)),
-        ]
-    return _Read(job, JobView(**found, sections=sections), words, parent, candidate, result)
+    verdict = job.gate or (gates[-1] if gates else None)
+    said: Said = resolve_name(KINDS[job.kind].card)(Evidence(job, verdict, epochs, parent, result))
+    view = JobView(**found, sections=list(said.sections))
+    return _Read(job, view, said.words, parent, candidate, result)
 
 
 def _found(store: Store, name: str | None, digest: str | None) -> Artefact | None:

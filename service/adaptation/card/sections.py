@@ -1,4 +1,4 @@
-"""The sections that every job's card begins with: the gate's verdict, and its epochs.
+"""What the card of each kind of job says: the words and sections that its declaration names.
 
 What is in the JSON columns was written by a worker, perhaps one of another version: what is not there, or is
 not what it should be, is left out.
@@ -7,13 +7,16 @@ not what it should be, is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from model_store.artefact import Artefact
 from service.database import Job
 from service.database.job_states import TERMINAL
+from service.job_kinds import KINDS
 from service.jobs import gates
 from service.jobs.sections import CheckRow, Checks, Curve, Curves, Outcome, Section, figure, number
-from service.kinds import Words
+from service.kinds import Words, adaptation_of
 
 _BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
 _CAPTIONS: Final = {
@@ -22,6 +25,63 @@ _CAPTIONS: Final = {
     "agreement": "Dice with the masks of step 0.",
 }
 _OVERRIDE = "It can only be made to answer by an override, which is recorded with its author and reason."
+
+
+# Without the parent nothing is known of its kind.
+_UNKNOWN = Words(
+    truth="what this job adapted is no longer in the store, so the meaning of its scores is unknown.",
+    gate="Look at the pictures too.",
+    epochs="Epoch 0 is step 0, before anything was learned.",
+    before="The model that it came from first",
+    parts={},
+)
+_OTHERS = replace(_UNKNOWN, truth="no person has looked at what this job made.", before="")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a job: its record, its gate's verdict, and its parent.
+
+    `epochs` are the data of its events, oldest first. `parent` is None where it cannot be read. `result`
+    has the details of the candidate's lineage, too.
+    """
+
+    job: Job
+    verdict: Mapping[str, Any] | None
+    epochs: Sequence[Mapping[str, Any]]
+    parent: Artefact | None
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the card of a job's kind says."""
+
+    words: Words
+    sections: tuple[Section, ...] = ()
+
+
+def of_adaptation(found: Evidence) -> Said:
+    """The gate's verdict, the epochs, and what the parent's kind of artefact adds."""
+    adaptation = None if found.parent is None else adaptation_of(found.parent, found.job.options)
+    words = _UNKNOWN if adaptation is None else adaptation.words
+    best = found.result.get("best_epoch")
+    sections = (
+        gate_section(found.job, found.verdict, words),
+        *epochs_section(found.epochs, best if isinstance(best, int) else None, words),
+        *(() if adaptation is None else adaptation.sections(found.result, found.epochs)),
+    )
+    return Said(words, sections)
+
+
+def of_quantisation(found: Evidence) -> Said:
+    """The verdict on the graph."""
+    return Said(_OTHERS, (graph_section(found.verdict, found.job.result or {}),))
+
+
+def of_other(_: Evidence) -> Said:
+    """Nothing beyond what the card of every job has."""
+    return Said(_OTHERS)
 
 
 def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> Section:
@@ -78,8 +138,8 @@ def _by_masks(verdict: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _unjudged(job: Job) -> str:
-    if job.kind == "scan":
-        return "Nothing is kept of an adaptation to one scan, so there is no candidate to judge."
+    if KINDS[job.kind].unjudged:
+        return KINDS[job.kind].unjudged
     if job.state not in TERMINAL:
         return "It is checked once the adaptation is finished."
     if job.candidate_name is not None:

@@ -22,6 +22,7 @@ from model_store.task import Normalisation, Task
 from service.database import Database
 from service.jobs import records
 from service.settings import Settings
+from tests.helpers.service.queued import queued
 from tests.helpers.service.routing_federation import outside_scans
 from tests.integration.service.conftest import joining_store, routing_store  # noqa: F401
 
@@ -57,7 +58,7 @@ class Service:
         parent = Store(self.store).open(model, verify=False).digest
         with Database(settings.resolved_database_url).write() as session:
             asked = {"kind": "adaptation", "hospital": "dune", "model": model, "parent": parent}
-            job = records.create(session, settings, **asked, cohort=None, options={})
+            job = queued(session, settings, **asked)
             for data in epochs:
                 records.append_event(session, job, "epoch", data)
             for name, value in {"state": "succeeded", **fields}.items():

@@ -13,11 +13,11 @@ import pytest
 
 from service.database import Hospital, Role
 from service.identity import keys
-from service.jobs import records
 from service.settings import Settings
 from tests.e2e.page.conftest import Service, opened_page
 from tests.helpers.service.api import NO_REDIS, Api, running
 from tests.helpers.service.asking import note, take
+from tests.helpers.service.queued import queued
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +143,13 @@ def test_federation_sees_models_and_health_and_no_hospital(browser: Any, api: Ap
 def test_job_on_a_pacs_is_listed_in_words_to_its_hospital_alone(browser: Any, api: Api) -> None:
     with api.context.database.write() as session:
         for hospital, kind in (("dune", "pacs-segment"), ("ridge", "pacs-cohort")):
-            records.create(
+            queued(
                 session,
                 api.settings,
                 kind=kind,
                 hospital=hospital,
                 model="",
                 parent="",
-                cohort=None,
-                options={},
             )
     with visitor(browser, api, "status of 503") as page:
         sign_in(page, key(api, "remy", "reader"))

@@ -13,6 +13,8 @@ from model_store.manifest import Lineage, ModelManifest, NetworkSpec, RoutingSpa
 from model_store.store import Store
 from service.context import ServiceContext
 from service.jobs import records
+from service.jobs.records import Asked
+from tests.helpers.service.queued import queued
 
 GLOBAL, SITE, FIRST, SECOND = 100, 60, 120, 140
 NETWORK = NetworkSpec(name="threshold", arguments={})
@@ -86,16 +88,16 @@ def record_job(context: ServiceContext, candidate: Artefact, gate: dict[str, Any
     assert isinstance(manifest, ModelManifest)
     now = datetime.now(UTC)
     with context.database.write() as session:
-        job = records.create(
+        job = queued(
             session,
             context.settings,
+            Asked(str(uuid.uuid4())),
             kind="adaptation",
             hospital=manifest.hospital,
             model="bright",
             parent=manifest.lineage.parents[0],
             cohort=None,
             options={"preset": "paper"},
-            request_id=str(uuid.uuid4()),
         )
         for epoch, loss in enumerate((0.4, 0.3)):
             record = {

@@ -13,8 +13,8 @@ from model_store.store import Store
 from model_store.task import Task
 from service.catalog.adapted import adapted_name
 from service.database import Database, Job
-from service.jobs import records
 from tests.helpers.model_store.graphs import graph_of
+from tests.helpers.service.queued import queued
 
 TASK = Task(name="organ", labels={"organ": (1,)}, size=(32, 32))
 NETWORK = NetworkSpec(name="unet", arguments={"width": 2})
@@ -81,7 +81,7 @@ def finished_job(
     """The record of the job that made an adapted version."""
     manifest = candidate.manifest
     assert isinstance(manifest, ModelManifest)
-    job = records.create(
+    job = queued(
         session,
         settings,
         kind="adaptation",

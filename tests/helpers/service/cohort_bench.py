@@ -8,9 +8,9 @@ from pathlib import Path
 
 from service.cohorts import cohorts, masks
 from service.database import Database
-from service.jobs import records
 from service.runtime.spool import Upload, prepare_spool
 from service.settings import Settings
+from tests.helpers.service.queued import queued
 
 
 class Bench:
@@ -49,7 +49,7 @@ class Bench:
         """A job over the cohort, in that state."""
         with self.database.write() as session:
             asked = {"kind": "adaptation", "hospital": "north", "model": "brain", "parent": "sha256:0"}
-            job = records.create(session, self.settings, **asked, cohort=self.cohort, options={})
+            job = queued(session, self.settings, **asked, cohort=self.cohort, options={})
             job.state = state
             return job.id
 

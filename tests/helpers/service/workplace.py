@@ -23,6 +23,7 @@ from service.worker.candidate import CandidateDraft
 from service.worker.routing_adapt import LoadedSpace, load_space
 from tests.helpers.model_store.graphs import graph_of
 from tests.helpers.service.migrated import begin_migrated
+from tests.helpers.service.queued import queued
 
 
 @dataclass
@@ -59,18 +60,12 @@ class Workplace:
         if fields.get("kind") != "scan":
             options = {"preset": "paper", **options}
         with self.database.write() as session:
-            return records.create(
+            return queued(
                 session,
                 self.settings,
-                **{  # type: ignore[arg-type]
-                    "kind": "adaptation",
-                    "hospital": "dune",
-                    "model": "organ",
-                    "parent": self.space,
-                    "cohort": cohort,
-                    "options": options,
-                    **fields,
-                },
+                cohort=cohort,
+                options=options,
+                **{"hospital": "dune", "model": "organ", "parent": self.space, **fields},
             ).id
 
     def scan_job(self, scan: bytes, parent: str | None = None, **options: Any) -> str:

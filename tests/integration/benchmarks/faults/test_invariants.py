@@ -21,6 +21,7 @@ from service.database.job_states import JobState
 from service.jobs import records
 from service.jobs.files import JobFolder
 from tests.helpers.model_store.graphs import graph_of
+from tests.helpers.service.queued import queued
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def service(space: Path, tmp_path: Path) -> Iterator[Service]:
 
 def new_job(service: Service, *states: JobState, reason: str | None = None) -> str:
     with service.database.write() as session:
-        job = records.create(
+        job = queued(
             session,
             service.settings,
             kind="adaptation",

@@ -17,9 +17,9 @@ import yaml
 from model_store.artefact import Artefact
 from service.database import Assignment, Caller, CohortMask, Hospital, Job, KeyUsage
 from service.http.dependencies import caller
-from service.jobs import records
 from service.jobs.files import JobFolder, StoredResult
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
+from tests.helpers.service.queued import queued
 from tests.helpers.service.routes import Operation, operations
 
 NORTH = Caller("north's key", frozenset({"admin"}), frozenset({"north"}))
@@ -98,16 +98,14 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         assert decided.status_code == 200, decided.text
     space = api.store.open("bright@1")
     with api.context.database.write() as session:
-        scan_job, queued = (
-            records.create(
+        scan_job, waiting = (
+            queued(
                 session,
                 api.settings,
                 kind="scan",
                 hospital=hospital,
                 model="bright",
                 parent=space.digest,
-                cohort=None,
-                options={},
             )
             for _ in range(2)
         )
@@ -121,7 +119,7 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
     # It belongs to the caller that sends it: to north's key, and else to the client without one.
     with acting(api, NORTH) if hospital == "north" else nullcontext(client) as sender:
         sent = sender.put("/monailabel/session/", files={"files": ("s.png", scan)})
-    return Things(hospital, cohort, job, scan_job.id, queued.id, key.json()["id"], sent.json()["session_id"])
+    return Things(hospital, cohort, job, scan_job.id, waiting.id, key.json()["id"], sent.json()["session_id"])
 
 
 @contextmanager

@@ -16,11 +16,10 @@ import yaml
 
 from service.audit import trail
 from service.database import ApiKey, Caller, Hospital, Role
-from service.database.job_states import JobKind
 from service.identity import authentication, keys
-from service.jobs import records
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 from tests.helpers.service.issuer import AUDIENCE, running_issuer
+from tests.helpers.service.queued import queued
 from tests.helpers.service.routes import Operation, operations
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -234,11 +233,11 @@ def test_actor_of_a_decision_is_the_caller(api: Any, credentials: dict[str, str]
 def test_reader_cancels_and_deletes_only_the_jobs_of_its_own_scans(
     api: Any, credentials: dict[str, str]
 ) -> None:
-    def made(kind: JobKind, key: str) -> str:
+    def made(kind: str, key: str) -> str:
         caller = Caller(f"key:{key}@north", frozenset({"reader"}), frozenset({"north"}))
         fields = {"hospital": "north", "model": "bright", "parent": "", "cohort": None, "options": {}}
         with api.context.for_caller(caller).database.write() as session:
-            return str(records.create(session, api.settings, kind=kind, **fields).id)
+            return str(queued(session, api.settings, kind=kind, **fields).id)
 
     def delete(job: str, role: str, files: str = "") -> httpx.Response:
         headers = {"Authorization": f"Bearer {credentials[role]}"}

@@ -13,10 +13,10 @@ from sqlalchemy import func, select
 
 from service.database import Job
 from service.expiry import expire
-from service.jobs import records
 from service.jobs.files import JobFolder, StoredResult
 from service.jobs.leases import claim, finish, renew
 from tests.helpers.service.asking import adapt, note, problem, submitted, take
+from tests.helpers.service.queued import queued
 
 COEFFICIENTS = {"layers": ["encoder.0"], "models": ["north", "global"], "values": [[0.5, 0.5]]}
 GATE = {"passed": True, "checks": []}
@@ -229,7 +229,7 @@ def test_deleting_a_cohort_of_a_waiting_job_is_409(api: Any, cohort: str) -> Non
 def scan_job(api: Any) -> str:
     with api.context.database.write() as session:
         asked = {"kind": "scan", "hospital": None, "model": "brain", "parent": "sha256:" + "0" * 64}
-        return records.create(session, api.settings, **asked, cohort=None, options={}).id
+        return queued(session, api.settings, **asked).id
 
 
 def test_scan_job_result_is_its_mask_until_the_files_are_deleted(api: Any) -> None:

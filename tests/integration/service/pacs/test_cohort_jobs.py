@@ -15,7 +15,6 @@ from service.cohorts import cohorts
 from service.context import ServiceContext
 from service.database import CohortScan, Job
 from service.errors import CohortInUse
-from service.jobs import records
 from service.pacs.requests import CohortFill, PacsSubmission
 from service.settings import scan_limits
 from service.worker.runner import run_job
@@ -23,6 +22,7 @@ from tests.helpers.model_store.dicom_files import uid
 from tests.helpers.service.coded import VOLUME, coded_series
 from tests.helpers.service.orthanc import Gate, Orthanc, gate_before
 from tests.helpers.service.pacs_jobs import Unqueued
+from tests.helpers.service.queued import queued
 from tests.helpers.service.workplace import Workplace
 
 PATIENTS = {"ONE": 2, "TWO": 1}
@@ -193,7 +193,7 @@ def test_deleted_cohort_ends_the_job_and_one_in_use_makes_it_wait(place: Workpla
     busy = place.cohort({})
     waiting = ask(place, busy)
     with place.database.write() as session:
-        records.create(
+        queued(
             session,
             place.settings,
             kind="adaptation",

@@ -13,8 +13,8 @@ import pytest
 from model_store.artefact import Artefact
 from model_store.store import Store
 from service.database import Cohort, CohortScan, Hospital
-from service.jobs import records
 from tests.helpers.service.adapted_store import publish_adapted, publish_space
+from tests.helpers.service.queued import queued
 
 Publish = Callable[..., Artefact]
 
@@ -59,15 +59,13 @@ def api(start: Callable[..., Any], publish_bright: Publish, tmp_path_factory: py
                 )
             )
         for number in range(9):
-            made = records.create(
+            made = queued(
                 session,
                 api.settings,
                 kind="adaptation",
                 hospital=HOSPITALS[number % 2],
                 model="organ",
                 parent="",
-                cohort=None,
-                options={},
             )
             made.created_at = now - timedelta(minutes=number // 3)
     return api

@@ -19,11 +19,11 @@ import pytest
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
 from service.database import Database, upgrade
-from service.jobs import records
 from service.runtime.broker import Broker
 from service.runtime.queue import VERIFY_STORE, Queue
 from service.runtime.store_check import StoreVerdict, latest_verdict
 from service.settings import Settings
+from tests.helpers.service.queued import queued
 from tests.helpers.waiting import wait_for
 
 PATIENCE_SECONDS = 60
@@ -214,7 +214,7 @@ def test_open_event_stream_does_not_delay_shutdown(tmp_path: Path) -> None:
         database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
         with database.write() as session:
             asked = {"kind": "scan", "hospital": None, "model": "brain", "parent": "sha256:0"}
-            job = records.create(session, Settings(), **asked, cohort=None, options={})
+            job = queued(session, Settings(), **asked)
         database.dispose()
         with client.stream("GET", f"/jobs/{job.id}/events") as answer:
             lines = answer.iter_lines()

@@ -24,7 +24,7 @@ from service.database import Cohort, Job, JobEvent
 from service.errors import GpuUnusable
 from service.jobs import leases
 from service.settings import Settings
-from service.worker import runner
+from service.worker import cohort_job, runner
 from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.candidate import publish
 from service.worker.runner import run_job, run_next
@@ -185,7 +185,7 @@ def test_full_gpu_is_said_with_how_many_scans_would_fit(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0 ...")
 
     gib = 2**30
-    monkeypatch.setitem(runner.HANDLERS, "adaptation", fill)
+    monkeypatch.setattr(cohort_job, "run_adaptation", fill)
     monkeypatch.setattr(runner, "device_of", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 * gib, 10 * gib))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 4 * gib)
@@ -209,7 +209,7 @@ def test_process_with_a_lost_gpu_leaves_its_job_to_another(
             raise GpuUnusable("the GPU cuda does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setitem(runner.HANDLERS, "adaptation", poison)
+        patched.setattr(cohort_job, "run_adaptation", poison)
         patched.setattr(runner, "check_gpu", check)
         with pytest.raises(GpuUnusable):
             run_job(job_id, place.settings)
@@ -232,7 +232,7 @@ def test_error_with_a_gpu_that_answers_ends_the_job(
     def fail(_: Attempt) -> AttemptOutcome:
         raise RuntimeError("a shape")
 
-    monkeypatch.setitem(runner.HANDLERS, "adaptation", fail)
+    monkeypatch.setattr(cohort_job, "run_adaptation", fail)
     monkeypatch.setattr(runner, "check_gpu", checked.append)
     assert_failed(place, job_id, "an unexpected RuntimeError while preparing")
     assert len(checked) == 1

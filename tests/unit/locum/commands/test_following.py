@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from locum.commands.following import Followed, follow
+from locum.commands.following import LEARNING, Followed, follow
+from service.job_kinds import KINDS
 
 Event = tuple[str, dict[str, Any]]
 
@@ -54,6 +55,18 @@ def test_at_a_terminal_it_shows_how_far_the_job_is_and_whose_knowledge_it_uses()
     assert "epoch 1  loss 0.0200  agreement 0.50  █▁" in learning
     assert [line.split()[-2:] for line in knowledge] == [["70%", "aster"], ["30%", "global"]]
     assert against.endswith("judging against half 1 of the scans")
+
+
+def test_job_that_measures_its_dose_is_shown_in_that_stage() -> None:
+    stages, *_ = shown(followed(EVENTS[0], EVENTS[1], ("progress", {"stage": "measuring"})))
+    assert "✓ preparing" in stages
+    assert "measuring" in stages
+    assert "adapting" not in stages
+
+
+def test_every_stage_that_makes_a_candidate_is_known() -> None:
+    passed = {"waiting", "preparing", "judging", "drawing", "publishing"}
+    assert {*LEARNING} == KINDS["adaptation"].stages.keys() - passed
 
 
 def test_a_job_that_is_over_has_nothing_left_to_do() -> None:

@@ -12,21 +12,20 @@ from service.errors import CohortUnknown, HospitalUnknown, JobUnknown, QueueFull
 from service.jobs import records
 from service.roles import Role
 from service.settings import Settings
+from tests.helpers.service.queued import queued
 
 NORTH = Caller("north's key", frozenset({"admin"}), frozenset({"north"}))
 
 
 def job_of(database: Database, settings: Settings, hospital: str | None) -> str:
     with database.write() as session:
-        return records.create(
+        return queued(
             session,
             settings,
             kind="scan",
             hospital=hospital,
             model="brain",
             parent="sha256:" + "0" * 64,
-            cohort=None,
-            options={},
         ).id
 
 

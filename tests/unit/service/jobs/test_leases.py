@@ -15,6 +15,7 @@ from service.errors import JobUnknown, LeaseLost
 from service.jobs import records
 from service.jobs.leases import Lease, RenewState, claim, fenced, finish, postpone, renew
 from service.settings import Settings
+from tests.helpers.service.queued import queued
 
 SETTINGS = Settings(max_attempts=3)
 
@@ -22,7 +23,7 @@ SETTINGS = Settings(max_attempts=3)
 def submitted(database: Database, **fields: Any) -> str:
     with database.write() as session:
         asked = {"kind": "scan", "hospital": "north", "model": "brain", "parent": "sha256:" + "0" * 64}
-        return records.create(session, SETTINGS, **{**asked, **fields}, cohort=None, options={}).id
+        return queued(session, SETTINGS, **{**asked, **fields}).id
 
 
 def job_of(database: Database, job_id: str) -> Job:

@@ -25,6 +25,7 @@ from service.runtime.broker import Broker
 from service.runtime.metrics import Metrics
 from service.runtime.queue import RUN_JOB, VERIFY_STORE, Queue
 from service.settings import Settings
+from tests.helpers.service.queued import queued
 
 pytestmark = pytest.mark.process
 
@@ -47,7 +48,7 @@ class Bench:
     def submit(self, **fields: Any) -> str:
         asked = {"kind": "scan", "hospital": None, "model": "brain", "parent": "sha256:" + "0" * 64}
         with self.database.write() as session:
-            job = records.create(session, self.settings, **asked, cohort=None, options={}, **fields)
+            job = queued(session, self.settings, **asked, cohort=None, options={}, **fields)
         submission.send(self.database, self.queue, job.id)
         return job.id
 

@@ -10,8 +10,8 @@ from service.database import Job
 from service.jobs.status import passed, status
 
 
-def job(state: str, *, made: str | None = None, **progress: Any) -> Job:
-    return Job(kind="adaptation", state=state, progress=progress, candidate_name=made)
+def job(state: str, *, kind: str = "adaptation", made: str | None = None, **progress: Any) -> Job:
+    return Job(kind=kind, state=state, progress=progress, candidate_name=made)
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,27 @@ def job(state: str, *, made: str | None = None, **progress: Any) -> Job:
         ),
         (job("running", stage="judging", seconds_left=600), None, "judging the candidate, about 10 min left"),
         (job("running", stage="adapting", seconds_left=9000), None, "adapting, about 2.5 h left"),
-        (job("running", stage="fetching", series=2, of=5), None, "fetching from the PACS, series 2 of 5"),
-        (job("queued", stage="waiting", why="it is down"), 0, "waiting for the PACS: it is down"),
+        (
+            job("running", stage="measuring"),
+            None,
+            "measuring how far the scans are from the federation's, and adapting",
+        ),
+        (
+            job("running", kind="pacs-cohort", stage="fetching", series=2, of=5),
+            None,
+            "fetching from the PACS, series 2 of 5",
+        ),
+        (
+            job("queued", kind="pacs-segment", stage="waiting", why="it is down"),
+            0,
+            "waiting for the PACS: it is down",
+        ),
+        # It has no PACS to wait for.
+        (
+            job("queued", stage="waiting", why="the files cannot be reached"),
+            0,
+            "waiting: the files cannot be reached",
+        ),
         # Of another version of the worker, and with fields that are none.
         (job("running", stage="weighing", epoch="two", epochs=9, seconds_left="few"), None, "weighing"),
         (job("succeeded", stage="publishing"), None, None),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -12,23 +11,21 @@ from sqlalchemy.orm import Session
 from service.database import Database, Job
 from service.errors import IdempotencyConflict, QueueFull
 from service.jobs import records, submission
+from service.jobs.records import Asked
 from service.runtime.queue import DEVICE_CLASSES, QUEUE, RUN_JOB, Queue, queue_of
 from service.settings import Settings
+from tests.helpers.service.queued import queued
 
 
-def making(key: str, fingerprint: str, hospital: str = "north", **settings: Any) -> Callable[[Session], Job]:
+def submit(
+    database: Database, key: str | None, fingerprint: str, hospital: str = "north", **settings: Any
+) -> tuple[Job, bool]:
+    asked = Asked(None, key, fingerprint)
+
     def create(session: Session) -> Job:
-        asked: dict[str, Any] = {
-            "kind": "scan",
-            "model": "brain",
-            "parent": "sha256:0",
-            "cohort": None,
-            "options": {},
-        }
-        known = {"hospital": hospital, "idempotency_key": key, "fingerprint": fingerprint}
-        return records.create(session, Settings(**settings), **asked, **known)
+        return queued(session, Settings(**settings), asked, kind="scan", hospital=hospital)
 
-    return create
+    return submission.create_once(database, hospital, asked, create)
 
 
 def test_fingerprint_ignores_member_order_and_differs_by_value() -> None:
@@ -37,12 +34,12 @@ def test_fingerprint_ignores_member_order_and_differs_by_value() -> None:
 
 
 def test_idempotency_key_with_another_request_is_rejected(database: Database) -> None:
-    first, created = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
-    again, created_again = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
+    first, created = submit(database, "k", "f1")
+    again, created_again = submit(database, "k", "f1")
     assert (created, created_again, again.id) == (True, False, first.id)
     with pytest.raises(IdempotencyConflict, match=first.id):
-        submission.create_once(database, "north", "k", "f2", making("k", "f2"))
-    other, created = submission.create_once(database, "south", "k", "f2", making("k", "f2", "south"))
+        submit(database, "k", "f2")
+    other, created = submit(database, "k", "f2", "south")
     assert created
     assert other.id != first.id
 
@@ -53,15 +50,15 @@ def test_concurrent_requests_with_one_key_make_one_job(database: Database) -> No
     found: list[tuple[str, bool]] = []
     failures: list[BaseException] = []
 
-    def submit() -> None:
+    def submit_at_once() -> None:
         barrier.wait(60)
         try:
-            job, created = submission.create_once(database, "north", "k", "f", making("k", "f"))
+            job, created = submit(database, "k", "f")
             found.append((job.id, created))
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=submit) for _ in range(workers)]
+    threads = [threading.Thread(target=submit_at_once) for _ in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -77,7 +74,7 @@ def test_concurrent_requests_with_one_key_make_one_job(database: Database) -> No
     ("jobs_on", "queue"), [("any", QUEUE), ("cpu", "adaptation.cpu"), ("cuda", "adaptation.cuda")]
 )
 def test_job_is_sent_to_the_workers_of_its_device(jobs_on: str, queue: str, database: Database) -> None:
-    job, _ = submission.create_once(database, "north", None, "f", making("k", "f", jobs_on=jobs_on))
+    job, _ = submit(database, None, "f", jobs_on=jobs_on)
     sent: list[tuple[Any, ...]] = []
 
     class Sent:
@@ -92,34 +89,32 @@ def test_job_is_sent_to_the_workers_of_its_device(jobs_on: str, queue: str, data
 
 
 def test_job_above_max_waiting_jobs_is_rejected(database: Database) -> None:
-    def submit(key: str) -> str:
-        job, _ = submission.create_once(database, "north", key, key, making(key, key, max_waiting_jobs=2))
-        return job.id
+    def submitted(key: str) -> str:
+        return submit(database, key, key, max_waiting_jobs=2)[0].id
 
-    first, second = submit("1"), submit("2")
+    first, second = submitted("1"), submitted("2")
     with pytest.raises(QueueFull, match="2 jobs of hospital 'north' wait"):
-        submit("3")
+        submitted("3")
     # What was accepted before is found again, and who runs or is over does not wait.
-    assert submit("2") == second
+    assert submitted("2") == second
     with database.write() as session:
         records.transition(session, records.get(session, first, lock=True), "running")
-    third = submit("3")
+    third = submitted("3")
     with pytest.raises(QueueFull):
-        submit("4")
+        submitted("4")
     with database.write() as session:
         records.cancel(session, third)
-    submit("4")
+    submitted("4")
 
 
 def test_jobs_of_a_hospital_that_wait_for_its_pacs_delay_no_other_hospital(database: Database) -> None:
-    def submit(key: str, hospital: str) -> str:
-        create = making(key, key, hospital, max_waiting_jobs=2)
-        return submission.create_once(database, hospital, key, key, create)[0].id
+    def submitted(key: str, hospital: str) -> str:
+        return submit(database, key, key, hospital, max_waiting_jobs=2)[0].id
 
-    postponed = [submit(key, "north") for key in ("1", "2")]
+    postponed = [submitted(key, "north") for key in ("1", "2")]
     with database.write() as session:
         for job_id in postponed:
             records.get(session, job_id).retry_at = datetime.now(UTC) + timedelta(days=1)
     with pytest.raises(QueueFull):
-        submit("3", "north")
-    submit("3", "south")
+        submitted("3", "north")
+    submitted("3", "south")

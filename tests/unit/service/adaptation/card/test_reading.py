@@ -23,6 +23,7 @@ from service.jobs.sections import Checks, Curves, HeatMap, Section
 from service.kinds import ADAPTABLE
 from service.settings import Settings
 from tests.helpers.service.adapted_versions import publish_model, publish_space
+from tests.helpers.service.queued import queued
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,13 @@ def here(database: Database, tmp_path: Path) -> Place:
 
 def submit(here: Place, **fields: Any) -> str:
     with here.database.write() as session:
-        job = records.create(
+        job = queued(
             session,
             here.settings,
             kind="adaptation",
             hospital="north",
             model="brain",
             parent="sha256:" + "0" * 64,
-            cohort=None,
-            options={},
         )
         for name, value in fields.items():
             setattr(job, name, value)

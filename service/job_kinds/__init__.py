@@ -1,0 +1,48 @@
+"""The kinds of job: one module per kind declares what it is, what it needs and how it is told of.
+
+No other module of the service compares a job's kind with a name: it asks the declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from pydantic import WithJsonSchema
+
+from service.job_kinds import (
+    adaptation,
+    mask_check,
+    mask_verdict,
+    pacs_cohort,
+    pacs_segment,
+    quantisation,
+    scan,
+    segment,
+)
+from service.job_kinds.kind import JobKind
+
+__all__ = ["KINDS", "JobKind", "KindName", "names_where"]
+
+# In the order of the API's description.
+KINDS: Mapping[str, JobKind] = {
+    module.KIND.name: module.KIND
+    for module in (
+        adaptation,
+        scan,
+        segment,
+        pacs_segment,
+        pacs_cohort,
+        mask_check,
+        mask_verdict,
+        quantisation,
+    )
+}
+
+KindName = Annotated[str, WithJsonSchema({"type": "string", "enum": [*KINDS]})]
+"""A kind in the API's answers."""
+
+
+def names_where(condition: Callable[[JobKind], bool]) -> tuple[str, ...]:
+    """The kinds of which the condition holds, for a query of the database."""
+    return tuple(name for name, kind in KINDS.items() if condition(kind))
