@@ -1,4 +1,4 @@
-"""The kinds of job: one module per kind declares what it is, what it needs and how it is told of.
+"""The kinds of job: one module per kind declares its worker, options, stages and card.
 
 No other module of the service compares a job's kind with a name: it asks the declaration.
 """
