@@ -16,9 +16,10 @@ from training.config import DEVICE
 from training.engine.egress import SiteSpec, may_take_part
 from training.errors import TrainingError, in_words
 from training.exit_codes import FAILED, INTERRUPTED
-from training.network.hospital import SENT_FILE, Hospital, Sent
+from training.network.hospital import Hospital, Sent
 from training.network.kits import Kit
 from training.network.messages import Invitation
+from training.network.preparation import SENT_FILE
 from training.privacy import Noising
 
 _SHOWN = 4  # metrics that a line names

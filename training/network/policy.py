@@ -19,7 +19,9 @@ learns the policy when the hospital joins, and cannot change it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import Field
@@ -28,6 +30,7 @@ from model_store.patient_pattern import PatientPattern
 from training.algorithm import GroupKind
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.config import SecureAggregation, StrictConfig, parse
+from training.engine.egress import SiteSpec
 from training.errors import ConfigurationError, in_words
 from training.privacy import PrivacyDemand
 
@@ -58,3 +61,22 @@ class Policy(StrictConfig):
                 f"{path} is not a policy", ["expected fields such as allows and consents"]
             )
         return parse(cls, content, str(path))
+
+    def applied(self, spec: SiteSpec) -> SiteSpec:
+        """The site as this policy has it."""
+        return replace(
+            spec,
+            allows=frozenset(self.allows),
+            consents=self.consents,
+            bounds=self.bounds,
+            demand=self.privacy,
+        )
+
+    def announced(self) -> dict[str, Any]:
+        """What the operator is told of it, as fields of an `Announcement`."""
+        return {
+            "allows": tuple(sorted(self.allows)),
+            "consents": self.consents,
+            "bounds": self.bounds,
+            "privacy": self.privacy,
+        }

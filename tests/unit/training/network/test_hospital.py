@@ -59,8 +59,9 @@ CONFIGS = {
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Ask for a task often: without a network, the operator cannot wake a hospital."""
-    monkeypatch.setattr("training.network.hospital._IDLE_S", 0.01)
-    monkeypatch.setattr("training.network.hospital._RETRY_S", 0.01)
+    monkeypatch.setattr("training.network.link._IDLE_S", 0.01)
+    for module in ("hospital", "link"):
+        monkeypatch.setattr(f"training.network.{module}.RETRY_S", 0.01)
 
 
 class Line:
@@ -148,7 +149,7 @@ class Together:
         kit = Kit.open(self.kits / site, server=False)
         state = self.state / site
         made = Hospital(kit, self.data / site, self.policies[site], state, self.screens[site])
-        made._cell = self.lines[site] = Line(self.operator, site)
+        made._link.cell = self.lines[site] = Line(self.operator, site)
         return made
 
     def run(self, store=None, resume=False):
@@ -269,14 +270,14 @@ def test_log_has_what_left_before_its_round_ended_and_survives_a_kill_in_its_lin
     hospital = together.hospital("birch")
     session = hospital._join()
     start_round(together, 1)
-    task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+    task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
 
     def end(topic, reply):
         if topic == "write":  # the first chunk is there, and the deadline passes
             together.operator._rounds._parts = {}
         return reply
 
-    hospital._cell.change = end
+    hospital._link.cell.change = end
     with pytest.raises(Rejected, match="its round went on"):
         hospital._step(session, hospital._prepared, task)
     (log,) = (tmp_path / "state" / "birch").glob("*/sent.jsonl")
@@ -288,7 +289,7 @@ def test_log_has_what_left_before_its_round_ended_and_survives_a_kill_in_its_lin
     again = together.hospital("birch")
     session = again._join()
     start_round(together, 1)
-    task = unpack(Next, again._ask("next", pack_session(session)))[0].task
+    task = unpack(Next, again._link.ask("next", pack_session(session)))[0].task
     again._step(session, again._prepared, task)
     first, second = map(json.loads, log.read_text().splitlines())
     assert first == line
@@ -304,7 +305,7 @@ def computed_and_logged(together, site):
 
 
 def test_lost_replies_cost_neither_a_computed_step_nor_the_chunks_before(tmp_path, data, kits, monkeypatch):
-    monkeypatch.setattr("training.network.hospital.CHUNK", 4000)
+    monkeypatch.setattr("training.network.link.CHUNK", 4000)
     together = Together(tmp_path, data, kits)
     lost = Counter({"invite": 1, "join": 1, "next": 2, "read": 2, "write": 3, "done": 1})
     passed = Counter()
@@ -322,7 +323,7 @@ def test_lost_replies_cost_neither_a_computed_step_nor_the_chunks_before(tmp_pat
     def hospital(site):
         found = made(site)
         if site == "birch":
-            found._cell.change = lose
+            found._link.cell.change = lose
         return found
 
     together.hospital = hospital
@@ -345,8 +346,8 @@ def test_line_on_which_a_chunk_takes_longer_than_the_first_timeout_delivers(
     together = Together(tmp_path, data, kits)
     hospital = together.hospital("birch")
     now, waited = 0.0, []
-    monkeypatch.setattr("training.network.hospital.time.monotonic", lambda: now)
-    request = hospital._cell.request
+    monkeypatch.setattr("training.network.link.time.monotonic", lambda: now)
+    request = hospital._link.cell.request
 
     def slow(topic, payload, timeout, target="server"):
         """A chunk takes 100 s."""
@@ -359,10 +360,10 @@ def test_line_on_which_a_chunk_takes_longer_than_the_first_timeout_delivers(
                 raise Unreachable("the line is slow")
         return request(topic, payload, timeout)
 
-    hospital._cell.request = slow
+    hospital._link.cell.request = slow
     session = hospital._join()
     start_round(together, 1)
-    task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+    task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
     hospital._step(session, hospital._prepared, task)
     assert set(together.operator._rounds._parts["birch"].answer.files) == {"weights", "scores"}
     assert waited == [60, 120, 200]
@@ -478,7 +479,7 @@ def test_process_that_did_not_hear_the_end_of_its_run_does_not_join_another(tmp_
     first, other = (Together(tmp_path / name, data, kits) for name in ("first", "other"))
     hospital = first.hospital("birch")
     hospital._session = hospital._join()
-    hospital._cell.operator = other.operator
+    hospital._link.cell.operator = other.operator
     ids = [run_id(together) for together in (first, other)]
     with pytest.raises(TrainingError, match=f"run {ids[0]}, .* found run {ids[1]}; start this command again"):
         hospital.run()
@@ -497,11 +498,11 @@ def test_second_process_with_the_same_state_folder_ends_before_it_asks_the_opera
         if topic == "join":
             with pytest.raises(TrainingError, match="another process of this hospital runs here"):
                 second.run()
-            joined.append(second._cell.asked)
+            joined.append(second._link.cell.asked)
             together.operator._sessions.end(OVER)
         return reply
 
-    first._cell.change = while_the_first_runs
+    first._link.cell.change = while_the_first_runs
     assert first.run() == "over"
     assert joined == [[]]
     # The lock ends with the first.
@@ -549,7 +550,7 @@ class TestPatients:
         hospital = together.hospital("birch")
         with pytest.raises(ConfigurationError, match=r"minimum_patients: the operator's task would decide"):
             hospital.run()
-        assert hospital._cell.asked == ["invite"]
+        assert hospital._link.cell.asked == ["invite"]
 
     def test_rule_of_the_policy_comes_before_the_operators(self, together):
         together.policies["birch"].write_text(f"{POLICY}{self.RULE}bounds: {{minimum_patients: 4}}\n")
@@ -586,10 +587,10 @@ class TestPatients:
         session = hospital._join()
         together.policies["birch"].write_text(f"{POLICY}{policy}\n")
         start_round(together, 1)
-        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
         hospital._step(session, hospital._prepared, task)
         assert reason in together.operator._rounds._parts["birch"].answer.reason
-        assert "write" not in hospital._cell.asked
+        assert "write" not in hospital._link.cell.asked
 
 
 def joined(together):
@@ -620,10 +621,10 @@ def test_policy_that_forbids_a_step_sends_only_the_reason(tmp_path, data, kits, 
     together.policies["birch"].write_text(f"{POLICY}{policy}\n")
     train = next(i for i, step in enumerate(prepared.algorithm.plan()) if step.name == "train")
     start_round(together, train)
-    task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+    task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
     hospital._step(session, prepared, task)
     assert reason in together.operator._rounds._parts["birch"].answer.reason
-    assert "write" not in hospital._cell.asked
+    assert "write" not in hospital._link.cell.asked
 
 
 def test_round_that_is_repeated_with_other_weights_is_trained_from_them(tmp_path, data, kits):
@@ -631,7 +632,7 @@ def test_round_that_is_repeated_with_other_weights_is_trained_from_them(tmp_path
 
     def upload_of(hospital, session, seed):
         start_round(together, 1, seed)
-        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
         hospital._step(session, hospital._prepared, task)
         return (tmp_path / "up" / "up-weights").read_bytes()
 
@@ -669,7 +670,7 @@ class TestOperatorThatCannotBeBelieved:
         session = hospital._join()
         down = start_round(together, 1)
         down.write_bytes(b"\x80\x04" + b"x" * 100)
-        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
         hospital._step(session, hospital._prepared, task)
         assert "not a file of tensors" in together.operator._rounds._parts["birch"].answer.reason
 
@@ -679,7 +680,7 @@ class TestOperatorThatCannotBeBelieved:
         hospital = together.hospital("birch")
         session = hospital._join()
         start_round(together, 1)
-        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
         with pytest.raises(TrainingError, match="of another plan"):
             hospital._step(session, hospital._prepared, task.model_copy(update=change))
 
@@ -706,11 +707,11 @@ class TestOperatorThatCannotBeBelieved:
             said, _ = unpack(Invitation, reply)
             return pack(said.model_copy(update=change))
 
-        hospital._cell.change = changed
+        hospital._link.cell.change = changed
         with pytest.raises(ConfigurationError) as caught:
             hospital.run()
         assert words in str(caught.value)
-        assert hospital._cell.asked == ["invite"]
+        assert hospital._link.cell.asked == ["invite"]
 
     def test_method_outside_the_policy_is_refused(self, tmp_path, data, kits):
         together = Together(tmp_path, data, kits)
@@ -727,7 +728,7 @@ class TestOperatorThatCannotBeBelieved:
             said, _ = unpack(Invitation, reply)
             return pack(said.model_copy(update={"method": "plan"}))
 
-        hospital._cell.change = changed
+        hospital._link.cell.change = changed
         with pytest.raises(
             ConfigurationError, match="allows fedavg, not plan: --plan runs it before the train"
         ):
@@ -740,4 +741,4 @@ class TestOperatorThatCannotBeBelieved:
         hospital = together.hospital("birch")
         with pytest.raises(TrainingError, match="no mask"):
             hospital.run()
-        assert hospital._cell.asked == ["invite"]
+        assert hospital._link.cell.asked == ["invite"]
