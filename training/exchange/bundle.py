@@ -157,7 +157,7 @@ def _place(config: Config, place: str) -> str:
 def _network(config: Config) -> NetworkSpec:
     """The network by the allow-list. Raises ImportRefused."""
     # Its import takes seconds.
-    from personalization.networks.monai import translated
+    from personalization.networks.monai.translation import translated
 
     written = config.component(_place(config, "network_def"))
     module, _, name = written.target.rpartition(".")
@@ -185,7 +185,7 @@ def _network(config: Config) -> NetworkSpec:
 
 
 def _state(network: NetworkSpec, content: bytes, where: str) -> dict[str, Any]:
-    from personalization.networks.monai import translated_state
+    from personalization.networks.monai.translation import translated_state
 
     return translated_state(network.name, checkpoints.state_of(checkpoints.load(content, where), where))
 

@@ -167,7 +167,7 @@ THEIRS: list[tuple[str, dict[str, Any], int]] = [
 def test_network_equals_that_which_monai_builds(name: str, own: dict[str, Any], multiple: int) -> None:
     from monai.networks import nets
 
-    from personalization.networks.monai import translated, translated_state
+    from personalization.networks.monai.translation import translated, translated_state
 
     torch.manual_seed(0)
     shared = {"spatial_dims": 2, "in_channels": 1, "out_channels": 3}
@@ -187,7 +187,7 @@ def test_network_equals_that_which_monai_builds(name: str, own: dict[str, Any], 
 
 
 def test_translation_writes_down_what_monai_takes_by_default() -> None:
-    from personalization.networks.monai import translated
+    from personalization.networks.monai.translation import translated
 
     shared = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2}
     _, found = translated("UNet", {**shared, "channels": (4, 8), "strides": (2,)})

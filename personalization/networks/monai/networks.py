@@ -12,47 +12,35 @@ Legend: B batch, C channels, K classes, ... two or three spatial axes.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from monai.networks import nets
 from monai.networks.nets.attentionunet import AttentionLayer
 from torch import Tensor, nn
 from typing_extensions import override
 
-from personalization.errors import NetworkError
 from personalization.networks.capabilities import Traits
 from personalization.networks.instance_norm import track
+from personalization.networks.monai.arguments import (
+    MOST_BLOCKS,
+    MOST_CHANNELS,
+    MOST_KERNEL,
+    MOST_STAGES,
+    MOST_STRIDE,
+    Arguments,
+    Layer,
+    PerAxis,
+)
 
-# A name of the list, or [name, options].
-Layer: TypeAlias = str | Sequence[Any]
-# One number for all axes, or one per axis.
-PerAxis: TypeAlias = int | Sequence[int]
-
-MOST_CHANNELS, MOST_STAGES, MOST_BLOCKS = 2048, 10, 8
-MOST_KERNEL, MOST_STRIDE, MOST_CLASSES, MOST_INPUTS = 9, 8, 256, 64
 # nnU-Net's bound on what doubling gives, by the number of spatial axes.
-_MOST_DOUBLED = {2: 512, 3: 320}
-_NORMS: Mapping[str, Mapping[str, Any]] = {
-    "batch": {"affine": True, "eps": 1e-5, "momentum": 0.1},
-    "instance": {"affine": True, "eps": 1e-5, "track": False},
-    "group": {"affine": True, "eps": 1e-5, "num_groups": 8},
-}
-"""Norm -> its options with their defaults. MONAI's `INSTANCE` alone has `affine` false; `track` is ours."""
-_ACTIVATIONS: Mapping[str, Mapping[str, Any]] = {
-    "relu": {"inplace": True},
-    "leakyrelu": {"inplace": True, "negative_slope": 0.01},
-    "prelu": {"num_parameters": 1, "init": 0.25},
-    "elu": {"inplace": True, "alpha": 1.0},
-    "gelu": {},
-}
+MOST_DOUBLED = {2: 512, 3: 320}
 _UPSAMPLING = ("deconv", "nontrainable", "pixelshuffle")
 _BACKBONES = ("resnet10", "resnet18", "resnet34", "resnet50")
 
 
-class _Segmenting(nn.Module):
+class Segmenting(nn.Module):
     """What all of them share: the traits, and an input that is checked before torch sees it."""
 
     NAME: str
@@ -71,19 +59,19 @@ class _Segmenting(nn.Module):
         logits: Tensor = super().forward(image_BC)
         return logits
 
-    def _declare(self, ask: _Arguments, in_channels: int, head: Sequence[str], multiples: PerAxis) -> None:
-        dimensions = ask.dims
+    def _declare(self, ask: Arguments, head: Sequence[str], *strides: PerAxis) -> None:
+        """Declare the traits: the head, and sides that all the strides divide."""
         if ask.tracks:
             track(self)
-        self.in_channels = in_channels
-        each = (multiples,) * dimensions if isinstance(multiples, int) else tuple(multiples)
+        self.in_channels = ask.in_channels
+        each = tuple(math.prod(axis) for axis in zip(*(ask.each_axis(by) for by in strides), strict=True))
         # An instance norm needs two values at the bottom to have a variance.
         self.traits = Traits(
-            "segmentation", tuple(head), dimensions, multiples=each, least_pixels=2 * math.prod(each)
+            "segmentation", tuple(head), ask.dims, multiples=each, least_pixels=2 * math.prod(each)
         )
 
 
-class DynUNet(_Segmenting, nets.DynUNet):  # type: ignore[misc]  # without types
+class DynUNet(Segmenting, nets.DynUNet):  # type: ignore[misc]  # without types
     """nnU-Net's U-Net (Isensee et al., 2021), of any kernels and strides.
 
     nnU-Net's PlainConvUNet with instance norm is one with `trans_bias`. `filters` take the place of `width`,
@@ -112,18 +100,17 @@ class DynUNet(_Segmenting, nets.DynUNet):  # type: ignore[misc]  # without types
         res_block: bool = False,
         trans_bias: bool = False,
     ) -> None:
-        ask = _Arguments(self.NAME, spatial_dims)
-        ask.common(in_channels, classes, width)
+        ask = Arguments(self.NAME, spatial_dims, in_channels, classes, width)
         strides = ask.per_stage("strides", strides, MOST_STRIDE, least=3)
         count = len(strides)
         if filters is None:
-            filters = [min(width * 2**stage, _MOST_DOUBLED[spatial_dims]) for stage in range(count)]
+            filters = [min(width * 2**stage, MOST_DOUBLED[spatial_dims]) for stage in range(count)]
         filters = ask.numbers("filters", filters, MOST_CHANNELS, count, count)
         kernels = ask.per_stage("kernel_size", kernel_size or [3] * count, MOST_KERNEL, count, count)
         ups = ask.per_stage(
             "upsample_kernel_size", upsample_kernel_size or strides[1:], MOST_STRIDE, count - 1, count - 1
         )
-        if any(_each(stride, spatial_dims) != (1,) * spatial_dims for stride in strides[:1]):
+        if any(ask.each_axis(stride) != (1,) * spatial_dims for stride in strides[:1]):
             ask.refuse("strides", "1 first, so that masks have the sides of the image", strides[0])
         if ups != strides[1:]:
             ask.refuse("upsample_kernel_size", f"the strides after the first, {strides[1:]}", ups)
@@ -143,9 +130,8 @@ class DynUNet(_Segmenting, nets.DynUNet):  # type: ignore[misc]  # without types
         # MONAI registers every block a second time in there, under another name. A layer that is replaced,
         # or kept by a site, by one of its names would stay as it was under the other.
         del self.skip_layers
-        multiples = [math.prod(axis) for axis in zip(*(_each(s, spatial_dims) for s in strides), strict=True)]
         head = (*(f"upsamples.{index}" for index in range(count - 1)), "output_block")
-        self._declare(ask, in_channels, head, multiples)
+        self._declare(ask, head, *strides)
 
     @override
     def forward(self, image_BC: Tensor) -> Tensor:
@@ -161,7 +147,7 @@ class DynUNet(_Segmenting, nets.DynUNet):  # type: ignore[misc]  # without types
         return logits
 
 
-class SegResNet(_Segmenting, nets.SegResNet):  # type: ignore[misc]  # without types
+class SegResNet(Segmenting, nets.SegResNet):  # type: ignore[misc]  # without types
     """The residual network of Myronenko (BraTS 2018), without its autoencoder."""
 
     NAME = "monai.segresnet"
@@ -178,8 +164,7 @@ class SegResNet(_Segmenting, nets.SegResNet):  # type: ignore[misc]  # without t
         act: Layer = "relu",
         upsample_mode: str = "nontrainable",
     ) -> None:
-        ask = _Arguments(self.NAME, spatial_dims)
-        ask.common(in_channels, classes, width)
+        ask = Arguments(self.NAME, spatial_dims, in_channels, classes, width)
         down = ask.numbers("blocks_down", blocks_down, MOST_BLOCKS, 2, MOST_STAGES)
         up = ask.numbers("blocks_up", blocks_up, MOST_BLOCKS, len(down) - 1, len(down) - 1)
         super().__init__(
@@ -194,10 +179,10 @@ class SegResNet(_Segmenting, nets.SegResNet):  # type: ignore[misc]  # without t
             upsample_mode=ask.one_of("upsample_mode", upsample_mode, _UPSAMPLING),
         )
         head = [f"up_{part}.{index}" for index in range(len(up)) for part in ("samples", "layers")]
-        self._declare(ask, in_channels, (*head, "conv_final"), 2 ** (len(down) - 1))
+        self._declare(ask, (*head, "conv_final"), 2 ** (len(down) - 1))
 
 
-class BasicUNet(_Segmenting, nets.BasicUNet):  # type: ignore[misc]  # without types
+class BasicUNet(Segmenting, nets.BasicUNet):  # type: ignore[misc]  # without types
     """A U-Net of four poolings (Falk et al., 2019). `features` take the place of `width`."""
 
     NAME = "monai.basicunet"
@@ -214,8 +199,7 @@ class BasicUNet(_Segmenting, nets.BasicUNet):  # type: ignore[misc]  # without t
         bias: bool = True,
         upsample: str = "deconv",
     ) -> None:
-        ask = _Arguments(self.NAME, spatial_dims)
-        ask.common(in_channels, classes, width)
+        ask = Arguments(self.NAME, spatial_dims, in_channels, classes, width)
         if features is None:
             features = [width, width, 2 * width, 4 * width, 8 * width, width]
         features = ask.numbers("features", features, MOST_CHANNELS, 6, 6)
@@ -230,10 +214,10 @@ class BasicUNet(_Segmenting, nets.BasicUNet):  # type: ignore[misc]  # without t
             upsample=ask.one_of("upsample", upsample, _UPSAMPLING),
         )
         head = (*(f"upcat_{level}" for level in (4, 3, 2, 1)), "final_conv")
-        self._declare(ask, in_channels, head, 16)
+        self._declare(ask, head, 16)
 
 
-class UNet(_Segmenting, nets.UNet):  # type: ignore[misc]  # without types
+class UNet(Segmenting, nets.UNet):  # type: ignore[misc]  # without types
     """The U-Net with strided convolutions, and residual units if asked (Kerfoot et al., 2018)."""
 
     NAME = "monai.unet"
@@ -253,8 +237,7 @@ class UNet(_Segmenting, nets.UNet):  # type: ignore[misc]  # without types
         act: Layer = "prelu",
         bias: bool = True,
     ) -> None:
-        ask = _Arguments(self.NAME, spatial_dims)
-        ask.common(in_channels, classes, width)
+        ask = Arguments(self.NAME, spatial_dims, in_channels, classes, width)
         channels, strides = ask.channels(channels, width, strides)
         super().__init__(
             spatial_dims=spatial_dims,
@@ -270,10 +253,10 @@ class UNet(_Segmenting, nets.UNet):  # type: ignore[misc]  # without types
             bias=bias,
         )
         ups = ["model" + ".1.submodule" * level + ".2" for level in range(len(strides))]
-        self._declare(ask, in_channels, ups[::-1], ask.multiples(strides))
+        self._declare(ask, ups[::-1], *strides)
 
 
-class AttentionUnet(_Segmenting, nets.AttentionUnet):  # type: ignore[misc]  # without types
+class AttentionUnet(Segmenting, nets.AttentionUnet):  # type: ignore[misc]  # without types
     """The U-Net with attention gates (Oktay et al., 2018), with batch norm."""
 
     NAME = "monai.attentionunet"
@@ -289,8 +272,7 @@ class AttentionUnet(_Segmenting, nets.AttentionUnet):  # type: ignore[misc]  # w
         kernel_size: PerAxis = 3,
         up_kernel_size: PerAxis = 3,
     ) -> None:
-        ask = _Arguments(self.NAME, spatial_dims)
-        ask.common(in_channels, classes, width)
+        ask = Arguments(self.NAME, spatial_dims, in_channels, classes, width)
         channels, strides = ask.channels(channels, width, strides)
         if any(count < 2 for count in channels):
             ask.refuse("channels", "at least 2 per stage, of which a gate takes half", channels)
@@ -307,10 +289,10 @@ class AttentionUnet(_Segmenting, nets.AttentionUnet):  # type: ignore[misc]  # w
         for layer in layers.values():
             _in_order(layer, ("submodule", "upconv", "attention", "merge"))
         head = [f"{path}.{part}" for path in [*layers][::-1] for part in ("upconv", "attention", "merge")]
-        self._declare(ask, in_channels, (*head, "model.2"), ask.multiples(strides))
+        self._declare(ask, (*head, "model.2"), *strides)
 
 
-class MedNeXt(_Segmenting, nets.MedNeXt):  # type: ignore[misc]  # without types
+class MedNeXt(Segmenting, nets.MedNeXt):  # type: ignore[misc]  # without types
     """The ConvNeXt U-Net (Roy et al., MICCAI 2023), with group norm of one channel each."""
 
     NAME = "monai.mednext"
@@ -330,8 +312,7 @@ class MedNeXt(_Segmenting, nets.MedNeXt):  # type: ignore[misc]  # without types
         blocks_bottleneck: int = 2,
         blocks_up: Sequence[int] = (2, 2, 2),
     ) -> None:
-        ask = _Arguments(self.NAME, spatial_dims)
-        ask.common(in_channels, classes, width)
+        ask = Arguments(self.NAME, spatial_dims, in_channels, classes, width)
         down = ask.numbers("blocks_down", blocks_down, MOST_BLOCKS, 1, MOST_STAGES)
         up = ask.numbers("blocks_up", blocks_up, MOST_BLOCKS, len(down), len(down))
         if kernel_size % 2 == 0:
@@ -356,10 +337,10 @@ class MedNeXt(_Segmenting, nets.MedNeXt):  # type: ignore[misc]  # without types
             blocks_up=up,
         )
         head = [f"{part}.{index}" for index in range(len(up)) for part in ("up_blocks", "dec_stages")]
-        self._declare(ask, in_channels, (*head, "out_0"), 2 ** len(down))
+        self._declare(ask, (*head, "out_0"), 2 ** len(down))
 
 
-class FlexibleUNet(_Segmenting, nets.FlexibleUNet):  # type: ignore[misc]  # without types
+class FlexibleUNet(Segmenting, nets.FlexibleUNet):  # type: ignore[misc]  # without types
     """A U-Net on a ResNet's stages. EfficientNet is no choice: it drops blocks at random in training."""
 
     NAME = "monai.flexibleunet"
@@ -376,8 +357,7 @@ class FlexibleUNet(_Segmenting, nets.FlexibleUNet):  # type: ignore[misc]  # wit
         decoder_bias: bool = False,
         upsample: str = "nontrainable",
     ) -> None:
-        ask = _Arguments(self.NAME, spatial_dims)
-        ask.common(in_channels, classes, 1)
+        ask = Arguments(self.NAME, spatial_dims, in_channels, classes)
         channels = ask.numbers("decoder_channels", decoder_channels, MOST_CHANNELS, 5, 5)
         super().__init__(
             in_channels=in_channels,
@@ -391,100 +371,7 @@ class FlexibleUNet(_Segmenting, nets.FlexibleUNet):  # type: ignore[misc]  # wit
             decoder_bias=decoder_bias,
             upsample=ask.one_of("upsample", upsample, _UPSAMPLING),
         )
-        self._declare(ask, in_channels, ("decoder", "segmentation_head"), 32)
-
-
-class _Arguments:
-    """Checks of one network's arguments; each raises NetworkError naming network and argument."""
-
-    def __init__(self, network: str, spatial_dims: int) -> None:
-        self.network, self.dims, self.tracks = network, spatial_dims, False
-        self.whole("spatial_dims", spatial_dims, 2, 3)
-
-    def refuse(self, name: str, expected: str, found: object) -> None:
-        raise NetworkError(f"{self.network}: {name}: expected {expected}, found {found!r}")
-
-    def whole(self, name: str, value: int, least: int, most: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self.refuse(name, f"a whole number within {least}..{most}", value)
-        return value
-
-    def common(self, in_channels: int, classes: int, width: int) -> None:
-        self.whole("in_channels", in_channels, 1, MOST_INPUTS)
-        self.whole("classes", classes, 1, MOST_CLASSES)
-        self.whole("width", width, 1, MOST_CHANNELS)
-
-    def one_of(self, name: str, value: str, known: Sequence[str]) -> str:
-        if value not in known:
-            self.refuse(name, f"one of {', '.join(known)}", value)
-        return value
-
-    def items(self, name: str, value: Sequence[Any], least: int, most: int) -> list[Any]:
-        if isinstance(value, str) or not isinstance(value, Sequence) or not least <= len(value) <= most:
-            count = str(least) if least == most else f"{least} to {most}"
-            self.refuse(name, f"a list of {count}", value)
-        return list(value)
-
-    def numbers(self, name: str, value: Sequence[int], top: int, least: int, most: int) -> list[int]:
-        return [self.whole(name, each, 1, top) for each in self.items(name, value, least, most)]
-
-    def per_axis(self, name: str, value: PerAxis, top: int) -> PerAxis:
-        if isinstance(value, int):
-            return self.whole(name, value, 1, top)
-        return self.numbers(name, value, top, self.dims, self.dims)
-
-    def per_stage(
-        self, name: str, value: Sequence[PerAxis], top: int, least: int = 1, most: int = MOST_STAGES
-    ) -> list[PerAxis]:
-        return [self.per_axis(name, each, top) for each in self.items(name, value, least, most)]
-
-    def channels(
-        self, channels: Sequence[int] | None, width: int, strides: Sequence[PerAxis]
-    ) -> tuple[list[int], list[PerAxis]]:
-        """Channels of every stage, and the strides between them."""
-        strides = self.per_stage("strides", strides, MOST_STRIDE)
-        if channels is None:
-            channels = [min(width * 2**stage, MOST_CHANNELS) for stage in range(len(strides) + 1)]
-        count = len(strides) + 1
-        return self.numbers("channels", channels, MOST_CHANNELS, count, count), strides
-
-    def multiples(self, strides: Sequence[PerAxis]) -> list[int]:
-        """What each side must be a multiple of."""
-        return [math.prod(axis) for axis in zip(*(_each(each, self.dims) for each in strides), strict=True)]
-
-    def norm(self, name: str, value: Layer, channels: Sequence[int]) -> tuple[str, dict[str, Any]]:
-        kind, options = self._layer(name, value, _NORMS)
-        self.tracks = bool(options.pop("track", False))
-        groups = options.get("num_groups")
-        if groups is not None:
-            groups = self.whole(f"{name}.num_groups", groups, 1, MOST_CHANNELS)
-            uneven = [count for count in channels if count % groups]
-            if uneven:
-                self.refuse(name, f"channels that are multiples of its {groups} groups", uneven[0])
-        return kind, options
-
-    def activation(self, name: str, value: Layer) -> tuple[str, dict[str, Any]]:
-        return self._layer(name, value, _ACTIVATIONS)
-
-    def _layer(
-        self, name: str, value: Layer, known: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[str, dict[str, Any]]:
-        """The layer's kind as MONAI calls it, and all of its options."""
-        kind, options = (value, {}) if isinstance(value, str) else self.items(name, value, 2, 2)
-        if not isinstance(kind, str) or kind.lower() not in known:
-            self.refuse(name, f"one of {', '.join(known)}, or [name, options]", value)
-        defaults = known[kind.lower()]
-        if not isinstance(options, Mapping) or options.keys() - defaults.keys():
-            self.refuse(name, f"options among {', '.join(defaults) or 'none'}", options)
-        for option, given in options.items():
-            wanted = bool if isinstance(defaults[option], bool) else (int, float)
-            if not isinstance(given, wanted) or (wanted is not bool and isinstance(given, bool)):
-                self.refuse(f"{name}.{option}", f"a value such as {defaults[option]}", given)
-        return kind.upper() if known is _NORMS else kind.lower(), {**defaults, **options}
-
-
-def _each(value: PerAxis, dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value)
+        self._declare(ask, ("decoder", "segmentation_head"), 32)
 
 
 def _in_order(module: nn.Module, names: Sequence[str]) -> None:
@@ -495,7 +382,7 @@ def _in_order(module: nn.Module, names: Sequence[str]) -> None:
         setattr(module, name, child)
 
 
-CLASSES: Mapping[str, type[_Segmenting]] = {
+CLASSES: Mapping[str, type[Segmenting]] = {
     "DynUNet": DynUNet,
     "SegResNet": SegResNet,
     "BasicUNet": BasicUNet,
@@ -505,76 +392,3 @@ CLASSES: Mapping[str, type[_Segmenting]] = {
     "FlexibleUNet": FlexibleUNet,
 }
 """MONAI's name of a class -> ours."""
-_RENAMED = {"out_channels": "classes", "init_filters": "width"}
-# Without weights and without effect where a network answers. What else is left out has to be off.
-_WITHOUT_EFFECT = {"dropout", "dropout_prob", "deep_supervision", "deep_supr_num", "is_pad", "pretrained"}
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    "use_conv_final": (True,),
-    "norm_name": ("",),
-    "num_groups": (8,),
-    "adn_ordering": ("NDA",),
-    "norm_type": ("group",),
-    "global_resp_norm": (False,),
-    "pre_conv": ("default",),
-    "interp_mode": ("nearest",),
-}
-
-
-_LEFT_OUT = {
-    DynUNet.NAME: ("skip_layers.", "deep_supervision_heads."),
-    MedNeXt.NAME: ("out_blocks.",),
-}
-
-
-def translated(monai_class: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments here of a network that MONAI's class builds from its own arguments.
-
-    What MONAI takes by default is written down, so that the answer does not depend on a version of MONAI.
-    Raises NetworkError for a class that is not on the list, or an argument that it has not here.
-    """
-    if monai_class not in CLASSES:
-        raise NetworkError(f"MONAI's {monai_class}: expected one of {', '.join(CLASSES)}")
-    ours = CLASSES[monai_class]
-    theirs = inspect.signature(getattr(nets, monai_class).__init__)
-    try:
-        bound = theirs.bind(None, **arguments)
-    except TypeError as error:
-        raise NetworkError(f"MONAI's {monai_class}: {error}; expected {theirs}") from error
-    bound.apply_defaults()
-    if monai_class == "SegResNet" and str(bound.arguments["norm_name"]).lower() == "group":
-        # Its older spelling, which MONAI still takes.
-        bound.arguments |= {
-            "norm_name": "",
-            "norm": ["group", {"num_groups": bound.arguments["num_groups"]}],
-            "num_groups": 8,
-        }
-    taken = inspect.signature(ours).parameters
-    found: dict[str, Any] = {}
-    for name, value in list(bound.arguments.items())[1:]:
-        renamed = _RENAMED.get(name, name)
-        if renamed in taken:
-            found[renamed] = value
-        elif name not in _WITHOUT_EFFECT and value not in _OFF.get(name, ()):
-            raise NetworkError(f"{ours.NAME}: {name}: expected MONAI's default, found {value!r}")
-    for name in ("norm", "norm_name"):
-        # A bare name has the affine parameters of torch's layer: none of an instance norm.
-        if isinstance(found.get(name), str) and found[name].lower() == "instance":
-            found[name] = ["instance", {"affine": False}]
-    if monai_class == "DynUNet" and found["filters"] is None:
-        most = _MOST_DOUBLED[found["spatial_dims"]]
-        found["filters"] = [min(2 ** (5 + stage), most) for stage in range(len(found["strides"]))]
-    return ours.NAME, {name: _plain(value) for name, value in found.items()}
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it."""
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, str) else value
-
-
-def translated_state(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """MONAI's weights of a network of this name by our names: without the heads of deep supervision, which
-    only training uses, and each of DynUNet's once."""
-    left_out = _LEFT_OUT.get(name, ())
-    return {key: value for key, value in state.items() if not (left_out and key.startswith(left_out))}
