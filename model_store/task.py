@@ -318,6 +318,11 @@ class Task(BaseModel):
         return self.channels
 
     @property
+    def separate_channels(self) -> bool:
+        """Whether each channel of a scan is a file of its own."""
+        return self.channel_count > 1 and self.is_volume and not self.stacked
+
+    @property
     def is_volume(self) -> bool:
         """Whether the network sees volumes, by patches, and not slices."""
         return self.geometry is not None
@@ -336,6 +341,11 @@ class Task(BaseModel):
     def input_shape(self) -> tuple[int, ...]:
         """The sides of one input of the network: the patch of volumes, or [H, W] of slices."""
         return self.size if self.geometry is None else self.geometry.patch
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """One output of the network: [K, H, W] of slices, [K, X, Y, Z] of a patch, [K] of classes."""
+        return (self.out_channels, *(self.input_shape if self.kind == "segmentation" else ()))
 
     @cached_property
     def classes(self) -> tuple[TaskClass, ...]:

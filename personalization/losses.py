@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from personalization.errors import LabelError
+from personalization.networks.capabilities import TaskKind
 
 SMOOTHING = 1e-5
-TaskKind: TypeAlias = Literal["segmentation", "classification"]
 # (logits [B, K, ...], class indices [B, ...]) -> scalar
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from personalization.errors import LabelError
+from personalization.networks.capabilities import TaskKind
 
-TaskKind = Literal["segmentation", "classification"]
 Empty = Literal["nan", "one", "zero"]
 _EMPTY: dict[str, float] = {"nan": float("nan"), "one": 1.0, "zero": 0.0}
 

@@ -24,7 +24,7 @@ from model_store.manifest import (
     RoutingSpaceManifest,
 )
 from model_store.store import Store
-from model_store.task import Task
+from model_store.task import Task, TaskKind
 from personalization.errors import NetworkError
 from personalization.export import to_onnx
 from personalization.networks import Backbone, build_backbone, outline
@@ -35,6 +35,8 @@ from training.publish import check_names, software
 from training.weights.files import READERS, Weights, is_file
 
 _HEADING = "there is no backbone to adapt"
+# What published weights of a ViT answer.
+_OF_VIT: TaskKind = "classification"
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact
     Raises ConfigurationError naming the file or the part.
     """
     check_names(name, ("backbone",))
-    if task.kind != "classification":
+    if task.kind != _OF_VIT:
         raise ConfigurationError(
-            f"{path} cannot be the backbone", [f"a ViT is for classification, '{task.name}' is a {task.kind}"]
+            f"{path} cannot be the backbone", [f"a ViT is for {_OF_VIT}, '{task.name}' is a {task.kind}"]
         )
     try:
         weights = Weights.read(path)
@@ -162,7 +164,7 @@ def _newest(store: Store, task: Task) -> Artefact:
         return max(fitting, key=lambda artefact: (artefact.published, artefact.name))
     advice = (
         "give the published weights of a ViT: --backbone FILE.safetensors"
-        if task.kind == "classification"
+        if task.kind == _OF_VIT
         else "train one: --method fedavg, with the same --data and --out"
     )
     raise ConfigurationError(

@@ -24,8 +24,7 @@ from training.algorithm import Phase, Publication
 from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation, RemoteSite, digest_of_sites
 from training.data.classification import Partition
-from training.data.federation import TASK_FILE, load_federation
-from training.data.segmentation.infer_task import inferred_in_words
+from training.data.federation import TASK_FILE, layout_of, load_federation
 from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError, in_words, no_network_engine
 from training.exit_codes import FAILED, INTERRUPTED
@@ -396,7 +395,7 @@ def _train(
             warnings.append(
                 f"there is no {TASK_FILE} in {federation.root}; one was inferred and written to "
                 f"{folder / TASK_FILE}: look at it, and put it into the federation's folder "
-                f"({inferred_in_words(federation.task)})"
+                f"({layout_of(federation.task).inferred(federation.task)})"
             )
         warnings += [*job.warnings(), *(practice_warnings(practising) if practising else ())]
         for warning in warnings:

@@ -15,6 +15,7 @@ from training.engine.history import RoundEntry
 from training.engine.pool import Pool
 from training.errors import ConfigurationError
 from training.methods.planning import FINGERPRINT, PlanningConfig
+from training.methods.registry import method
 from training.planning.fingerprint import LEAST_PATIENTS, summary
 from training.planning.planner import Budget
 from training.planning.proposal import Proposal, Told, propose
@@ -25,10 +26,11 @@ METHOD = "plan"
 
 def planning_run(federation: Federation[Any], settings: RunConfig) -> Run:
     """The run that plans for a run with these settings: same patients, same policies, no noise on weights."""
-    if federation.task.kind != "segmentation":
+    task = federation.task
+    if task.kind not in method(METHOD).kinds:
         raise ConfigurationError(
             "the plan cannot be made",
-            [f"'{federation.task.name}' is a classification; a plan is for the segmentation of volumes"],
+            [f"'{task.name}' is a {task.kind}; a plan is for the segmentation of volumes"],
         )
     return Run(federation, METHOD, PlanningConfig(), settings_of(settings))
 

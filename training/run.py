@@ -26,6 +26,7 @@ from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.pool import Pool
 from training.errors import ConfigurationError
+from training.local.registry import kind_of
 from training.local.site import SiteData
 from training.methods.registry import method, methods
 from training.parts.test import Untested
@@ -160,13 +161,13 @@ class Run:
                 f"method '{self.method}' does not fit the task",
                 [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: use {fitting}"],
             )
-        if task.is_volume and chosen.no_volumes:
-            fitting = ", ".join(
-                name for name in methods() if task.kind in method(name).kinds and not method(name).no_volumes
-            )
+        kind = kind_of(task).name
+        if why := chosen.refused.get(kind):
+            able = (each for each in map(method, methods()) if task.kind in each.kinds)
+            fitting = ", ".join(each.name for each in able if kind not in each.refused)
             raise ConfigurationError(
-                f"method '{self.method}' cannot be trained on volumes",
-                [f"{chosen.no_volumes}: use {fitting}, or a task of slices (plane and size)"],
+                f"method '{self.method}' cannot be trained on {kind}",
+                [f"{why}: use {fitting}, or a task of slices (plane and size)"],
             )
         built = chosen.build(self.config, task)
         check_privacy(built.plan(), self.settings.privacy)

@@ -38,7 +38,7 @@ from service.inference.pipeline import PreparedScan, Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.quantisation.graph import RECIPE, Recipe, reduced
 from service.quantisation.verdict import LEAST_AGREEMENT, PatientCounts
-from service.quantisation.work import MOST_PATCHES, MOST_SLICES, dealt, inputs_of
+from service.quantisation.work import MOST_INPUTS, dealt, inputs_of
 from training.config import RunConfig
 from training.data.cases import Case, Federation
 from training.data.federation import load_federation
@@ -237,7 +237,7 @@ def _scan(case: Case, manifest: ModelManifest) -> _Scan:
 def _compared(cell: Cell, manifest: ModelManifest, graph: bytes, scans: Sequence[_Scan]) -> dict[str, Any]:
     task, names = manifest.task, sorted({scan.patient for scan in scans})
     calibrating, judging, overlap = dealt([names.index(scan.patient) for scan in scans])
-    most = MOST_PATCHES if task.is_volume else MOST_SLICES
+    most = MOST_INPUTS[task.spatial_dims]
     inputs = [
         each
         for index in calibrating[:most]
@@ -253,7 +253,7 @@ def _compared(cell: Cell, manifest: ModelManifest, graph: bytes, scans: Sequence
         found = _agreement(judged, before, masks, task)
         arms[name] = {**found, "dice": _dice(judged, masks, task), "bytes": len(content)}
     times = {"own": _times(graphs, inputs[0].shape, cell["turns"])}
-    if not task.is_volume:
+    if task.spatial_dims == 2:
         large = {name: _resized(content) for name, content in graphs.items()}
         times["large"] = _times(large, (task.in_channels, LARGE, LARGE), cell["turns"])
     return {

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from personalization.errors import NetworkError
 
 Module = TypeVar("Module", bound=nn.Module)
+# What a network answers. A manifest says the same of a task (`model_store.task`).
+TaskKind: TypeAlias = Literal["segmentation", "classification"]
 # A convolution of one to three dimensions, plain or transposed.
 Convolution: TypeAlias = nn.modules.conv._ConvNd
 TransposedConvolution: TypeAlias = nn.modules.conv._ConvTransposeNd
@@ -44,7 +46,7 @@ class Traits:
         sides: the only sides that it takes; None: all of these multiples.
     """
 
-    task: Literal["segmentation", "classification"]
+    task: TaskKind
     head: tuple[str, ...]
     dimensions: int = 2
     multiples: int | tuple[int, ...] = 1

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from personalization.errors import NetworkError
+from personalization.networks.capabilities import TaskKind
 from personalization.networks.efficientnet_unet import encoder_from_published, is_efficientnet
 from personalization.networks.registry import outline
 from personalization.networks.vit_weights import check_fits, is_vit, vit_from_published
 from personalization.state import State
 
-Kind = Literal["segmentation", "classification"]
-
 
 def network_from_published(
     published: Mapping[str, Tensor],
-    kind: Kind,
+    kind: TaskKind,
     in_channels: int,
     classes: int,
     size: tuple[int, int],
@@ -45,6 +44,6 @@ def network_from_published(
     return None
 
 
-def _check_kind(found: Kind, expected: Kind, what: str, where: str) -> None:
+def _check_kind(found: TaskKind, expected: TaskKind, what: str, where: str) -> None:
     if found != expected:
         raise NetworkError(f"{where}: {what} is for a {expected}, the task is a {found}")

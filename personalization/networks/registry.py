@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
 
 from personalization.errors import NetworkError
-from personalization.networks.capabilities import NORMS, Convolution
+from personalization.networks.capabilities import NORMS, Convolution, TaskKind
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
@@ -44,10 +44,11 @@ _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
 }
 # Those that methods, presets and importers make: manifests name them, and a person chooses none of them.
 _MADE = frozenset({"averaged", "blended", "fedoap", "graph", "projected", "prompted"})
-# What a method builds where no network is named.
-DEFAULTS: Mapping[Literal["segmentation", "classification"], str] = {
-    "segmentation": "unet",
-    "classification": "resnet18",
+# What a method builds where no network is named, by kind and spatial dimensions of the task.
+DEFAULTS: Mapping[tuple[TaskKind, int], str] = {
+    ("segmentation", 2): "unet",
+    ("segmentation", 3): "monai.dynunet",
+    ("classification", 2): "resnet18",
 }
 
 

@@ -36,10 +36,9 @@ from service.quantisation.precision import is_reduced
 from service.quantisation.verdict import FEWEST_TO_SPLIT, PatientCounts, Report
 
 METHOD = "quantisation"
-# Slices of the calibrating scans: more hardly change the scales.
-MOST_SLICES = 32
-# A patch of a volume has as many voxels as dozens of slices.
-MOST_PATCHES = 8
+# Inputs of the calibrating scans, by their spatial dimensions: more slices hardly change the scales, and a
+# patch of a volume has as many voxels as dozens of slices.
+MOST_INPUTS = {2: 32, 3: 8}
 # Scans beyond are left out, evenly.
 MOST_SCANS = 400
 _SHARE_TO_CALIBRATE = 4
@@ -135,7 +134,7 @@ def make(
 
     inputs: list[NDArray[np.float32]] = []
     if precision == "int8":
-        most = MOST_PATCHES if task.is_volume else MOST_SLICES
+        most = MOST_INPUTS[task.spatial_dims]
         each = max(1, most // len(calibrating))
         for index in calibrating[:most]:
             inputs += inputs_of(reading_of(index).prepared, network.manifest, each)

@@ -386,8 +386,7 @@ def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
 
 
 def _channel_names(task: Task) -> list[str]:
-    in_files = task.is_volume and not task.stacked and task.channel_count > 1
-    return [channel.name for channel in task.channel_list] if in_files else []
+    return [channel.name for channel in task.channel_list] if task.separate_channels else []
 
 
 def _imported(lineage: Lineage) -> str | None:

@@ -12,10 +12,9 @@ from model_store.task import Task
 from personalization.errors import NetworkError
 from personalization.networks import outline
 from personalization.networks.capabilities import traits_of
-from personalization.networks.registry import builder, check_origin, origin_of
+from personalization.networks.registry import DEFAULTS, builder, check_origin, origin_of
 from training.config import MethodConfig
 from training.errors import ConfigurationError
-from training.local.registry import kind_of
 from training.planning.topology import dynunet_arguments
 
 _CHOICE = ("network", "network_arguments", "network_origin", "start", "start_new")
@@ -66,7 +65,7 @@ class NetworkConfig(MethodConfig):
         Raises ConfigurationError for one that is unknown, does not take its arguments, is for another kind of
         task, or does not take the task's size.
         """
-        name = self.network or kind_of(task).network
+        name = self.network or DEFAULTS[task.kind, task.spatial_dims]
         try:
             common: dict[str, Any] = {"in_channels": task.in_channels, "classes": task.out_channels}
             if task.geometry is not None and self.network is None:

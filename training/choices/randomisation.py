@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from training.config import MethodConfig
-
-DomainRandomisation = Literal["none", "late", "throughout"]
-
-
-def randomises(choice: DomainRandomisation, done: int, planned: int) -> bool:
-    """Whether the round, or epoch, after `done` of `planned` has domain randomisation."""
-    return choice == "throughout" or (choice == "late" and done >= planned // 2)
+from training.local.schedule import DomainRandomisation, randomises
 
 
 class RandomisationConfig(MethodConfig):

@@ -11,6 +11,7 @@ from typing_extensions import override
 from model_store.store import Store
 from model_store.task import Task
 from training.config import MethodConfig
+from training.local.registry import kind_of
 
 
 class VolumeConfig(MethodConfig):
@@ -21,14 +22,12 @@ class VolumeConfig(MethodConfig):
     )
 
     EARLIER: ClassVar[Mapping[str, Any]] = {"foreground": 1 / 3}
-    # What volumes take where nothing is given.
-    VOLUMES: ClassVar[Mapping[str, Any]] = {}
+    # What a kind of task takes where nothing is given, by the name of its `Data`.
+    SUITED: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @override
     def prepared(self, store: Store, task: Task, name: str) -> Self:
-        """This configuration, for volumes with what suits them in the fields that were not given."""
-        ready = super().prepared(store, task, name)
-        if not task.is_volume:
-            return ready
-        unsaid = {field: v for field, v in self.VOLUMES.items() if field not in self.model_fields_set}
-        return ready.model_copy(update=unsaid)
+        """This configuration, with what suits the kind of task in the fields that were not given."""
+        suited = self.SUITED.get(kind_of(task).name, {})
+        unsaid = {field: value for field, value in suited.items() if field not in self.model_fields_set}
+        return super().prepared(store, task, name).model_copy(update=unsaid)

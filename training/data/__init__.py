@@ -1,1 +1,1 @@
-"""Read, check and split the hospitals' data, and make batches of it."""
+"""Read, check and split the hospitals' files."""

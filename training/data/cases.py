@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal
@@ -189,6 +189,23 @@ class Federation(Generic[AnyCase]):
         """Return the federation with the named sites only. The digest stays that of the whole folder."""
         kept = set(names)
         return replace(self, sites=tuple(site for site in self.sites if site.name in kept))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the files of a kind of task are laid out in folders.
+
+    holds: whether a federation's folder without task.yaml is laid out so.
+    read: (folder, task, by_value) -> the federation, read and checked. Without a task it is inferred, with
+        `by_value` as `load_federation` takes it.
+    read_site: (folder, task) -> a site, read and checked.
+    inferred: what the labels or classes, channels and size of an inferred task came from, in words.
+    """
+
+    holds: Callable[[Path], bool]
+    read: Callable[[Path, Task | None, bool], Federation[Any]]
+    read_site: Callable[[Path, Task], Site[Any]]
+    inferred: Callable[[Task], str]
 
 
 def few_patients(validated: int) -> str:

@@ -43,7 +43,7 @@ def read(path: Path, task_file: Path, operators: Sequence[str] = ()) -> Imported
     except (OSError, LocumStoreError) as error:
         raise ImportRefused(str(error)) from error
     shape = [task.in_channels, *task.input_shape]
-    answers = [task.out_channels, *(task.input_shape if task.kind == "segmentation" else ())]
+    answers = [*task.output_shape]
     initial = {each.name for each in model.graph.initializer}
     inputs = [each for each in model.graph.input if each.name not in initial]
     outputs = list(model.graph.output)

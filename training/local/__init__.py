@@ -1,1 +1,1 @@
-"""What a site does with its own data: training, batch-norm statistics, answers and scores."""
+"""What a site does with its own data: loading, training, batch-norm statistics, answers and scores."""

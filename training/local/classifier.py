@@ -14,10 +14,10 @@ from personalization.domain_randomisation import randomise_half
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.transfer import sent
 from training.algorithm import SiteSize
-from training.choices.randomisation import DomainRandomisation, randomises
 from training.local.images import Images, labelled_batches
 from training.local.loop import mean_loss
 from training.local.norms import held_statistics, least_batch
+from training.local.schedule import DomainRandomisation, randomises
 from training.local.scores import predict
 
 # (logits [B, K], images [B, C, H, W], labels [B], indices of the images [B]) -> scalar

@@ -36,10 +36,8 @@ class Data(ABC):
 
     # In configurations and errors.
     name: ClassVar[str]
-    # Of the task in a manifest: it has metrics, losses and methods.
+    # As manifests call it: metrics, losses and methods are for such a kind.
     kind: ClassVar[TaskKind]
-    # What is trained where no network is named.
-    network: ClassVar[str]
     # Whether an answer has a class at every place of an image, so that there are outlines to draw.
     dense: ClassVar[bool]
     # Whether a pass is too short to count training by: a volume is one patch of it.

@@ -21,7 +21,6 @@ from model_store.preprocessing import Prepared, prepare
 from model_store.scan import Scan
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform_images
-from personalization.networks.registry import DEFAULTS
 from personalization.transfer import CPU, sent
 from training.data.cases import LabelledCase
 from training.data.classification.npz import read_arrays
@@ -35,7 +34,6 @@ class Images(Examples):
 
     name = "images"
     kind = "classification"
-    network = DEFAULTS["classification"]
     dense = False
 
     @classmethod

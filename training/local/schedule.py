@@ -15,6 +15,8 @@ from personalization.losses import DEFAULTS, LOSSES, Loss
 from personalization.precision import Precision
 
 OptimiserName = Literal["adam", "adamw", "sgd"]
+# When training randomises domains (`personalization.domain_randomisation`).
+DomainRandomisation = Literal["none", "late", "throughout"]
 
 
 # Of SGD.
@@ -108,6 +110,11 @@ class Batch(NamedTuple):
     images: Tensor
     targets: Tensor
     randomised: bool = False
+
+
+def randomises(choice: DomainRandomisation, done: int, planned: int) -> bool:
+    """Whether the round, or epoch, after `done` of `planned` has domain randomisation."""
+    return choice == "throughout" or (choice == "late" and done >= planned // 2)
 
 
 def _turn(angles: Sequence[float]) -> Tensor:

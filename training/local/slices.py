@@ -20,7 +20,6 @@ from model_store.preprocessing import Geometry, Prepared, keep_largest, prepare,
 from model_store.scan import Scan
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
-from personalization.networks.registry import DEFAULTS
 from personalization.transfer import CPU, sent
 from training.data.cases import Case
 from training.data.scan_files import read_mask
@@ -38,7 +37,6 @@ class Slices(Masked, Examples):
     """
 
     name = "slices"
-    network = DEFAULTS["segmentation"]
 
     spacings: tuple[tuple[float, ...] | None, ...] = ()
     task: Task | None = None

@@ -53,7 +53,6 @@ class Volumes(Masked):
     """
 
     name = "volumes"
-    network = "monai.dynunet"
     short_pass = True
 
     images: tuple[NDArray[np.float32], ...]

@@ -153,12 +153,14 @@ class FedAvgConfig(LossConfig, RandomisationConfig, VolumeConfig, StartConfig):
     selection: Literal["best", "last"] = Field("best", description="which round's model is published")
 
     EARLIER: ClassVar[Mapping[str, Any]] = {**RandomisationConfig.EARLIER, **VolumeConfig.EARLIER}
-    VOLUMES: ClassVar[Mapping[str, Any]] = {
-        "loss": "dice_ce",
-        "batch_size": 2,
-        "least_steps": 20,
-        "optimiser": "adamw",
-        "learning_rate": 3e-3,
+    SUITED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "volumes": {
+            "loss": "dice_ce",
+            "batch_size": 2,
+            "least_steps": 20,
+            "optimiser": "adamw",
+            "learning_rate": 3e-3,
+        }
     }
     PAPER: ClassVar[Mapping[str, Any]] = {
         "least_steps": 0,

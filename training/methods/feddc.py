@@ -49,7 +49,7 @@ from training.local.scores import AnySiteData, evaluate, weight_of
 from training.methods.fedavg import SCORES, WEIGHTS
 from training.methods.fedprox import proximal_term
 from training.methods.registry import register
-from training.methods.scaffold import SGD_VOLUMES, Correction
+from training.methods.scaffold import SUITED_TO_SGD, Correction
 from training.methods.server_optimisers import MovedConfig, MovedFedAvg
 from training.state_tree import join, part
 
@@ -77,7 +77,7 @@ class FedDcConfig(MovedConfig):
     clip: float | None = Field(None, gt=0, description="norm to which gradients are clipped; 10 in the code")
     weight_decay: float = Field(0.0, ge=0, description="of the local optimiser")
 
-    VOLUMES: ClassVar[Mapping[str, Any]] = SGD_VOLUMES
+    SUITED: ClassVar[Mapping[str, Mapping[str, Any]]] = SUITED_TO_SGD
     PAPER: ClassVar[Mapping[str, Any]] = {
         **MovedConfig.PAPER,
         "local_epochs": 5,

@@ -101,7 +101,7 @@ class FedDgConfig(FedAvgConfig):
         return {**cls.CODE, **content} if chosen else content
 
 
-@register("feddg", FedDgConfig, no_volumes="its amplitudes and boundary episodes are of slices")
+@register("feddg", FedDgConfig, refused={"volumes": "its amplitudes and boundary episodes are of slices"})
 class FedDg(FedAvg):
     """FedAvg by episodes, with amplitudes from other sites."""
 

@@ -79,7 +79,7 @@ class FedDpConfig(FedOapConfig):
     "feddp",
     FedDpConfig,
     attention=attention,
-    no_volumes="its queries are those of a 2-D U-Net's bottleneck",
+    refused={"volumes": "its queries are those of a 2-D U-Net's bottleneck"},
 )
 class FedDp(FedOap):
     """FedDP on FedOAP's network, for a task with one foreground class."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -55,7 +55,7 @@ class Method:
     network: (config, task, draft's network, draft's weights) -> the network that a site's overlays show.
     attention: (that network, images [N, C, H, W]) -> [N, sources], each image's attention to the draft's
         `sources`, for a method with such drafts.
-    no_volumes: why it cannot be trained on volumes; empty of one that can.
+    refused: why it cannot be trained on some of these, such as `volumes`, by the name of `Data`.
     load: (site, task) -> the data of its steps; without it, the images that the kind of task needs.
     listed: whether a person may ask for it by name.
     """
@@ -67,7 +67,7 @@ class Method:
     panels: tuple[Panel, ...]
     network: Callable[[Any, Task, NetworkSpec, State], nn.Module]
     attention: Callable[[Any, Tensor], Tensor] | None
-    no_volumes: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
     load: Callable[[Site[Any], Task], Any] | None = None
     listed: bool = True
 
@@ -80,7 +80,7 @@ def register(
     panels: tuple[Panel, ...] = (),
     network: Callable[[Any, Task, NetworkSpec, State], nn.Module] = plain_network,
     attention: Callable[[Any, Tensor], Tensor] | None = None,
-    no_volumes: str = "",
+    refused: Mapping[str, str] | None = None,
     load: Callable[[Site[Any], Task], Any] | None = None,
     listed: bool = True,
 ) -> Callable[[Built], Built]:
@@ -95,7 +95,7 @@ def register(
                 f"method '{name}': registered by {_REGISTERED[name].build} and by {algorithm}; rename one"
             )
         _REGISTERED[name] = Method(
-            name, config, algorithm, kinds, panels, network, attention, no_volumes, load, listed
+            name, config, algorithm, kinds, panels, network, attention, refused or {}, load, listed
         )
         return algorithm
 

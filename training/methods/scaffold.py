@@ -43,9 +43,10 @@ CHANGE = Group("control_change", "weights", "mean")
 _C, _WEIGHT = "control", "weight"
 
 
-# What volumes take where nothing is given and every step is plain SGD.
-SGD_VOLUMES = {
-    name: value for name, value in FedAvgConfig.VOLUMES.items() if name not in ("optimiser", "learning_rate")
+# What suits where every step is plain SGD.
+SUITED_TO_SGD = {
+    kind: {name: value for name, value in suited.items() if name not in ("optimiser", "learning_rate")}
+    for kind, suited in FedAvgConfig.SUITED.items()
 }
 
 
@@ -55,7 +56,7 @@ class ScaffoldConfig(FedAvgConfig):
     optimiser: Literal["sgd"] = Field("sgd", description="plain, without momentum")
     learning_rate: float = Field(0.1, gt=0, description="eta_l, in the first half of the rounds")
 
-    VOLUMES: ClassVar[Mapping[str, Any]] = SGD_VOLUMES
+    SUITED: ClassVar[Mapping[str, Mapping[str, Any]]] = SUITED_TO_SGD
 
 
 @register("scaffold", ScaffoldConfig, kinds=("segmentation", "classification"))

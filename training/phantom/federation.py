@@ -67,7 +67,7 @@ def write_federation(
     in-plane matrix of the volumes. A volume has 12 to 14 slices.
     """
     root.mkdir(parents=True, exist_ok=True)
-    sized = task if task.is_volume else task.model_copy(update={"size": (size, size)})
+    sized = task.model_copy(update={"size": (size, size)}) if task.size else task
     sized.dump(root / "task.yaml")
     for site in sites:
         scanner = SCANNERS[site]

@@ -108,10 +108,10 @@ def propose(
         kept = tuple(found if _is_ct(name) else None for name, found in known)
         summary = replace(summary, intensities=kept)
     advised, why = advise(summary)
-    chosen = dimensions or (3 if task.is_volume else advised)
+    chosen = dimensions or max(task.spatial_dims, advised)
     head = [_of_sites(summary, told)]
     if chosen == 2:
-        if task.is_volume:
+        if task.spatial_dims > chosen:
             raise ConfigurationError(
                 "the plan cannot be made",
                 ["slices were asked for, and the task has a geometry, of volumes; give a task with a size"],

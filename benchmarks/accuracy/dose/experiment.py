@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from PIL import Image
@@ -32,6 +32,8 @@ from training.report.charts import forest_chart
 from training.tasks import template
 
 POLYPS = "polyp_centres"
+# Sites, folder of runs, method, workers and device.
+_Parts: TypeAlias = tuple[Federation[Any], Path, Mapping[str, Any], int, str]
 # Fields of FedAvgConfig.
 TRAININGS: Mapping[str, Mapping[str, Any]] = {
     "before": {"domain_randomisation": "none"},
@@ -94,11 +96,16 @@ class Dose(Experiment[Profile]):
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """Train without the hospital, and serve it."""
-        federation = self._federation(cell["set"])
-        parts = (federation, self._folder(cell["set"]) / "runs", cell["method"], self.options.workers)
-        if federation.task.kind == "classification":
-            return Classifiers(*parts, self._device).served(cell["site"], cell["seed"], cell["rungs"])
-        hospitals = Hospitals(*parts, self._device, self._foreign)
+        federation, folder = self._federation(cell["set"]), self._folder(cell["set"]) / "runs"
+        parts = (federation, folder, cell["method"], self.options.workers, self._device)
+        served = {"segmentation": self._by_hospitals, "classification": self._by_classifiers}
+        return served[federation.task.kind](cell, parts)
+
+    def _by_classifiers(self, cell: Cell, parts: _Parts) -> dict[str, Any]:
+        return Classifiers(*parts).served(cell["site"], cell["seed"], cell["rungs"])
+
+    def _by_hospitals(self, cell: Cell, parts: _Parts) -> dict[str, Any]:
+        hospitals = Hospitals(*parts, self._foreign)
         if cell["part"] == "masks":
             severities = [int(rung) for rung in cell["rungs"] if rung in ("0", "3")]
             return hospitals.by_masks(cell["site"], cell["seed"], severities)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from benchmarks.accuracy.papers.own_data import PaperOnData
-from benchmarks.harness.experiment import Options, P
+from benchmarks.harness.experiment import OptionError, Options, P
 from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
 from training.algorithm import Algorithm, Publication
@@ -133,6 +134,31 @@ class PaperOnImages(PaperOnData[P]):
         """The profile's sets, or one's own."""
         shared: Sequence[str] = self.profile.sets  # type: ignore[attr-defined]
         return (self.own_name,) if self.own else shared
+
+    @cached_property
+    def own_npz(self) -> Path:
+        """One's own images."""
+        found = sorted(self.data.glob("*.npz"))
+        if len(found) != 1:
+            names = ", ".join(path.name for path in found) or "none"
+            raise OptionError(
+                f"--data: expected one .npz in MedMNIST's layout beside '{self.data / TASK_FILE}', found "
+                f"{names}; put every set into a folder of its own"
+            )
+        return found[0]
+
+    @property
+    @override
+    def own_name(self) -> str:
+        """The name of the .npz."""
+        return self.own_npz.stem
+
+    @cached_property
+    @override
+    def own_digest(self) -> str:
+        """A digest of the task and the .npz."""
+        task = self.own_task.model_dump_json().encode()
+        return hashlib.sha256(task + self.own_npz.read_bytes()).hexdigest()[:16]
 
     @property
     def own_cell(self) -> dict[str, str]:

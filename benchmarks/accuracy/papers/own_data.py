@@ -6,7 +6,6 @@ A segmentation is a federation as `training.data.federation.load_federation` rea
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -81,8 +80,8 @@ class PaperOnData(PaperTables[P]):
 
     @property
     def own_name(self) -> str:
-        """The name of one's own set: that of the folder, or of the .npz."""
-        return self.data.resolve().name if self.kind == "segmentation" else self.own_npz.stem
+        """The name of one's own set: that of the folder."""
+        return self.data.resolve().name
 
     @cached_property
     def own_federation(self) -> Federation[Any]:
@@ -105,24 +104,9 @@ class PaperOnData(PaperTables[P]):
         return federation
 
     @cached_property
-    def own_npz(self) -> Path:
-        """One's own images."""
-        found = sorted(self.data.glob("*.npz"))
-        if len(found) != 1:
-            names = ", ".join(path.name for path in found) or "none"
-            raise OptionError(
-                f"--data: expected one .npz in MedMNIST's layout beside '{self.data / TASK_FILE}', found "
-                f"{names}; put every set into a folder of its own"
-            )
-        return found[0]
-
-    @cached_property
     def own_digest(self) -> str:
         """A digest of one's own data: rows and runs of changed data are others."""
-        if self.kind == "segmentation":
-            return self.own_federation.digest.removeprefix("sha256:")[:16]
-        task = self.own_task.model_dump_json().encode()
-        return hashlib.sha256(task + self.own_npz.read_bytes()).hexdigest()[:16]
+        return self.own_federation.digest.removeprefix("sha256:")[:16]
 
 
 _OTHERS = {

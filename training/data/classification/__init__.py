@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from training.data.classification.folders import holds_classes, load_classes, load_folders
+from training.data.classification.folders import CLASSES
 from training.data.classification.npz import load_npz
 from training.data.classification.partition import Partition, share_out
 
 __all__ = [
+    "CLASSES",
     "Partition",
-    "holds_classes",
-    "load_classes",
-    "load_folders",
     "load_npz",
     "share_out",
 ]

@@ -26,6 +26,7 @@ from model_store.task import LEAST_SIDE, Task
 from training.data.cases import (
     Federation,
     LabelledCase,
+    Layout,
     Site,
     digest_of_cases,
     digest_of_sites,
@@ -57,7 +58,7 @@ def holds_classes(root: Path) -> bool:
     return any(_folders(site) for site in sites) and not any(parts_of(site, IMAGES) for site in sites)
 
 
-def load_folders(root: Path, task: Task | None) -> Federation[LabelledCase]:
+def load_folders(root: Path, task: Task | None, by_value: bool = False) -> Federation[LabelledCase]:  # noqa: ARG001
     """Read and check a federation of folders by class. Without `task`, the task is inferred.
 
     Raises FederationError; its `.problems` lists all problems, each with its file.
@@ -182,3 +183,11 @@ def _inferred(root: Path, folders: Sequence[Path]) -> Task:
         colour="refuse" if len(channels) <= 1 else "replicate",
         size=(min(round(height), _LARGEST_SIDE), min(round(width), _LARGEST_SIDE)),
     )
+
+
+def inferred_in_words(task: Task) -> str:
+    """Say what the classes of an inferred task came from."""
+    return f"the folders' names are the classes: {', '.join(task.class_names)}"
+
+
+CLASSES = Layout(holds_classes, load_folders, load_classes, inferred_in_words)

@@ -1,1 +1,1 @@
-"""Segmentation federations: folder layout, datasets and inspection."""
+"""Segmentation federations: folder layout and inspection."""

@@ -74,8 +74,6 @@ def infer_task(root: Path, sites: Iterable[Site], *, by_value: bool = False) -> 
 
 def inferred_in_words(task: Task) -> str:
     """Say what the labels, channels and size of an inferred task came from."""
-    if task.kind == "classification":
-        return f"the folders' names are the classes: {', '.join(task.class_names)}"
     named = [f"{name} is {_listed(values)}" for name, values in task.labels.items()]
     together = any(len(values) > 1 for values in task.labels.values())
     size = "x".join(map(str, task.size))

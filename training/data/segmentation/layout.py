@@ -122,7 +122,7 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     images_folder, masks_folder = parts
     files = scans_in(images_folder)
     images, others = files, dict[str, tuple[Path, ...]]()
-    if task is not None and task.channel_count > 1 and task.is_volume and not task.stacked:
+    if task is not None and task.separate_channels:
         images, others = _by_channel(f"{site}/{images_folder.name}", files, task, problems)
     masks = _masks_of(images, scans_in(masks_folder))
     broken = broken_links(images_folder), broken_links(masks_folder)

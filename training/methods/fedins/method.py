@@ -115,7 +115,9 @@ def pool_network(
     kinds=("segmentation", "classification"),
     panels=(Panel("pool"),),
     network=pool_network,
-    no_volumes="its pool adapts a frozen U-Net or ViT for slices, and no backbone for volumes is known",
+    refused={
+        "volumes": "its pool adapts a frozen U-Net or ViT for slices, and no backbone for volumes is known"
+    },
 )
 class FedIns(Algorithm):
     """FedIns on a U-Net for a segmentation task, on a ViT for a classification."""

@@ -76,7 +76,7 @@ def attention(network: FedOapUNet, images_NCHW: Tensor) -> Tensor:
     FedOapConfig,
     panels=(Panel("transmission", after="traffic"),),
     attention=attention,
-    no_volumes="its keys and values are those of a 2-D U-Net's bottleneck",
+    refused={"volumes": "its keys and values are those of a 2-D U-Net's bottleneck"},
 )
 class FedOap(Algorithm):
     """FedOAP for a task with one foreground class.

@@ -34,7 +34,9 @@ from training.publish import Origin, publish
 SITES = ("A", "B", "C")
 SMALL: Mapping[str, Any] = {"width": 4, "rounds": 2, "least_steps": 2, "batch_size": 2}
 ON_VOLUMES = [
-    name for name in methods() if "segmentation" in method(name).kinds and not method(name).no_volumes
+    name
+    for name in methods()
+    if "segmentation" in method(name).kinds and "volumes" not in method(name).refused
 ]
 BATCH_NORM = {
     "network": "monai.dynunet",
@@ -105,7 +107,7 @@ def test_a_method_trains_scores_and_publishes_on_volumes(name: str, tmp_path: Pa
 
 
 def test_methods_that_cannot_are_those_that_say_why() -> None:
-    refused = {name for name in methods() if method(name).no_volumes}
+    refused = {name for name in methods() if method(name).refused.get("volumes")}
     assert refused >= {"fedoap", "fedins", "feddg"}
 
 

@@ -59,7 +59,7 @@ def test_every_network_declares_its_traits_or_belongs_to_a_method() -> None:
         network = outline(name, **arguments)
         assert head_paths(network)
         assert traits_of(network).dimensions == 2
-    for task, name in DEFAULTS.items():
+    for (task, _), name in DEFAULTS.items():
         assert traits_of(outline(name, **ALONE[name])).task == task
     with pytest.raises(NetworkError, match=r"FedOapUNet: expected `traits`.*only the method that it"):
         traits_of(outline("fedoap", in_channels=1, width=2, heads=2, groups=2))

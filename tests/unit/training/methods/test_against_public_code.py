@@ -67,7 +67,7 @@ class Linear(nn.Module):
 
 @pytest.fixture(autouse=True)
 def linear_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification"], Linear)
+    monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification", 2], Linear)
 
 
 def points(count: int, seed: int) -> Images:
@@ -564,7 +564,7 @@ def test_moon(monkeypatch: pytest.MonkeyPatch) -> None:
     ds/dz = (a / |a| - s z / |z|) / |z|. Its representation is the features here, since the network has no
     projection.
     """
-    monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification"], TwoLayers)
+    monkeypatch.setitem(registry._NETWORKS, registry.DEFAULTS["classification", 2], TwoLayers)
     mu, t, decay = 0.8, 0.5, 0.02
     config = MoonConfig(
         **PLAIN,

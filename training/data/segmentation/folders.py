@@ -1,0 +1,89 @@
+"""Read and check the folders of a segmentation federation, of slices or of volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from model_store.errors import TaskError
+from model_store.task import Task
+from training.data.cases import Federation, Layout, Site, digest_of_cases, digest_of_sites, untrainable
+from training.data.segmentation.infer_task import infer_task, inferred_in_words
+from training.data.segmentation.inspection import Look, lacking, look_at
+from training.data.segmentation.layout import find_sites, read_site
+from training.errors import FederationError
+
+
+def load_masks(root: Path, task: Task | None, by_value: bool = False) -> Federation:
+    """Read and check a federation of images with masks. Without `task`, the task is inferred.
+
+    Raises FederationError; its `.problems` lists all problems, each with its file.
+    """
+    problems: list[str] = []
+    inferred = task is None
+    sites = [read_site(folder, task, problems) for folder in find_sites(root, problems)]
+    if task is None:
+        try:
+            task = infer_task(root, sites, by_value=by_value)
+        except TaskError as error:
+            raise untrainable(root, [*problems, str(error)]) from error
+    looks = look_at(sites, task)
+    problems += [problem for look in looks for problem in look.problems]
+    if problems:
+        raise untrainable(root, problems)
+    missing = lacking(looks, task)
+    if all(len(lack) == len(sites) for lack in missing.values()):
+        values = ", ".join(f"{name} ({', '.join(map(str, used))})" for name, used in task.labels.items())
+        raise untrainable(
+            root,
+            [
+                f"no mask of any site has a pixel of {values}: there is nothing to learn; correct the masks, "
+                "or the values in task.yaml"
+            ],
+        )
+    sites = [_described(site, looks, missing) for site in sites]
+    unlabelled = tuple(label for label, lack in missing.items() if len(lack) == len(sites))
+    digest = digest_of_sites(task, sites)
+    return Federation(root, task, tuple(sites), inferred, digest, _repeated(looks), unlabelled)
+
+
+def load_masks_of_site(folder: Path, task: Task) -> Site:
+    """Read and check the folder of one site. Raises FederationError."""
+    problems: list[str] = []
+    site = read_site(folder, task, problems)
+    looks = look_at([site], task)
+    problems += [problem for look in looks for problem in look.problems]
+    if problems:
+        raise FederationError(f"{folder} cannot be trained on:", problems)
+    return _described(site, looks, lacking(looks, task))
+
+
+def _described(site: Site, looks: Sequence[Look], missing: Mapping[str, Sequence[str]]) -> Site:
+    rows = (
+        (look.case.name, look.case.patient, look.case.split or "", look.digest)
+        for look in looks
+        if look.site == site.name
+    )
+    empty = all(site.name in lack for lack in missing.values())
+    return replace(site, digest=digest_of_cases(rows), empty=empty)
+
+
+def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:
+    """Find identical images of different patients: a split by patient may put them on both sides."""
+    same: dict[str, list[Look]] = {}
+    for look in looks:
+        same.setdefault(look.image, []).append(look)
+    return tuple(
+        tuple(f"{look.site}/{look.case.image.parent.name}/{look.case.name}" for look in group)
+        for group in same.values()
+        if len({(look.site, look.case.patient) for look in group}) > 1
+    )
+
+
+def _expected(root: Path) -> bool:  # noqa: ARG001
+    """Where no other layout is found, there should be masks."""
+    return True
+
+
+MASKS = Layout(_expected, load_masks, load_masks_of_site, inferred_in_words)
