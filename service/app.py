@@ -34,7 +34,8 @@ from service.identity import keys
 from service.identity.authentication import Authenticator
 from service.identity.rates import RateLimits
 from service.inference.admission import Admission
-from service.inference.sessions import CPU, FALLBACK, SessionCache, cuda_device_seen, probe_provider
+from service.inference.providers import CPU, FALLBACK, cuda_device_seen
+from service.inference.sessions import SessionCache, probe_provider
 from service.jobs.followers import Followers
 from service.jobs.presence import presence
 from service.jobs.reconcile import Reconciler

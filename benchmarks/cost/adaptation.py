@@ -37,7 +37,7 @@ from personalization.state import State
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch
 from personalization.test_time.recipe import adapt, objective_of
-from service.inference.sessions import wanted_providers
+from service.inference.providers import wanted_providers
 from training.local.networks import network_of, new_network, state_of
 
 BATCH = 16

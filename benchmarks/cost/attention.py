@@ -28,7 +28,7 @@ from personalization.export import to_onnx
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import bank_state
 from personalization.networks import FedOapUNet, build, initialise
-from service.inference.sessions import wanted_providers
+from service.inference.providers import wanted_providers
 
 SITES = (1, 3, 5, 9)
 # What the method's specification allows, as a multiple of the floor.

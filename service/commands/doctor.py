@@ -25,7 +25,8 @@ from service.about import locum_version
 from service.database import Database, check, database_now
 from service.errors import DatabaseNotMigrated, ServiceError
 from service.inference.gpu import card
-from service.inference.sessions import CPU, FALLBACK, OPENVINO, cuda_device_seen, probe_provider
+from service.inference.providers import CPU, FALLBACK, OPENVINO, cuda_device_seen
+from service.inference.sessions import probe_provider
 from service.settings import Settings, graph_limits, ignored_variables
 
 _GIB = 2**30

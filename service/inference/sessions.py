@@ -10,185 +10,41 @@ deadlines, and the memory of all runs has a bound.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import math
 import os
-import re
-import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
-from onnxruntime import OrtValue
-from onnxruntime.capi.onnxruntime_pybind11_state import ModelLoadCanceled
 
-from model_store.errors import ArtefactDamaged
-from model_store.graphs import check_graph
-from service.errors import GpuMemoryFull, GpuUnavailable, RunTooLarge, RunTooLong
+from service.errors import GpuMemoryFull, RunTooLarge, RunTooLong
 from service.inference.deadlines import DEADLINES
 from service.inference.gpu import card
 from service.inference.joined import JoinedRuns
 from service.inference.limits import GraphLimits
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
+from service.inference.loading import IMAGE, OUTPUT, QUERY, load
+from service.inference.providers import CPU, OUT_OF_MEMORY, gpu_is_full, is_gpu, memory_full
 
 # Slices per run at most: bounds the memory of activations and probabilities, whatever the volume's length.
 BATCH = 8
 # Pixels of a run on a CPU: more leave its caches, which costs 3 to 15 %, and fewer pay a run's fixed costs.
 _PIXELS = 2**17
-IMAGE = "image"
-QUERY = "query"
-# Smaller ones, shapes and axes among them, stay within the graph, where they are read while it is optimised.
-_LARGE = 1024
-# What a node without inputs from outside gives is computed while a graph is loaded, beyond the limits of its
-# runs. Shapes, axes and positions are far smaller than this.
-_MOST_FOLDED_BYTES = 2**20
-
-
-# A load may take as long as a run of so many slices, and at least so long.
-_SLICES_OF_A_LOAD = 5
-_LEAST_LOAD_SECONDS = 60.0
-
-
-class GraphPart(NamedTuple):
-    """A graph's bytes, and those of its weights, by name, that lie outside."""
-
-    graph: bytes
-    weights: Mapping[str, OrtValue]
-
-
-def split_at_query(graph: bytes, model: ModelProto) -> tuple[GraphPart, ...]:
-    """`graph` alone; of one that has a query, what gives it and what takes it, which share their weights.
-
-    `model` is the parsed graph, which is used up.
-    """
-    outputs = [output.name for output in model.graph.output]
-    if QUERY not in outputs:
-        return (GraphPart(graph, {}),)
-    from onnx.utils import Extractor
-
-    weights = dict(_moved_out(model))
-    extractor = Extractor(model)
-    halves = (
-        extractor.extract_model([IMAGE], [QUERY]),
-        extractor.extract_model([IMAGE, QUERY], [name for name in outputs if name != QUERY]),
-    )
-    return tuple(_part(half, weights) for half in halves)
-
-
-def _part(half: ModelProto, weights: Mapping[str, OrtValue]) -> GraphPart:
-    names = (tensor.name for tensor in half.graph.initializer if tensor.name in weights)
-    return GraphPart(half.SerializeToString(), {name: weights[name] for name in names})
-
-
-def _moved_out(model: ModelProto) -> Iterator[tuple[str, OrtValue]]:
-    """The large weights of a graph, by name, while they are moved out of it."""
-    from onnx import TensorProto, numpy_helper
-
-    for tensor in model.graph.initializer:
-        if len(tensor.raw_data) >= _LARGE:
-            yield tensor.name, OrtValue.ortvalue_from_numpy(numpy_helper.to_array(tensor))
-            tensor.ClearField("raw_data")
-            tensor.data_location = TensorProto.EXTERNAL
-            tensor.external_data.add(key="location", value="memory")
-
-
-CPU = "CPUExecutionProvider"
-CUDA = "CUDAExecutionProvider"
-TENSORRT = "TensorrtExecutionProvider"
-OPENVINO = "OpenVINOExecutionProvider"
-# The value of LOCUM_DEVICE.
-_OPENVINO = "openvino"
-
-_DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
-_log = logging.getLogger("locum.service")
-
-
-def cuda_device_seen() -> bool:
-    """Whether this machine, or container, has an NVIDIA device."""
-    return any(file.exists() for file in _DEVICE_FILES)
-
-
-@cache
-def cuda_is_possible() -> bool:
-    """Whether this build knows CUDA and an NVIDIA device is to be seen; loads the CUDA libraries if so."""
-    if not cuda_device_seen():
-        return False
-    if CUDA not in onnxruntime.get_available_providers():
-        _log.warning(
-            "this machine has an NVIDIA device, and onnxruntime %s is built without CUDA: install "
-            "onnxruntime-gpu in its place, or set LOCUM_DEVICE=cpu",
-            onnxruntime.__version__,
-        )
-        return False
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        onnxruntime.preload_dlls()
-    if said.getvalue():
-        _log.warning("onnxruntime could not load every CUDA library: %s", " ".join(said.getvalue().split()))
-    return True
-
-
-def wanted_providers(device: str, gpu_memory: int = 0, tensorrt: bool = False, threads: int = 0) -> list[Any]:
-    """The providers to ask a session for, in order; `device` as LOCUM_DEVICE.
-
-    On CUDA, cuDNN takes its algorithms by a fixed rule, and TF32 is off: a search by time, or products of 10
-    bits, would let equal scans get unequal masks. A session's arena has at most `gpu_memory` bytes (0: no
-    bound), and grows by what a run asks for. With `tensorrt` that provider comes first, by its own defaults.
-    OpenVINO computes in float32 what is not in int8, never in bfloat16.
-    """
-    if device == _OPENVINO and OPENVINO in onnxruntime.get_available_providers():
-        own = {"device_type": "CPU", "precision": "ACCURACY", "num_streams": "1"}
-        return [(OPENVINO, own | ({"num_of_threads": str(threads)} if threads else {})), CPU]
-    if device in ("cpu", _OPENVINO) or (device == "auto" and not cuda_is_possible()):
-        return [CPU]
-    cuda_is_possible()
-    options = {
-        "device_id": device.partition(":")[2] or "0",
-        "cudnn_conv_algo_search": "HEURISTIC",
-        "use_tf32": "0",
-        "arena_extend_strategy": "kSameAsRequested",
-    }
-    if gpu_memory:
-        options["gpu_mem_limit"] = str(gpu_memory)
-    asked: list[Any] = [(CUDA, options), CPU]
-    return [(TENSORRT, {"device_id": options["device_id"]}), *asked] if tensorrt else asked
-
-
-OUTPUT = "probabilities"
-ATTENTION = "attention"
-ENTRIES, SIMILARITIES = "entries", "similarities"
-LOGITS = "logits"
-_ERRORS_ONLY = 3
-# In the message of onnxruntime's arenas.
-_OUT_OF_MEMORY = "is smaller than requested bytes"
-# CUDA and its libraries say it in errors of several types.
-_GPU_OUT_OF_MEMORY = (
-    *("out of memory", "OUT_OF_MEMORY", "STATUS_ALLOC_FAILED", "Failed to allocate memory"),
-    # cuBLAS, which a network's first run starts.
-    "the resource allocation failed",
-    _OUT_OF_MEMORY,
-)
-_GPU_RETRY_SECONDS = 10
 _SHRINK, _CPU_ARENA = "memory.enable_memory_arena_shrinkage", "cpu:0"
 _DEFAULT_LIMITS = GraphLimits()
-_MAKING_ALLOCATOR = threading.Lock()
+_log = logging.getLogger("locum.service")
 
 
 class Outputs(NamedTuple):
     """Class probabilities [S, K, …]; of a network with cross-attention, its shares [S, sources] too; of one
     with a pool, which entries each slice picked and how similar they are, [S, C]; the logits [S, K, …] of an
-    imported one, where they are averaged over windows."""
+    imported one, where they are averaged over windows. Fields are called as the graph's outputs."""
 
     probabilities: NDArray[np.float32]
     attention: NDArray[np.float32] | None = None
@@ -213,59 +69,19 @@ class GraphSession:
 
         Raises GraphRefused, ArtefactDamaged, RunTooLong, GpuUnavailable, GpuMemoryFull.
         """
-        model = check_graph(graph, f"graph {digest}", limits.operators)
-        _share_bounded_memory(limits.memory)
-        try:
-            seconds = max(_LEAST_LOAD_SECONDS, _SLICES_OF_A_LOAD * limits.seconds_per_slice)
-            parts = split_at_query(graph, model)
-            providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt, threads)
-            sessions, refused = _load_on_first(providers, parts, threads, seconds)
-            outputs = {output.name for output in sessions[-1].get_outputs()}
-            inputs = {node.name for session in sessions for node in session.get_inputs()}
-        except ModelLoadCanceled as error:
-            raise RunTooLong(
-                f"graph {digest}: it was not loaded in {seconds:g} s, and its loading was ended: on a slow "
-                "machine set LOCUM_SECONDS_PER_SLICE higher; else withdraw the model."
-            ) from error
-        except Exception as error:  # onnx and onnxruntime raise a dozen unrelated types here
-            if device != "cpu" and _gpu_is_full(error):
-                raise _memory_full(f"graph {digest}: the GPU has no room to load it") from error
-            raise ArtefactDamaged(
-                f"graph {digest}: onnxruntime cannot load it ({type(error).__name__}); "
-                "publish the model again"
-            ) from error
-        *self._asking, self._session = sessions
-        self.has_pool = bool(self._asking)
-        wanted = {IMAGE, QUERY} if self.has_pool else {IMAGE}
-        if inputs != wanted or OUTPUT not in outputs:
-            raise ArtefactDamaged(
-                f"graph {digest}: expected an input '{IMAGE}' and an output '{OUTPUT}', "
-                f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"
-            )
+        loaded = load(digest, graph, threads, device, limits)
         self.digest = digest
+        self.provider = loaded.provider
+        self.has_pool = loaded.asking is not None
         # By the volume that it segmented last; None before the first.
         self.seconds_per_patch: float | None = None
         self._limits = limits
-        self._outputs = [
-            name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES, LOGITS) if name in outputs
-        ]
-        # Asked of the session itself: what was wanted is not what one gets.
-        self.provider: str = self._session.get_providers()[0]
-        if device == _OPENVINO and self.provider != OPENVINO:
-            raise GpuUnavailable(
-                "LOCUM_DEVICE=openvino, but this onnxruntime has no OpenVINO: install onnxruntime-openvino "
-                "in place of onnxruntime-gpu, or set LOCUM_DEVICE=cpu."
-            )
-        if device.startswith("cuda") and not self._on_gpu:
-            raise GpuUnavailable(
-                f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here{_in_words(refused)}; see the "
-                "service's log, or set LOCUM_DEVICE=auto."
-            )
-        _warn_of_fallback(device, self.provider, _in_words(refused))
-        # Several runs at once only where they have cores of their own.
+        self._session, self._asking = loaded.session, loaded.asking
+        self._outputs = [name for name in Outputs._fields if name in loaded.outputs]
         self.gpu = card(device) if self._on_gpu else None
         number = device.partition(":")[2] or "0"
         self._arena = f"gpu:{number}" if self._on_gpu else _CPU_ARENA
+        # Several runs at once only where they have cores of their own.
         at_once = max(1, (os.cpu_count() or 1) // threads) if threads and not self._on_gpu else 1
         self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=self._joined_slices)
 
@@ -279,7 +95,7 @@ class GraphSession:
 
     @property
     def _on_gpu(self) -> bool:
-        return self.provider in (CUDA, TENSORRT)
+        return is_gpu(self.provider)
 
     def run(self, slices: NDArray[np.float32]) -> Outputs:
         """What the graph gives for slices [S, C, H, W], each for itself.
@@ -343,8 +159,8 @@ class GraphSession:
 
     def queries(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
         """[S, Q]: what slices are looked up by in the graph's pool; nothing else of it is run."""
-        (asking,) = self._asking
-        found = self._run(asking, [QUERY], {IMAGE: np.ascontiguousarray(self._filled(slices))})
+        assert self._asking is not None
+        found = self._run(self._asking, [QUERY], {IMAGE: np.ascontiguousarray(self._filled(slices))})
         return found[0][: len(slices)]
 
     def _run(
@@ -380,31 +196,16 @@ class GraphSession:
                     f"{self._limits.seconds_per_slice:g} s for each and was ended: on a slow machine set "
                     "LOCUM_SECONDS_PER_SLICE higher; else withdraw the model."
                 ) from error
-            if self._on_gpu and _gpu_is_full(error):
+            if self._on_gpu and gpu_is_full(error):
                 slices = "a slice" if count == 1 else f"{count} slices"
-                raise _memory_full(f"graph {self.digest}: the GPU has no room for {slices}") from error
-            if _OUT_OF_MEMORY in str(error):
+                raise memory_full(f"graph {self.digest}: the GPU has no room for {slices}") from error
+            if OUT_OF_MEMORY in str(error):
                 raise RunTooLarge(
                     f"graph {self.digest}: a run of {count} slices needs more than the {self._limits.memory} "
                     "bytes that networks may use together: send a smaller scan, set "
                     "LOCUM_INFERENCE_MEMORY_BYTES higher, or withdraw the model."
                 ) from error
             raise
-
-
-def _share_bounded_memory(limit: int) -> None:
-    """Make the allocator that every session of this process shares, once: of at most `limit` bytes."""
-    # A cache alone lets two first calls run at once.
-    with _MAKING_ALLOCATOR:
-        _make_allocator(limit)
-
-
-@cache
-def _make_allocator(limit: int) -> None:
-    cpu = onnxruntime.OrtMemoryInfo(
-        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-    )
-    onnxruntime.create_and_register_allocator(cpu, onnxruntime.OrtArenaCfg({"max_mem": limit}))
 
 
 def _within_memory(
@@ -420,48 +221,12 @@ def _within_memory(
             found: list[NDArray[Any]] = session.run(outputs, inputs, options)
             return found
         except Exception as error:  # as above
-            full = _gpu_is_full(error) if arena != _CPU_ARENA else _OUT_OF_MEMORY in str(error)
+            full = gpu_is_full(error) if arena != _CPU_ARENA else OUT_OF_MEMORY in str(error)
             if is_last or not full:
                 raise
             # Done at the end of the next run, also of one that fails.
             options.add_run_config_entry(_SHRINK, arena)
     raise AssertionError
-
-
-def _gpu_is_full(error: Exception) -> bool:
-    return any(words in str(error) for words in _GPU_OUT_OF_MEMORY)
-
-
-def _memory_full(what: str) -> GpuMemoryFull:
-    return GpuMemoryFull(
-        f"{what}, which other networks, workers or programs use: send it again in {_GPU_RETRY_SECONDS} s; "
-        "the operator can lower LOCUM_SESSION_CACHE, bound the workers by LOCUM_GPU_MEMORY_BYTES, or serve "
-        "with LOCUM_DEVICE=cpu.",
-        headers={"Retry-After": str(_GPU_RETRY_SECONDS)},
-        retry_after=_GPU_RETRY_SECONDS,
-    )
-
-
-def _in_words(refused: Exception | None) -> str:
-    """What a provider answered that could not be had, as the end of a sentence; nothing if none did."""
-    if refused is None:
-        return ""
-    # CUDA's words are in the middle of several lines of places in onnxruntime's source.
-    found = re.search(r"CUDA failure \d+: [^;]*[^; ]", str(refused))
-    return f" ({found[0] if found else type(refused).__name__})"
-
-
-@cache
-def _warn_of_fallback(device: str, provider: str, why: str) -> None:
-    """Say once that the CPU is used where a GPU is to be seen."""
-    if device == "auto" and provider == CPU and cuda_device_seen():
-        _log.warning("LOCUM_DEVICE=auto%s: %s", why, FALLBACK)
-
-
-FALLBACK = (
-    "this machine has an NVIDIA device, and onnxruntime cannot use it: scans are answered on the CPU; "
-    "`python -m service doctor` says why; LOCUM_DEVICE=cuda refuses to start instead, cpu accepts it"
-)
 
 
 @cache
@@ -491,54 +256,6 @@ def probe_provider(device: str) -> str:
     if session.provider != CPU:
         session.run(np.zeros((1, 1, 8, 8), np.float32))
     return session.provider
-
-
-def _load_on_first(
-    providers: list[Any], parts: Sequence[GraphPart], threads: int, seconds: float
-) -> tuple[list[onnxruntime.InferenceSession], Exception | None]:
-    """Load the parts on the first provider that can be had, and say what one before it answered.
-
-    An old driver or a hidden card fails the load, as a damaged graph does: only the CPU tells them apart.
-    """
-    refused: Exception | None = None
-    for first in range(len(providers)):
-        try:
-            return [_load(part, threads, providers[first:], seconds) for part in parts], refused
-        except ModelLoadCanceled:
-            raise
-        except Exception as error:  # onnxruntime raises a dozen unrelated types here
-            if _gpu_is_full(error) or first == len(providers) - 1:
-                raise
-            refused = error
-    raise AssertionError
-
-
-def _load(
-    part: GraphPart, threads: int, providers: list[Any], seconds: float
-) -> onnxruntime.InferenceSession:
-    """Load a part within so many seconds. Raises ModelLoadCanceled."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = _ERRORS_ONLY
-    options.use_deterministic_compute = True
-    # Threads that spin between two scans would take the cores from the scan in hand, and from everyone.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_external_initializers([*part.weights], [*part.weights.values()])
-    options.add_session_config_entry("session.use_env_allocators", "1")
-    # The weights go with their session; what runs share stays.
-    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-    options.add_session_config_entry(
-        "optimization.constant_folding_max_output_size_in_bytes", str(_MOST_FOLDED_BYTES)
-    )
-    # What was checked is what is loaded: not the other format that the same bytes may be.
-    options.add_session_config_entry("session.load_model_format", "ONNX")
-    with tempfile.TemporaryDirectory(prefix="locum-") as empty:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
-        # Looked at between the steps of the optimisation.
-        with DEADLINES.within(seconds, partial(options.set_load_cancellation_flag, True)):
-            # Its own fallback would answer on the CPU, and the receipt would name the GPU.
-            return onnxruntime.InferenceSession(part.graph, options, providers=providers, enable_fallback=0)
 
 
 class SessionCache:

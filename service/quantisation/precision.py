@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 from model_store.manifest import Reduced
 from service.errors import PrecisionUnavailable
-from service.inference.sessions import CUDA, TENSORRT
+from service.inference.providers import CUDA, TENSORRT
 
 PRECISIONS: tuple[Reduced, ...] = ("int8", "float16")
 

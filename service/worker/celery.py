@@ -22,7 +22,7 @@ from celery.signals import celeryd_init, setup_logging, worker_init, worker_read
 
 from service.database import Database, upgrade
 from service.errors import GpuUnusable
-from service.inference.sessions import cuda_device_seen
+from service.inference.providers import cuda_device_seen
 from service.jobs.presence import Beating
 from service.pacs.configuration import load_servers
 from service.runtime import logs

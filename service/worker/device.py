@@ -24,7 +24,8 @@ import torch
 
 from service.errors import GpuUnusable
 from service.inference.gpu import card_and_driver
-from service.inference.sessions import cuda_device_seen, probe_provider
+from service.inference.providers import cuda_device_seen
+from service.inference.sessions import probe_provider
 from service.settings import Settings, settings_or_exit
 
 _log = logging.getLogger("locum.worker")

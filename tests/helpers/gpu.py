@@ -24,7 +24,7 @@ def need_gpu(library: str) -> None:
     else:
         import onnxruntime
 
-        from service.inference.sessions import CUDA
+        from service.inference.providers import CUDA
 
         usable = CUDA in onnxruntime.get_available_providers()
         build = f"onnxruntime {onnxruntime.__version__}"

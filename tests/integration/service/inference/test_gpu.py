@@ -19,9 +19,9 @@ from personalization.networks import build
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import recipe_of
 from service.errors import GpuMemoryFull
-from service.inference import sessions
 from service.inference.limits import GraphLimits
-from service.inference.sessions import CUDA, GraphSession, probe_provider
+from service.inference.providers import CPU, CUDA
+from service.inference.sessions import GraphSession, probe_provider
 from tests.helpers.personalization.routing_cases import images, space_of
 from tests.helpers.service.counted_runs import counted
 from tests.helpers.waiting import wait_for
@@ -171,7 +171,7 @@ def test_scan_is_answered_on_the_gpu_and_its_receipt_says_so(
         masks.append(api.segment(scan, output="png").content)
         reports.append(api.segment(scan, output="json").json()["receipt"])
     assert masks[0] == masks[1]
-    assert [report["provider"] for report in reports] == [CUDA, sessions.CPU]
+    assert [report["provider"] for report in reports] == [CUDA, CPU]
     assert reports[1]["gpu"] is None
     assert "driver" in reports[0]["gpu"]
 

@@ -10,7 +10,8 @@ import torch
 
 from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
-from service.inference.sessions import GraphSession, split_at_query
+from service.inference.loading import split_at_query
+from service.inference.sessions import GraphSession
 from tests.unit.personalization.fedins.test_pool import BACKBONES, SIDE, adaptive, images
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from service.__main__ import app
 from service.commands import doctor
-from service.inference import sessions
+from service.inference import loading, providers
 
 Run = Callable[..., tuple[int, dict[str, dict[str, str]]]]
 ON_CPU = json.dumps({"device": "cpu", "torch": "2"})
@@ -46,7 +46,7 @@ def test_new_machine_is_in_order_and_nothing_is_made(run: Run, tmp_path: Path) -
 
 
 def test_gpu_that_is_demanded_and_missing_is_wrong(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "wanted_providers", lambda *_: [sessions.CPU])
+    monkeypatch.setattr(loading, "wanted_providers", lambda *_: [providers.CPU])
     status, found = run(jobs="", error="noise\nthe worker's torch finds no GPU", LOCUM_DEVICE="cuda:9")
     assert status == 1
     assert found["device of scans"]["state"] == found["device of jobs"]["state"] == "wrong"
@@ -54,8 +54,8 @@ def test_gpu_that_is_demanded_and_missing_is_wrong(run: Run, monkeypatch: pytest
 
 
 def test_gpu_that_auto_cannot_use_is_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_DEVICE_FILES", (Path("/dev/null"),))
-    monkeypatch.setattr(sessions, "wanted_providers", lambda *_: [sessions.CPU])
+    monkeypatch.setattr(providers, "_DEVICE_FILES", (Path("/dev/null"),))
+    monkeypatch.setattr(loading, "wanted_providers", lambda *_: [providers.CPU])
     status, found = run(error="jobs run on the CPU, because", LOCUM_DEVICE="auto")
     assert status == 0
     assert found["device of scans"]["state"] == found["device of jobs"]["state"] == "warning"

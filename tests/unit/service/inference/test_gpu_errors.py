@@ -16,17 +16,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from model_store.errors import ArtefactDamaged
 from service.errors import GpuMemoryFull, GpuUnavailable
-from service.inference import sessions
+from service.inference import loading, providers
 from service.inference.limits import GraphLimits
-from service.inference.sessions import (
-    BATCH,
-    CPU,
-    CUDA,
-    TENSORRT,
-    GraphSession,
-    probe_provider,
-    wanted_providers,
-)
+from service.inference.providers import CPU, CUDA, TENSORRT, wanted_providers
+from service.inference.sessions import BATCH, GraphSession, probe_provider
 from service.settings import Settings, graph_limits
 from tests.helpers.service.counted_runs import counted
 
@@ -154,9 +147,9 @@ def test_run_whose_provider_fails_is_not_repeated_on_the_cpu(threshold_graph: Gr
 def test_fallback_of_auto_beside_a_device_is_said_once(
     threshold_graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sessions, "_DEVICE_FILES", (Path("/dev/null"),))
-    monkeypatch.setattr(sessions, "wanted_providers", lambda *_: [CPU])
-    sessions._warn_of_fallback.cache_clear()
+    monkeypatch.setattr(providers, "_DEVICE_FILES", (Path("/dev/null"),))
+    monkeypatch.setattr(loading, "wanted_providers", lambda *_: [CPU])
+    providers._warn_of_fallback.cache_clear()
     caplog.set_level(logging.WARNING, "locum.service")
     for _ in range(2):
         assert GraphSession("d", threshold_graph(), device="auto").provider == CPU
@@ -184,9 +177,9 @@ def old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(graph, options, providers=providers)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", load)
-    monkeypatch.setattr(sessions, "cuda_is_possible", lambda: True)
-    monkeypatch.setattr(sessions, "_DEVICE_FILES", (Path("/dev/null"),))
-    sessions._warn_of_fallback.cache_clear()
+    monkeypatch.setattr(providers, "cuda_is_possible", lambda: True)
+    monkeypatch.setattr(providers, "_DEVICE_FILES", (Path("/dev/null"),))
+    providers._warn_of_fallback.cache_clear()
 
 
 @pytest.mark.usefixtures("old_driver")
@@ -205,7 +198,7 @@ def test_driver_that_is_too_old_is_named_and_is_no_damaged_artefact(
 
 
 def test_probe_refuses_a_gpu_that_is_demanded_and_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "wanted_providers", lambda *_: [CPU])
+    monkeypatch.setattr(loading, "wanted_providers", lambda *_: [CPU])
     with pytest.raises(GpuUnavailable, match="LOCUM_DEVICE=cuda:7"):
         probe_provider("cuda:7")
     assert probe_provider("cpu") == CPU
@@ -226,7 +219,7 @@ def test_tensorrt_is_asked_for_before_cuda_and_counts_as_a_gpu(
     assert first == (TENSORRT, {"device_id": "1"})
     assert others == wanted_providers("cuda:1", 2**30)
     asked: list[Any] = []
-    real = sessions.onnxruntime.InferenceSession
+    real = onnxruntime.InferenceSession
 
     def loaded(graph: bytes, options: Any, providers: list[Any], **_: Any) -> Any:
         asked.extend(providers)
@@ -234,7 +227,7 @@ def test_tensorrt_is_asked_for_before_cuda_and_counts_as_a_gpu(
         monkeypatch.setattr(session, "get_providers", lambda: [TENSORRT, CUDA, CPU])
         return session
 
-    monkeypatch.setattr(sessions.onnxruntime, "InferenceSession", loaded)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", loaded)
     limits = graph_limits(Settings(tensorrt=True))
     session = GraphSession("d", threshold_graph(), device="cuda:0", limits=limits)
     assert (session.provider, session._arena) == (TENSORRT, "gpu:0")

@@ -18,10 +18,11 @@ from onnx import helper
 
 from model_store.errors import ArtefactDamaged, GraphRefused
 from service.errors import RunTooLong
-from service.inference import sessions
+from service.inference import loading
 from service.inference.joined import JoinedRuns
 from service.inference.limits import GraphLimits
-from service.inference.sessions import GraphPart, GraphSession, SessionCache
+from service.inference.loading import GraphPart
+from service.inference.sessions import GraphSession, SessionCache
 from service.settings import Settings
 from tests.helpers.model_store.graphs import SIDE, endless_graph, network_of, spying_graph, to_bytes
 
@@ -57,7 +58,7 @@ def test_onnxruntime_reads_no_file_even_of_an_unchecked_graph(beside: str) -> No
     (mask,) = naive.run(["probabilities"], {"image": IMAGES[:1]})
     assert np.packbits(mask.argmax(axis=1)).tobytes() == SECRET
     with pytest.raises(Exception, match="External data path"):
-        sessions._load(GraphPart(spying_graph(beside), {}), 1, ["CPUExecutionProvider"], 60.0)
+        loading._load(GraphPart(spying_graph(beside), {}), 1, ["CPUExecutionProvider"], 60.0)
 
 
 def test_bytes_that_are_onnxruntime_s_own_format_too_are_loaded_as_onnx(
@@ -111,7 +112,7 @@ def test_load_that_takes_too_long_is_ended_and_the_next_one_works(
     slow = to_bytes(network_of(nodes, []))
     cache = SessionCache(2, threads=1, device="cpu", limits=limits)
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "_LEAST_LOAD_SECONDS", 0.01)
+        patch.setattr(loading, "_LEAST_LOAD_SECONDS", 0.01)
         for _ in range(2):
             with pytest.raises(RunTooLong, match=r"sha256:slow: it was not loaded in 0\.01 s"):
                 cache.get("sha256:slow", lambda: slow)

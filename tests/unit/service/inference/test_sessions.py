@@ -11,7 +11,7 @@ import pytest
 
 from model_store.errors import ArtefactDamaged, GraphRefused
 from service.errors import GpuUnavailable
-from service.inference import sessions as providers
+from service.inference import providers
 from service.inference.limits import GraphLimits
 from service.inference.sessions import GraphSession, SessionCache
 

@@ -16,7 +16,8 @@ from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.scan import Limits
 from model_store.store import Store
 from service.errors import PrecisionUnavailable
-from service.inference.sessions import CPU, CUDA, GraphSession
+from service.inference.providers import CPU, CUDA
+from service.inference.sessions import GraphSession
 from service.quantisation import work
 from service.quantisation.graph import Recipe, reduced
 from service.quantisation.precision import check_provider

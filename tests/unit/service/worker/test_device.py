@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from service.errors import GpuUnusable
-from service.inference import sessions
+from service.inference import providers
 from service.settings import Settings
 from service.worker import celery, device
 from service.worker.device import check_gpu, device_of, facts, prepare_torch, words_of_memory
@@ -177,4 +177,4 @@ def has(
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, *, present: bool) -> None:
-    monkeypatch.setattr(sessions, "_DEVICE_FILES", (Path("/dev/null" if present else "/no/device"),))
+    monkeypatch.setattr(providers, "_DEVICE_FILES", (Path("/dev/null" if present else "/no/device"),))
