@@ -126,48 +126,35 @@ async def put_mask(
 
     The service decodes it now and rejects a file that is not a mask or is on another grid than its scan.
     """
-    scan: CohortScan | None = None
-    task: Task | None = None
+    found: tuple[CohortScan, Task | None] | None = None
     replaces = None if if_match is None else matcher(if_match)
 
     async def admit() -> None:
-        nonlocal scan, task
+        nonlocal found
         refuse_form(request.headers.get("content-type"))
-        scan = await to_thread.run_sync(
-            _check_room, context, hospital, cohort, name, declared_length(request) or 0
-        )
-        if model is not None:
-            meant = await to_thread.run_sync(
-                resolve_version,
-                context.store,
-                context.database,
-                model,
-                hospital,
-                "segmentation",
-                context.settings.new_versions,
-            )
-            task = meant.artefact.manifest.task
+        size = declared_length(request) or 0
+        found = await to_thread.run_sync(_find, context, hospital, cohort, name, size, model)
 
     limits = UploadLimits(context.settings.max_upload_bytes)
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
-        assert scan is not None
+        assert found is not None
+        scan, task = found
         check_digest(repr_digest, upload)
         concerns(request, mask=upload.sha256)
-        found = scan
-
-        def check() -> masks.DecodedMask:
-            return _decoded(context, found, upload, task)
-
         async with context.admission.turn():
-            decoded = await to_thread.run_sync(check)
+            decoded = await to_thread.run_sync(_decoded, context, scan, upload, task)
         concerns(request, mask=upload.sha256)  # that of the stored bytes
-
-        def add() -> tuple[CohortMask, bool]:
-            return masks.add_mask(
-                context.database, context.settings, hospital, cohort, found, upload, decoded, replaces
-            )
-
-        row, created = await to_thread.run_sync(add)
+        row, created = await to_thread.run_sync(
+            masks.add_mask,
+            context.database,
+            context.settings,
+            hospital,
+            cohort,
+            scan,
+            upload,
+            decoded,
+            replaces,
+        )
     response.status_code = 201 if created else 200
     return mask_view(row)
 
@@ -227,9 +214,17 @@ def delete_mask(
     masks.remove_mask(context.database, context.settings, hospital, cohort, name)
 
 
-def _check_room(context: ServiceContext, hospital: str, cohort: str, name: str, size: int) -> CohortScan:
+def _find(
+    context: ServiceContext, hospital: str, cohort: str, name: str, size: int, model: str | None
+) -> tuple[CohortScan, Task | None]:
+    """The scan, which has room for a mask of this size, and the task of the model that is named."""
     with context.database.read() as session:
-        return masks.check_room(session, context.settings, hospital, cohort, name, size)
+        scan = masks.check_room(session, context.settings, hospital, cohort, name, size)
+    if model is None:
+        return scan, None
+    new_versions = context.settings.new_versions
+    meant = resolve_version(context.store, context.database, model, hospital, "segmentation", new_versions)
+    return scan, meant.artefact.manifest.task
 
 
 def _decoded(
