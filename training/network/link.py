@@ -23,7 +23,7 @@ _GOODBYE_S = 5.0
 
 
 class Link:
-    """Calls the operator at the kit's address. `waiting` is told why, when a request must be repeated."""
+    """Calls the operator at the kit's address. `waiting` gets the reason when a request must be repeated."""
 
     def __init__(self, kit: Kit, waiting: Callable[[str], None]) -> None:
         self.cell = Cell(kit, self._notified)

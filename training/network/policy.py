@@ -73,7 +73,7 @@ class Policy(StrictConfig):
         )
 
     def announced(self) -> dict[str, Any]:
-        """What the operator is told of it, as fields of an `Announcement`."""
+        """What the operator receives of it: fields of an `Announcement`."""
         return {
             "allows": tuple(sorted(self.allows)),
             "consents": self.consents,
