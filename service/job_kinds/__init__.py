@@ -6,38 +6,34 @@ No other module of the service compares a job's kind with a name: it asks the de
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Annotated
 
 from pydantic import WithJsonSchema
 
-from service.job_kinds import (
-    adaptation,
-    mask_check,
-    mask_verdict,
-    pacs_cohort,
-    pacs_segment,
-    quantisation,
-    scan,
-    segment,
-)
 from service.job_kinds.kind import JobKind
 
 __all__ = ["KINDS", "JobKind", "KindName", "names_where"]
 
 # In the order of the API's description.
-KINDS: Mapping[str, JobKind] = {
-    module.KIND.name: module.KIND
-    for module in (
-        adaptation,
-        scan,
-        segment,
-        pacs_segment,
-        pacs_cohort,
-        mask_check,
-        mask_verdict,
-        quantisation,
-    )
-}
+_NAMES = (
+    "adaptation",
+    "scan",
+    "segment",
+    "pacs-segment",
+    "pacs-cohort",
+    "mask-check",
+    "mask-verdict",
+    "quantisation",
+)
+
+
+def _declared(name: str) -> JobKind:
+    found: JobKind = import_module(f"{__name__}.{name.replace('-', '_')}").KIND
+    return found
+
+
+KINDS: Mapping[str, JobKind] = {name: _declared(name) for name in _NAMES}
 
 KindName = Annotated[str, WithJsonSchema({"type": "string", "enum": [*KINDS]})]
 """A kind in the API's answers."""

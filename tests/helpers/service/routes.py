@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from service import routes
 
@@ -28,3 +32,29 @@ def operations() -> dict[Operation, APIRoute]:
     described = [route for route in every_route() if route.include_in_schema]
     found = {(method, route.path_format): route for route in described for method in route.methods}
     return dict(sorted(found.items(), key=lambda each: (each[0][1], each[0][0])))
+
+
+def plain_body(route: APIRoute) -> dict[str, Any] | None:
+    """A JSON body that the route accepts, by the types of what it requires; None where it requires none."""
+    if route.body_field is None or not route.body_field.field_info.is_required():
+        return None
+    body = route.body_field.field_info.annotation
+    assert isinstance(body, type)
+    assert issubclass(body, BaseModel)
+    return _plain(body)
+
+
+def _plain(model: type[BaseModel]) -> dict[str, Any]:
+    return {name: _accepted(field) for name, field in model.model_fields.items() if field.is_required()}
+
+
+def _accepted(field: FieldInfo) -> Any:
+    """The first of some plain values that the field accepts."""
+    kind = field.annotation
+    nested = [_plain(kind)] if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+    given = TypeAdapter(Annotated[kind, field])
+    for value in ("north", "1.2", "c" * 32, 1, *get_args(kind), *nested):
+        with suppress(ValidationError):
+            given.validate_python(value)
+            return value
+    raise AssertionError(f"no plain value is a {field!r}: state a body in the test")

@@ -20,7 +20,7 @@ from service.http.dependencies import caller
 from service.jobs.files import JobFolder, StoredResult
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 from tests.helpers.service.queued import queued
-from tests.helpers.service.routes import Operation, operations
+from tests.helpers.service.routes import Operation, operations, plain_body
 
 NORTH = Caller("north's key", frozenset({"admin"}), frozenset({"north"}))
 WHO = {"actor": "ada", "reason": "because"}
@@ -191,7 +191,8 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         (("POST", "/keys"), {"json": {"name": "k", "role": "reader", "hospital": things.hospital}}),
     ]
     named_apart = {operation for operation, _ in given} | LISTINGS | OF_NO_HOSPITAL
-    return given + [(operation, {}) for operation in operations() if operation not in named_apart]
+    plain = {each: plain_body(route) for each, route in operations().items() if each not in named_apart}
+    return given + [(operation, {} if body is None else {"json": body}) for operation, body in plain.items()]
 
 
 # Two lists that no route declares. These name no hospital, and list what belongs to all.
