@@ -1,7 +1,7 @@
 """Drawn scanners: what another scanner may do to an image's intensities, at a severity that can be turned up.
 
 A drawn scanner shades, bends the intensity curve, blurs and adds noise. Training augments with one per image.
-A federation that practises (`personalization.playbook`) sends a member's scans through one scanner at a time.
+A federation that practises (`personalization.dose`) sends a member's scans through one scanner at a time.
 
 Legend: B images, C channels, H rows, W columns, ... one to three spatial axes.
 """

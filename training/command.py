@@ -54,11 +54,10 @@ from training.planning_round import (
     with_plan,
 )
 from training.playbook import (
+    DEFAULT,
     afterwards,
     check_practises,
     make_playbook,
-    practice_of,
-    practice_warnings,
     with_playbook,
 )
 from training.progress import open_progress
@@ -379,7 +378,7 @@ def _train(
             {} if operator else expected_seconds(job, workers),
             validated,
             (1, 1 + len(practising)),
-            afterwards(job, practising) if practising else {},
+            afterwards(job, practising, DEFAULT) if practising else {},
         )
         if operator is not None:
             operator.warn = progress.warning
@@ -397,7 +396,7 @@ def _train(
                 f"{folder / TASK_FILE}: look at it, and put it into the federation's folder "
                 f"({layout_of(federation.task).inferred(federation.task)})"
             )
-        warnings += [*job.warnings(), *(practice_warnings(practising) if practising else ())]
+        warnings += job.warnings()
         for warning in warnings:
             progress.warning(warning)
 
@@ -405,7 +404,7 @@ def _train(
             def place(run: Run) -> Path:
                 return folder / "rotations" / ",".join(run.settings.leave_out) if run.id != job.id else folder
 
-            made = make_playbook(job, place, practice_of(job), workers=workers, progress=progress)
+            made = make_playbook(job, place, DEFAULT, workers=workers, progress=progress)
             for warning in made.warnings:
                 progress.warning(warning)
             warnings.extend(made.warnings)

@@ -3,13 +3,14 @@
     each member: how large its targets are, and in how many pieces
     for each member k:
         federate the others                       a run of its own, which k has no part in
-        at k: adapt to its scans without labels, score the change with them, send home aggregates
-    fit the playbook of all members' episodes
+        at k: adapt to its scans without labels by the dose that their shift asks for, score the change with
+              them, send home aggregates
+    put all members' episodes into the playbook
 
 A rotation is an ordinary run with `leave_out`, so it resumes, and does not depend on the number of workers. A
 rotation that cannot be finished costs its own episodes only. Scans of the test split take no part.
 
-Shared:  what the method shares, once more per rotation; per episode about 20 numbers, as statistics.
+Shared:  what the method shares, once more per rotation; per episode three numbers, as statistics.
 Stays:   images, masks, and the Dice of every patient.
 """
 
@@ -21,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,26 +29,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_store.task import Task
-from personalization.gate import Targets
-from personalization.iop_fl.space import GLOBAL, RoutingSpace
-from personalization.iop_fl.spread import FEWEST, Spread
-from personalization.iop_fl.spread import FILE as SPREAD
-from personalization.networks import outline
-from personalization.playbook import (
+from personalization.dose import (
     FILE,
     Episode,
-    Features,
     Playbook,
     Practice,
-    Trial,
-    fit,
     passes,
     practise,
     targets_of,
     typical_targets,
 )
-from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.recipe import suits
+from personalization.gate import Targets
+from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.iop_fl.spread import FEWEST, Spread
+from personalization.iop_fl.spread import FILE as SPREAD
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -71,7 +65,7 @@ from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
 from training.local.registry import kind_of
 from training.local.site import SiteData
-from training.methods.fedavg import FedAvg
+from training.methods.fedavg import SPREAD as APART
 from training.progress import Afterwards, Progress
 from training.run import Run, execute
 from training.state_tree import join, part
@@ -82,57 +76,10 @@ TARGETS = Group("targets", "statistics", "collect")
 EPISODES = Group("episodes", "statistics", "collect")
 
 PRACTICE = "practice"  # what follows the runs, as progress calls it
-_FEWEST = 2  # members; a recipe of each is judged by the others
+_FEWEST = 2  # members that practise
 _NO_PLAYBOOK = "the federation's practice came to no playbook"
 
-LADDER = {
-    "quarter": (0.25, 0.25, 0.25),
-    "half": (0.5, 0.5, 0.5),
-    "full": (1.0, 1.0, 1.0),
-    "early": (1.0, 0.5, 0.0),
-}
-AFTER = {"ladder, half": "ladder, quarter", "ladder, full": "ladder, half"}
-# Recipes of forward passes alone: the least spread, and minutes for a member of a hundred slices. A scanner
-# of a severity above 0 is drawn, so a severity may come twice.
-DEFAULT = Practice(
-    tuple(
-        Trial(f"ladder, {name}", AdaptationConfig(preset="ladder", doses=doses), AFTER.get(f"ladder, {name}"))
-        for name, doses in LADDER.items()
-    ),
-    severities=(0.0, 1.0, 1.0, 2.0, 2.0, 3.0),
-)
-
-
-# The same of a network with instance norm, which the federation's statistics steady.
-OF_INSTANCE_NORM = replace(
-    DEFAULT,
-    trials=tuple(
-        Trial(f"blend, {name}", AdaptationConfig(preset="blend", doses=(dose, dose, dose)), after)
-        for name, dose, after in (("tenth", 0.1, None), ("quarter", 0.25, "blend, tenth"))
-    ),
-)
-
-
-def practice_of(run: Run) -> Practice:
-    """What is practised with the network of a run.
-
-    Raises ConfigurationError where nothing suits its norms.
-    """
-    algorithm = run.algorithm()
-    if not isinstance(algorithm, FedAvg):
-        return DEFAULT
-    spec = algorithm.network
-    network = outline(spec.name, **spec.arguments)
-    for practice in (DEFAULT, OF_INSTANCE_NORM):
-        if all(suits(trial.config.preset, network) for trial in practice.trials):
-            return practice
-    raise ConfigurationError(
-        "no recipe of adaptation can be practised",
-        [
-            f"network {spec.name}: expected batch norm, or instance norm that tracks (norm_name or norm: "
-            "[instance, {track: true}]), found neither: leave the playbook out"
-        ],
-    )
+DEFAULT = Practice()
 
 
 @dataclass(frozen=True)
@@ -158,7 +105,7 @@ def make_playbook(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Made:
-    """Rotate, practise and fit. `place` gives the folder of a rotation's run; one that is there goes on.
+    """Rotate and practise. `place` gives the folder of a rotation's run; one that is there goes on.
 
     Raises ConfigurationError where fewer than two members can practise, and FederationError where fewer did.
     """
@@ -184,14 +131,16 @@ def make_playbook(
         except TrainingError as error:
             warnings.append(f"no playbook without {member}: {error}")
             continue
+        if SPREAD not in result.publication.files:
+            warnings.append(f"no playbook without {member}: the others do not know how far they are apart")
+            continue
         spaces[member] = result.publication.models
-        if SPREAD in result.publication.files:
-            spreads[member] = result.publication.files[SPREAD]
+        spreads[member] = result.publication.files[SPREAD]
         rounds += len(result.history)
         sent["rotations"] += sum(_sent(result.history).values())
     if len(spaces) < _FEWEST:
         raise FederationError(_NO_PLAYBOOK, warnings)
-    algorithm = Rotations(run.federation.task, spaces, practice, spreads)
+    algorithm = Rotations(run.federation.task, spaces, spreads, practice)
     specs = [spec for spec in run.specs() if spec.name in spaces]
     # With other members all measure again, since every practice depends on what the others measured.
     folder = RunFolder(place(run) / "practice" / _digest([spec.name for spec in specs]))
@@ -199,7 +148,7 @@ def make_playbook(
     if progress is not None:
         progress.run_started(PRACTICE, algorithm.plan(), [spec.name for spec in specs])
     with folder.held():
-        folder.claim({**run.identity(), "practice": _facts(practice)}, resume=True)
+        folder.claim({**run.identity(), "practice": asdict(practice)}, resume=True)
         outcome = FederationEngine(
             algorithm,
             specs,
@@ -210,23 +159,21 @@ def make_playbook(
         ).run()
     episodes = episodes_of(outcome.server)
     try:
-        options = {trial.name: trial.config.facts() for trial in practice.trials}
-        after = {trial.name: trial.after for trial in practice.trials}
-        playbook = fit(episodes, options, _typical(outcome.server.facts["targets"]), after)
+        playbook = Playbook.of(episodes, _typical(outcome.server.facts["targets"]))
     except ValueError as error:
         raise FederationError(_NO_PLAYBOOK, [str(error)]) from error
     sent.update(_sent(outcome.history))
     return Made(playbook, episodes, rounds, dict(sent), (*warnings, *_dropped(outcome.history)))
 
 
-def afterwards(run: Run, members: Sequence[str], practice: Practice | None = None) -> dict[str, Afterwards]:
+def afterwards(run: Run, members: Sequence[str], practice: Practice) -> dict[str, Afterwards]:
     """What follows the rotations: as many passes of the network as one of `estimate`, which is one."""
     busiest = max(
         (site for site in run.sites() if site.name in members), key=lambda site: site.counts.files["train"]
     )
     files, each = busiest.counts.files, _slices_per_file(run.federation.task, busiest)
     images = each * (files["train"] + files["val"])
-    every = passes(practice or practice_of(run), images, shifted=len(members) > FEWEST)
+    every = passes(practice, images)
     return {PRACTICE: Afterwards("practise", "estimate", every / max(each * files["train"], 1))}
 
 
@@ -240,31 +187,16 @@ def _slices_per_file(task: Task, site: Site[Any] | RemoteSite) -> int:
     return kind_of(task).images_of(site.of_split("train")[0], task)
 
 
-def practice_warnings(members: Sequence[str]) -> tuple[str, ...]:
-    """What a practice of these members leaves out."""
-    if len(members) > FEWEST:
-        return ()
-    return (
-        f"{' and '.join(members)} do not practise the dose by shift, which a service takes by default: it "
-        f"needs {FEWEST} members beside the one that practises, {FEWEST + 1} in all. Others are practised",
-    )
-
-
 def with_playbook(publication: Publication, made: Made) -> Publication:
     """The publication with the playbook as a file of its artefact, and what it cost."""
-    best = made.playbook.recipes[0]
+    record = made.playbook.by_shift
+    assert record is not None  # it was made now
     facts = {
         "members": list(made.playbook.members),
         "rounds": made.rounds,
         "sent": dict(made.sent),
-        "recipes": {record.name: record.bound for record in made.playbook.recipes},
-        "best": best.name,
-        "changes": {member: list(found) for member, found in best.members.items()},
-        "promise": made.playbook.promise,
+        "by_shift": record.model_dump(mode="json"),
     }
-    by_shift = made.playbook.by_shift
-    if by_shift is not None:
-        facts["by_shift"] = by_shift.model_dump(mode="json")
     return replace(
         publication,
         files={**publication.files, FILE: made.playbook.to_bytes()},
@@ -288,7 +220,7 @@ def check_practises(run: Run) -> tuple[str, ...]:
         raise ConfigurationError(
             "the federation cannot practise",
             [
-                "expected classes that exclude each other, which every recipe compares, found regions: "
+                "expected classes that exclude each other, which the dose compares, found regions: "
                 "leave out --playbook"
             ],
         )
@@ -303,7 +235,7 @@ def check_practises(run: Run) -> tuple[str, ...]:
                 "report would count; leave out --playbook, or train without differential privacy"
             ],
         )
-    phases = Rotations(run.federation.task, {}, practice_of(run)).plan()
+    phases = Rotations(run.federation.task, {}, {}, DEFAULT).plan()
     members = tuple(spec.name for spec in specs if all(may_take_part(phase, spec) for phase in phases))
     if len(members) < _FEWEST:
         raise ConfigurationError(
@@ -313,6 +245,7 @@ def check_practises(run: Run) -> tuple[str, ...]:
                 f"{', '.join(members) or 'none'}; use --consent or wider policies, or leave out --playbook"
             ],
         )
+    _check_spread(run, members)
     how, others = run.settings.defence, len(specs) - 1
     least = least_uploads(how.reduction, how.trim, how.liars)
     if others < least:
@@ -324,6 +257,30 @@ def check_practises(run: Run) -> tuple[str, ...]:
             ],
         )
     return members
+
+
+def _check_spread(run: Run, members: Sequence[str]) -> None:
+    """Raise ConfigurationError unless the others of every member measure how far they are apart."""
+    plan = [phase for phase in run.algorithm().plan() if isinstance(phase, Phase)]
+    measures = [phase for phase in plan if APART in phase.uploads]
+    if not measures:
+        raise ConfigurationError(
+            "the federation cannot practise",
+            [
+                "expected batch norm with statistics: estimated, which the dose by shift moves and by which "
+                "members measure how far they are apart, found none: leave out --playbook"
+            ],
+        )
+    able = {spec.name for spec in run.specs() for phase in measures if spec.refusal(phase, APART) is None}
+    if any(len(able - {member}) < FEWEST for member in members):
+        raise ConfigurationError(
+            "the federation cannot practise",
+            [
+                f"expected {FEWEST} members that let statistics out beside each that practises, since the "
+                f"dose depends on how far these are apart, found {', '.join(sorted(able)) or 'none'}; use "
+                "wider policies, or leave out --playbook"
+            ],
+        )
 
 
 def rotation_of(run: Run, member: str) -> Run:
@@ -340,14 +297,14 @@ class Rotations(Algorithm):
         self,
         task: Task,
         spaces: Mapping[str, tuple[ModelDraft, ...]],
+        spreads: Mapping[str, bytes],
         practice: Practice,
-        spreads: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         """`spaces` and `spreads` are those of the rotation without each member."""
         self._classes = len(task.classes)
         self._spaces = spaces
-        self._practice = practice
         self._spreads = {member: list(content) for member, content in spreads.items()}
+        self._practice = practice
 
     @override
     def plan(self) -> tuple[Phase, ...]:
@@ -357,7 +314,7 @@ class Rotations(Algorithm):
             Phase(
                 "practise",
                 1,
-                (SPACE, SPREADS, TARGETS),
+                (SPACE, SPREADS),
                 (EPISODES,),
                 self.practise,
                 self.keep_episodes,
@@ -372,12 +329,10 @@ class Rotations(Algorithm):
         return Memory()
 
     def send_space(self, server: Memory, site: str) -> Mapping[str, State]:
-        """The models of the rotation without the site, and what the others' targets are like."""
-        others = {name: own for name, own in server.facts["targets"].items() if name != site}
+        """The models of the rotation without the site, and how far its members are apart."""
         return {
             SPACE.name: join({draft.site or GLOBAL: draft.weights for draft in self._spaces[site]}),
-            SPREADS.name: {"json": torch.tensor(self._spreads.get(site, []), dtype=torch.uint8)},
-            TARGETS.name: _packed(_typical(others)),
+            SPREADS.name: {"json": torch.tensor(self._spreads[site], dtype=torch.uint8)},
         }
 
     def measure(
@@ -401,14 +356,13 @@ class Rotations(Algorithm):
         space = RoutingSpace.of(network.name, network.arguments, states, global_model)
         episodes = practise(
             space,
+            Spread.model_validate_json(bytes(received[SPREADS.name]["json"].tolist())),
             images,
             targets,
             patients,
             self._practice,
-            _unpacked(received[TARGETS.name]).share,
             int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
             context.device,
-            spread=_spread(received[SPREADS.name]),
         )
         content = json.dumps([asdict(episode) for episode in episodes]).encode()
         packed = {"json": torch.tensor(list(content), dtype=torch.uint8)}
@@ -443,11 +397,6 @@ def _scans(data: SiteData) -> tuple[Tensor, Tensor, list[str]]:
     )
 
 
-def _spread(state: State) -> Spread | None:
-    content = bytes(state["json"].tolist())
-    return Spread.model_validate_json(content) if content else None
-
-
 def _typical(targets: Mapping[str, Mapping[str, float]]) -> Targets:
     return typical_targets([Targets(**own) for own in targets.values()])
 
@@ -463,23 +412,11 @@ def _unpacked(state: State) -> Targets:
 
 def episodes_of(server: Memory) -> dict[str, tuple[Episode, ...]]:
     """The members' episodes, of what `Rotations` left with the server."""
-    return {
-        site: tuple(Episode(**{**row, "features": Features(**row["features"])}) for row in rows)
-        for site, rows in server.facts["episodes"].items()
-    }
+    return {site: tuple(Episode(**row) for row in rows) for site, rows in server.facts["episodes"].items()}
 
 
 def _digest(members: list[str]) -> str:
     return hashlib.sha256(json.dumps(members).encode()).hexdigest()[:16]
-
-
-def _facts(practice: Practice) -> dict[str, Any]:
-    return {
-        "trials": {trial.name: trial.config.facts() for trial in practice.trials},
-        "severities": list(practice.severities),
-        "most": practice.most,
-        "damage": practice.damage,
-    }
 
 
 def _sent(history: tuple[RoundEntry, ...]) -> Counter[str]:

@@ -37,7 +37,7 @@ from service.runtime.embedded_worker import worker_command
 NAME = "load"
 HOSPITAL = "outside"
 SCANS = 8
-# Learns until it is cancelled. The default of a space without a playbook learns nothing.
+# Learns until it is cancelled. The default learns nothing.
 LEARNS = {"preset": "paper", "epochs": 200, "batch_size": 8}
 # Between two requests: without a pause the probe itself would be the load.
 PAUSE_S = 0.01

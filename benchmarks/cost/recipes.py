@@ -1,10 +1,10 @@
 """Cost of each recipe of adaptation, as a multiple of one plain pass over the same images.
 
 A recipe starts from a routing space and images and ends in one plain network. One that adapts to a single
-scan ends in its answer, which counts too. `auto` tries the four recipes of a playbook and judges the one it
-chose. The floor is one forward pass of the global model over the same images, in batches, without gradients.
-The two alternate in one process; medians are compared. Passes are counted in a run of their own, which is not
-timed.
+scan ends in its answer, which counts too. `auto` measures the shift, takes the dose that this asks for and
+judges it. The floor is one forward pass of the global model over the same images, in batches, without
+gradients. The two alternate in one process; medians are compared. Passes are counted in a run of their own,
+which is not timed.
 
 The networks are random and learn for one epoch: neither decides the cost of a step.
 """
@@ -28,22 +28,13 @@ from benchmarks.harness.gpu import awaited, device_of
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.manifest import NetworkSpec
+from personalization.dose import by_shift
+from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import Spread, sent_by
 from personalization.options.presets import AUTO, PRESETS
-from personalization.playbook import (
-    Choice,
-    Playbook,
-    Practice,
-    choose,
-    fit,
-    practise,
-    targets_of,
-    typical_targets,
-    verdict_by_practice,
-)
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, recipe_of
-from training.playbook import DEFAULT
 
 BATCH = 16
 # The views of a slice, which are a step's batch in `ttt`.
@@ -98,9 +89,8 @@ class RecipeCost(CostExperiment[Profile]):
         cohort = {"unit": "cohort", "slices": profile.slices}
         scan = {"unit": "scan", "slices": profile.scan}
         last = {"batch": BATCH, "repeats": profile.repeats}
-        practised = {"recipes": [trial.name for trial in DEFAULT.trials], "patient": profile.patient}
         cells = [
-            {"preset": AUTO, **cohort, **common, **practised, **last},
+            {"preset": AUTO, **cohort, **common, "patient": profile.patient, **last},
             *(
                 {
                     **{"preset": name, **(scan if preset.unit == "scan" else cohort), **common},
@@ -136,16 +126,15 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
 
 
 def parts_of(cell: Cell, space: RoutingSpace, images: Tensor) -> Parts:
-    """The parts of a recipe: to adapt, and for one scan to answer; of `auto`, to choose and to judge."""
+    """The parts of a recipe: to adapt, and for one scan to answer; of `auto`, to dose and to judge."""
     device = torch.device(device_of(cell))
     if cell["preset"] == AUTO:
-        playbook = _playbook()
         patients = [index // cell["patient"] for index in range(len(images))]
-
-        def judge(choice: Choice) -> object:
-            return verdict_by_practice(choice, space.plain().to(device), images, patients, CLASSES)
-
-        return {"choose": lambda _: choose(playbook, space, images, device), "judge": judge}
+        spread = _spread(space.plain().to(device), images, patients)
+        return {
+            "dose": lambda _: by_shift(space, spread, None, images, patients, device),
+            "judge": lambda made: made.verdict,
+        }
     config = AdaptationConfig(preset=cell["preset"], epochs=cell["epochs"], batch_size=cell["batch"])
 
     def adapt(_: object) -> Adapted:
@@ -199,20 +188,12 @@ def _images(count: int, size: int, seed: int = 0) -> Tensor:
     return torch.randn(count, 1, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def _playbook() -> Playbook:
-    """The default recipes, practised by three members on a little noise: which one wins costs the same."""
-    space, practice = _space(2, 1), Practice(DEFAULT.trials, (0.0, 1.0))
-    episodes, found = {}, []
-    for seed in range(3):
-        images = _images(8, 32, seed)
-        targets = (images[:, 0] > 1).long()
-        patients = [str(index // 2) for index in range(len(images))]
-        found.append(targets_of(targets, patients, 2))
-        share = found[-1].share
-        episodes[f"site{seed}"] = tuple(practise(space, images, targets, patients, practice, share, seed))
-    options = {trial.name: trial.config.facts() for trial in practice.trials}
-    after = {trial.name: trial.after for trial in practice.trials}
-    return fit(episodes, options, typical_targets(found), after)
+def _spread(network: nn.Module, images: Tensor, patients: Sequence[int]) -> Spread:
+    """Of two members that are a tenth as far from the network's statistics, so that a dose is asked for."""
+    found = profile(network, images, patients)
+    sent = sent_by(found, None)
+    near = {name: sent[name] / 10 for name in ("natural", "patient")}
+    return Spread.of(found.layers, {**near, "logarithm": near["natural"].log()}, 2)
 
 
 def sections(rows: Sequence[Row]) -> list[str]:
@@ -256,10 +237,10 @@ def _floors(rows: Sequence[Row]) -> list[str]:
 
 def _bound(row: Row) -> str:
     total, judge = _total(row, "forward"), row["result"]["passes"]["judge"]["forward"]
-    tries, time = len(row["cell"]["recipes"]), row["result"]["multiple"]["median"]
+    time = row["result"]["multiple"]["median"]
     verdict = "kept" if total <= MOST_PASSES else "**missed**"
     return (
-        f"`auto` tries {tries} recipes that learn nothing, and judges one: {total:.1f} passes, "
+        f"`auto` takes the dose that the shift asks for, and judges it: {total:.1f} passes, "
         f"{judge:.1f} of them by the judge. At most {MOST_PASSES} are allowed: {verdict}. They take as long "
         f"as {time:.1f} plain passes, since a pass that measures statistics takes longer than a plain one."
     )

@@ -13,9 +13,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-# A job makes its candidate in one of these stages: it adapts without masks, by a dose that it measures or a
-# recipe that it chooses where none is named; learns from masks; or compares models.
-LEARNING = ("adapting", "measuring", "choosing", "joining", "fitting", "comparing")
+# A job makes its candidate in one of these stages: it adapts without masks, by a dose that it measures where
+# no recipe is named; learns from masks; or compares models.
+LEARNING = ("adapting", "measuring", "joining", "fitting", "comparing")
 _STEPS = "▁▂▃▄▅▆▇█"
 _BAR = 20
 # Only the latest epochs are drawn, so that a line fits a terminal of 80 columns.

@@ -1,6 +1,9 @@
 """May a candidate be assigned? Decided without labels, from masks and statistics alone.
 
-    verdict = judge(ROUTING, Observed(candidate, parent, replicas, ..., references=consensus(space, images)))
+    verdict = judge(ROUTING, ObservedRouting(candidate, parent, replicas, ..., consensus(space, images)))
+
+What a candidate is decides on its gate. A dose that the service itself computed in closed form from the scans
+is bounded, and has `BY_SHIFT`: a veto. What was learned, or named by a person, has to show more: `ROUTING`.
 
 The gate cannot know that a candidate is better. It rejects what worse candidates look like: masks unlike the
 parent's, masks that change with the seed, masks that no anatomy has, and images unlike those of training. And
@@ -12,28 +15,27 @@ from __future__ import annotations
 
 from personalization.gate.check import Check, CheckResult, GateVerdict, judge, limits
 from personalization.gate.consensus import consensus
-from personalization.gate.routing import (
+from personalization.gate.parent import Targets
+from personalization.gate.routing import ROUTING, ObservedRouting
+from personalization.gate.shift import (
     BY_SHIFT,
     BY_SHIFT_WITHOUT_MASKS,
-    PRACTISED,
-    ROUTING,
-    Observed,
-    Prediction,
+    ObservedClasses,
+    ObservedDose,
     Shifted,
-    Targets,
 )
 from personalization.gate.statistics import shift_of_statistics, statistics_distance
 
 __all__ = [
     "BY_SHIFT",
     "BY_SHIFT_WITHOUT_MASKS",
-    "PRACTISED",
     "ROUTING",
     "Check",
     "CheckResult",
     "GateVerdict",
-    "Observed",
-    "Prediction",
+    "ObservedClasses",
+    "ObservedDose",
+    "ObservedRouting",
     "Shifted",
     "Targets",
     "consensus",

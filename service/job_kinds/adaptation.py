@@ -12,7 +12,6 @@ KIND = JobKind(
     stages={
         **COMMON,
         "measuring": "measuring how far the scans are from the federation's, and adapting",
-        "choosing": "choosing the recipe",
         "adapting": "adapting",
         "fitting": "learning from the masks, some patients held out at a time",
         "joining": "learning from the masks",

@@ -20,8 +20,8 @@ _TEXT = (
 
 
 def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-    """The dose and its shift, what the federation's practice expects, the routing coefficients, and what each
-    stage cost.
+    """The dose and its shift, what the federation's practice expected, the routing coefficients, and what
+    each stage cost.
 
     Coefficients are those of the candidate, else of the latest epoch that reported some.
     """
@@ -73,7 +73,8 @@ def _dose(found: Any) -> tuple[Section, ...]:
 
 
 def _practice(found: Any) -> tuple[Section, ...]:
-    """The recipes that were tried here, and the members that practised the chosen one; else none."""
+    """The recipes that were tried and the members that practised the chosen one, where an earlier release
+    chose among them; else none."""
     try:
         tried = {each["recipe"]: (float(each["predicted"]), float(each["bound"])) for each in found["tried"]}
         predicted, bound = tried[found["recipe"]]

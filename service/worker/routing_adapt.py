@@ -16,6 +16,7 @@ from model_store.manifest import WEIGHTS, ModelManifest
 from model_store.store import Store
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
+from personalization.dose import FILE, Playbook
 from personalization.export import to_onnx
 from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
@@ -25,7 +26,6 @@ from personalization.networks.capabilities import norms
 from personalization.networks.registry import check_origin
 from personalization.options.masks import MASKS
 from personalization.options.presets import AUTO, FOR_COHORTS, PRESETS
-from personalization.playbook import FILE, Playbook
 from personalization.state import State, from_safetensors
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import BATCH, suits

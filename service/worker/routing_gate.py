@@ -1,4 +1,4 @@
-"""Judge a candidate of a routing space: by the playbook that chose it, else beside replicas of it.
+"""Judge what was learned from scans, or named by a person, beside replicas of it.
 
 An adaptation to the hospital gives the same candidate from any half of its scans and any seed; one to noise
 does not. A good candidate is also nearer than its parent to the consensus of the federation's models.
@@ -14,12 +14,11 @@ import torch
 from personalization.gate import (
     ROUTING,
     GateVerdict,
-    Observed,
+    ObservedRouting,
     consensus,
     judge,
     shift_of_statistics,
 )
-from personalization.playbook import Choice, verdict_by_practice
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, recipe_of
 from service.worker.attempt import Attempt
@@ -38,29 +37,16 @@ def verdict_on(
     adapted: Adapted,
     cohort: CohortImages,
     config: AdaptationConfig,
-    choice: Choice | None,
     device: torch.device,
     adapted_in_s: float,
 ) -> GateVerdict:
-    """Observe the candidate, which was adapted in so many seconds, and judge it: by the playbook's choice, if
-    it was made by one.
+    """Observe the candidate, which was adapted in so many seconds, and judge it.
 
-    By the playbook it costs one forward pass. Without one, what learns costs the adaptation once more, and
-    all cost two forward passes of each of the federation's models.
+    What learns costs the adaptation once more, and all cost two forward passes of each of the federation's
+    models.
     """
     check_cancelled, images = attempt.check_cancelled, cohort.images
     parent = loaded.space.plain()
-    if choice is not None:
-        attempt.set_stage("judging", against="the federation's practice")
-        return verdict_by_practice(
-            choice,
-            parent.to(device),
-            images.to(device),
-            cohort.patient_of_image,
-            len(loaded.task.classes),
-            cohort.warned,
-            check_cancelled,
-        )
     replicas = []
     left = replicas_cost(cohort, config)
     for name, seed, chosen in _replicas(cohort, config):
@@ -77,7 +63,7 @@ def verdict_on(
         replicas.append(class_maps(replica.merged, images, device, check_cancelled))
     attempt.set_stage("judging", against="the federation")
     references = consensus(loaded.space, images, device=device, check_cancelled=check_cancelled)
-    observed = Observed(
+    observed = ObservedRouting(
         candidate=class_maps(adapted.merged, images, device, check_cancelled),
         parent=class_maps(parent, images, device, check_cancelled),
         replicas=replicas,

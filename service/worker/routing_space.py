@@ -2,10 +2,9 @@
 
 Its own stages:
     measuring   with `auto`: how far the scans are from the members', and the dose that this asks for
-    choosing    with `auto` of an older artefact: try the recipes that its federation has practised
     adapting    write a checkpoint per epoch; a later attempt continues from it, bit for bit
-    judging     a dose by the gate for closed forms; else by the playbook that chose it; else repeat what is
-                learned from another seed and from halves
+    judging     a dose by the gate for closed forms; else repeat what is learned from another seed and from
+                halves
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from typing_extensions import override
 from model_store.manifest import GRAPH, WEIGHTS, NetworkSpec
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
+from personalization.dose import ByShift, by_shift
 from personalization.errors import ExportError
 from personalization.gate import GateVerdict
 from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import RoutingSpace
-from personalization.iop_fl.spread import Spread
-from personalization.options.presets import AUTO, FOR_COHORTS
-from personalization.playbook import ByShift, Choice, Playbook, RecipeRecord, by_shift, choose
+from personalization.options.presets import AUTO, FOR_COHORTS, SPREAD
 from personalization.state import to_safetensors
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
@@ -45,23 +43,20 @@ from service.worker.pictures import draw_pictures
 from service.worker.routing_adapt import class_maps, configured, graph_of, load_space, unsuited
 from service.worker.routing_gate import replicas_cost, verdict_on
 
-# The recipes of `auto` without a playbook: the first that the network's norms suit.
+# `auto` of an artefact that does not say how far its members are apart: the first that the network's norms
+# suit, with its defaults. Instance norm that tracks has `blend`, since no shift is measured of it.
 FALLBACKS = ("ladder", "blend")
 DYNAMIC = "dynamic.onnx"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What was adapted, by which configuration.
-
-    `dose` is that which the shift asked for, `choice` the playbook's.
-    """
+    """What was adapted, by which configuration; `dose` is that which the shift asked for."""
 
     task: Task
     adapted: Adapted
     config: AdaptationConfig
     dose: ByShift | None = None
-    choice: Choice | None = None
 
     @cached_property
     def graph(self) -> bytes:
@@ -88,8 +83,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
 
     @override
     def make(self, cohort: CohortImages) -> Candidate:
-        """Adapt by the recipe that was asked for; with `auto` by the dose that the shift asks for, or, of an
-        artefact without the members' spread, by the recipe that the playbook chooses."""
+        """Adapt by the recipe that was asked for; with `auto` by the dose that the shift asks for."""
         attempt, loaded = self.attempt, self.loaded
         task, space, images = loaded.task, loaded.space, cohort.images
         auto = attempt.job.options.get("preset", AUTO) == AUTO
@@ -107,16 +101,12 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
                 cohort.mistaken,
             )
             return Candidate(task, dose.adapted, dose.config, dose=dose)
-        if auto and loaded.playbook is not None:
-            attempt.set_stage("choosing")
-            choice = choose(loaded.playbook, space, images, self.device, attempt.check_cancelled)
-            return Candidate(task, choice.chosen.adapted, choice.chosen.config, choice=choice)
         config = self._configured()
         return Candidate(task, self._adapt(cohort, config), config)
 
     @override
     def judge(self, cohort: CohortImages, made: Candidate) -> GateVerdict:
-        """Observe a dose as it was made, a choice by its playbook, else replicas of what was learned."""
+        """Observe a dose as it was made, else replicas of what was learned."""
         if made.dose is not None:
             return made.dose.verdict
         return verdict_on(
@@ -125,7 +115,6 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
             made.adapted,
             cohort,
             made.config,
-            made.choice,
             self.device,
             self.watch.stages["adapt"] / 1000,
         )
@@ -134,11 +123,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
     def summary(self, cohort: CohortImages, made: Candidate, verdict: GateVerdict) -> list[str]:
         if made.dose is not None:
             return said_of_dose(made.dose)
-        if made.choice is None:
-            return super().summary(cohort, made, verdict)
-        expected = made.choice.chosen.decision.expected
-        members = len(_record(made.choice, self.loaded.playbook).members)
-        return [expectation(expected.change, expected.bound, members)]
+        return super().summary(cohort, made, verdict)
 
     @override
     def draw(self, cohort: CohortImages, made: Candidate) -> None:
@@ -147,12 +132,8 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
     @override
     def result(self, cohort: CohortImages, made: Candidate) -> dict[str, Any]:
         adaptation = made.adapted.adaptation
-        expected: dict[str, Any] = {}
-        if made.choice is not None:
-            expected = {"playbook": _expected(made.choice, self.loaded.playbook)}
-        elif made.dose is not None and self.loaded.spread is not None:
-            expected = {"dose": _dose(made.dose, self.loaded.spread)}
-        return expected | {
+        found = {} if made.dose is None else {"dose": _dose(made.dose)}
+        return found | {
             "options": made.config.facts(),
             "scans": len(self.files),
             "images": len(cohort.images),
@@ -191,23 +172,19 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         return {"milliseconds": self.watch.stages}
 
     def _configured(self) -> AdaptationConfig:
-        """What the request asked for; for `auto`, without a playbook, the fallback."""
-        attempt, playbook = self.attempt, self.loaded.playbook
-        share = None if playbook is None else playbook.targets.share or None
-        options = {**attempt.job.options, "target_share": share}
+        """What the request asked for; for `auto` of an artefact without the members' spread, the fallback."""
+        attempt, options = self.attempt, self.attempt.job.options
         preset = options.get("preset", AUTO)
         tried = FALLBACKS if preset == AUTO else (preset,)
         chosen = next((each for each in tried if self.loaded.suits(each)), None)
         if chosen is None:
             raise unsuited(preset, self.loaded, FOR_COHORTS)
-        config = configured({**options, "preset": chosen}, self.loaded.task)
-        if preset != AUTO:
-            return config
-        attempt.warn(
-            f"the federation has not practised: '{self.parent}' has no playbook, so the recipe is "
-            f"'{chosen}' with its defaults, and no gain can be predicted"
-        )
-        return config
+        if preset == AUTO:
+            attempt.warn(
+                f"'{self.parent}' does not say how far its members are apart ({SPREAD}), so the recipe is "
+                f"'{chosen}' with its defaults, and no gain can be predicted"
+            )
+        return configured({**options, "preset": chosen}, self.loaded.task)
 
     def _adapt(self, cohort: CohortImages, config: AdaptationConfig) -> Adapted:
         attempt, space, device = self.attempt, self.loaded.space, self.device
@@ -314,9 +291,9 @@ def said_of_dose(made: ByShift) -> list[str]:
     ]
 
 
-def _dose(made: ByShift, spread: Spread) -> dict[str, Any]:
+def _dose(made: ByShift) -> dict[str, Any]:
     """The shift, the dose and what they rest on, for the card."""
-    dose, record = made.dose, made.record
+    dose, record, spread = made.dose, made.record, made.spread
     found = {
         "shift": round(dose.shift, 4),
         "share": round(dose.share, 4),
@@ -328,41 +305,3 @@ def _dose(made: ByShift, spread: Spread) -> dict[str, Any]:
         return found
     members = {name: [round(value, 4) for value in values] for name, values in record.members.items()}
     return {**found, "practised": {"largest": round(record.largest, 3), "changes": members}}
-
-
-def expectation(change: float, bound: float, members: int) -> str:
-    """Say what change of Dice the practice of so many members predicts, and its lower bound."""
-
-    def words(change: float) -> str:
-        return f"a {'gain' if change >= 0 else 'loss'} of {100 * abs(change):.1f} points"
-
-    some = f"about one hospital in {members + 1}" if members else "one of several hospitals"
-    return (
-        f"From what the member hospitals saw, {words(change)} of Dice is expected; {some} does worse than "
-        f"{words(bound)}."
-    )
-
-
-def _record(choice: Choice, playbook: Playbook | None) -> RecipeRecord:
-    """What the members saw of the chosen recipe."""
-    assert playbook is not None  # it made the choice
-    return next(each for each in playbook.recipes if each.name == choice.chosen.decision.trial)
-
-
-def _expected(choice: Choice, playbook: Playbook | None) -> dict[str, Any]:
-    """What the playbook expects of each recipe that was tried here, and what that rests on, for the card."""
-    assert playbook is not None  # it made the choice
-    record = _record(choice, playbook)
-    return {
-        "recipe": record.name,
-        "promise": playbook.promise,
-        "members": {name: [round(value, 4) for value in values] for name, values in record.members.items()},
-        "tried": [
-            {
-                "recipe": name,
-                "predicted": round(each.decision.expected.change, 4),
-                "bound": round(each.decision.expected.bound, 4),
-            }
-            for name, each in choice.tried.items()
-        ],
-    }

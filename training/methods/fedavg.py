@@ -49,13 +49,13 @@ from typing_extensions import override
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
+from personalization.dose import targets_of
 from personalization.errors import NetworkError
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import FEWEST, FILE, Spread, check_sent, sent_by
 from personalization.metrics import metrics_of
 from personalization.networks.registry import builder
 from personalization.networks.rotation import check_square
-from personalization.playbook import targets_of
 from personalization.precision import Precision
 from training.algorithm import (
     Algorithm,

@@ -23,9 +23,7 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
         if found["val_dice"] is not None and found["val_dice_global"] is not None
     ]
     practised = publication.details.get("playbook")
-    by_shift = practised.get("by_shift") if practised else None
-    # What a service does by default, if the members practised that.
-    changes = (by_shift["members"] if by_shift else practised["changes"]) if practised else {}
+    changes = practised["by_shift"]["members"] if practised else {}
     outside = [Change(site, *found) for site, found in changes.items()]
     if not inside and not outside:
         return None
@@ -34,8 +32,7 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
         "inside": Markup(forest_chart(inside)) if inside else None,
         "shares": {site: found["share"] for site, found in sorted(personal.items())},
         "outside": Markup(forest_chart(outside)) if outside else None,
-        "recipe": ("dose by shift" if by_shift else practised["best"]) if practised else None,
-        "promise": (_licence(by_shift) if by_shift else practised["promise"]) if practised else None,
+        "licence": _licence(practised["by_shift"]) if practised else None,
         "cost": (practised["rounds"], practised["sent"]) if practised else None,
     }
 

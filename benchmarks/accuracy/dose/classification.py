@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.dose.hospital import Trained, facts_of, rung_of
+from benchmarks.accuracy.dose.hospital import LADDER, Trained, facts_of, rung_of
 from benchmarks.accuracy.unseen.hospital import MOST_SLICES, halves, short
 from benchmarks.harness.evaluation import predict
 from model_store.preprocessing import prepare
@@ -24,7 +24,6 @@ from training.config import RunConfig
 from training.data.cases import Federation, LabelledCase
 from training.data.scan_files import read_scan
 from training.methods.fedavg import FedAvgConfig
-from training.playbook import LADDER
 from training.run import Run
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.accuracy.dose.classification import Classifiers
 from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
 from benchmarks.accuracy.dose.report import changes_by_severity, not_computed, sections
-from benchmarks.accuracy.unseen.experiment import FOREIGN, PHANTOM, SetOf, federation_of
+from benchmarks.accuracy.unseen.experiment import PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
 from training.data.cases import Federation
@@ -32,6 +32,8 @@ from training.report.charts import forest_chart
 from training.tasks import template
 
 POLYPS = "polyp_centres"
+# A set of another modality than any other here.
+FOREIGN = "breast_ultrasound"
 # Sites, folder of runs, method, workers and device.
 _Parts: TypeAlias = tuple[Federation[Any], Path, Mapping[str, Any], int, str]
 # Fields of FedAvgConfig.

@@ -38,16 +38,15 @@ from model_store.guard import ReferenceStatistics, ScanSummary, check, is_mistak
 from model_store.preprocessing import prepare
 from model_store.scan import Scan
 from model_store.task import Task
-from personalization.gate import ROUTING, Observed, consensus, judge, shift_of_statistics
+from personalization.dose import ByShift, by_shift, view
+from personalization.gate import ROUTING, ObservedRouting, consensus, judge, shift_of_statistics
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE, Spread
-from personalization.playbook import ByShift, by_shift, view
 from personalization.test_time.ladder import blended
 from training.config import RunConfig
 from training.data.cases import Federation
 from training.data.scan_files import read_scan
 from training.methods.fedavg import FedAvgConfig
-from training.playbook import LADDER
 from training.run import Run, execute
 
 # A rung of the ladder, or a kind of shift.
@@ -56,6 +55,13 @@ AS_IT_IS = "0"
 # The last amendment of the protocol that changed a dose or a gate: rows are served and judged by it.
 AMENDMENT = 8
 FULL = (1.0, 1.0, 1.0)
+# Doses without a gate, beside the one by shift.
+LADDER = {
+    "quarter": (0.25, 0.25, 0.25),
+    "half": (0.5, 0.5, 0.5),
+    "full": FULL,
+    "early": (1.0, 0.5, 0.0),
+}
 
 
 def rung_of(rung: str, site: str, seed: int) -> Callable[[Scan], Scan] | None:
@@ -236,7 +242,7 @@ def _strictly(trained: Trained, candidate: nn.Module, learned: Scans) -> list[st
     """Checks that a candidate fails at the gate of what is learned or named."""
     images = learned.images.to(trained.device)
     parent = trained.network()
-    observed = Observed(
+    observed = ObservedRouting(
         candidate=view(candidate, images).maps,
         parent=view(parent, images).maps,
         replicas=(),

@@ -1,8 +1,9 @@
-"""What does Locum serve a hospital that it has never seen, and is it better than the global model as it is?
+"""What does a hospital get that Locum has never seen, and is it better than the global model as it is?
 
-The evidence for the defaults. `docs/results/protocol-outside.md` says what was fixed before it was run. Each
-hospital of a set is left out in turn; the others federate, practise among themselves, and serve it by what
-they learned. The scans come as they are and, for real sets, through a scanner that can be turned up.
+`docs/results/protocol-outside.md` says what was fixed before it was run. Each hospital of a set is left out
+in turn, and the others federate. The scans come as they are and, for real sets, through a scanner that can be
+turned up. What `auto` serves is measured by `dose`; rows of `served` are of the recipes that a federation
+practised before the dose by shift, and no more of them are computed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from training.phantom import SCANNERS, write_federation
 from training.tasks import template
 
 PHANTOM = "phantom"
-# Presets that are no part of the practice, with InTEnt, which takes scans one by one.
-LEARNED = ("statistics", "tent", "prompt", "distilled", "anchored", "paper")
+# Presets beside InTEnt, which takes scans one by one.
+LEARNED = ("statistics", "tent", "paper")
+# Its rows are a record of code that is gone.
+RECORDED = "served"
 # What is computed first answers the question.
-PARTS = ("served", "inside", "paper", "reference")
+PARTS = (RECORDED, "inside", "paper", "reference")
 # For the record, of seed 0.
-LAST = ("learned", "official", "mistaken")
-# A set of another modality than any other here.
-FOREIGN = "breast_ultrasound"
+LAST = ("learned", "official")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Unseen(Experiment[Profile]):
     def cells(self) -> list[Cell]:
         """The cells of the sets that are there."""
         sites = {set_: self._sites(set_) for set_ in self._present()}
-        return cells_of(self.options.profile, self.profile, sites)
+        cells = cells_of(self.options.profile, self.profile, sites)
+        return [cell for cell in cells if cell["part"] != RECORDED]
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """One part at one hospital."""
@@ -107,14 +109,10 @@ class Unseen(Experiment[Profile]):
             return hospitals.reference(site, seed)
         if cell["part"] == "official":
             return hospitals.official(site, seed)
-        if cell["part"] == "mistaken":
-            return hospitals.mistaken(site, seed, self._foreign)
         severities = cell["severities"]
         if cell["part"] == "paper":
             return hospitals.paper(site, seed, severities)
-        if cell["part"] == "learned":
-            return hospitals.learned(site, seed, LEARNED, severities[:: max(len(severities) - 1, 1)])
-        return hospitals.served(site, seed, severities)
+        return hospitals.learned(site, seed, LEARNED, severities[:: max(len(severities) - 1, 1)])
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The criteria first, then every set."""
@@ -122,11 +120,6 @@ class Unseen(Experiment[Profile]):
 
     def _present(self) -> list[str]:
         return [set_ for set_ in self.profile.sets if set_ == PHANTOM or (self.data / set_).is_dir()]
-
-    @cached_property
-    def _foreign(self) -> Federation | None:
-        root = self.data / FOREIGN
-        return load_federation(root, template(FOREIGN)) if root.is_dir() else None
 
     @cached_property
     def _opened(self) -> dict[str, Hospitals]:
@@ -174,7 +167,7 @@ def federation_of(
 
 
 def cells_of(name: str, profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """Seed by seed, what is served first; what is no part of the practice last. `sites` by set."""
+    """Every cell that has or may have a row, seed by seed. `sites` by set."""
     first = [
         cell_of(name, profile, set_, site, seed, part)
         for seed in range(profile.seeds)
@@ -200,6 +193,6 @@ def cell_of(name: str, profile: Profile, set_: str, site: str, seed: int, part: 
         "part": part,
         "profile": name,
         "size": profile.sets[set_].size,
-        "severities": [0] if set_ == PHANTOM or part in ("official", "mistaken") else [*SEVERITIES],
+        "severities": [0] if set_ == PHANTOM or part == "official" else [*SEVERITIES],
         "method": IopFlConfig(**profile.method(set_, seed)).identity(),
     }

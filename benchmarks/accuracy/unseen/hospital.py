@@ -1,4 +1,4 @@
-"""A cell of `unseen`: the federation of the other hospitals practises, and serves the one that is left out.
+"""A cell of `unseen`: the federation of the other hospitals trains, and meets the one that is left out.
 
 The hospital's patients are halved. Each half is the cohort of a job in turn, and the other half is scored, as
 a hospital would be served after it. Labels are for reporting only.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,29 +21,15 @@ from benchmarks.accuracy.unseen.official import NO_LIMITS, TargetSlices, by_offi
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import BATCH, Scans, mean_dice, predict
 from benchmarks.harness.scores import pair
-from model_store.scan import Scan
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
-from personalization.playbook import (
-    Choice,
-    Episode,
-    Playbook,
-    Tried,
-    choose,
-    features_of,
-    fit,
-    verdict_by_practice,
-    view,
-)
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.ladder import blended
 from personalization.test_time.recipe import adapt, recipe_of
 from training.config import RunConfig
 from training.data.cases import Case, Federation
 from training.local.networks import network_of
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
-from training.playbook import DEFAULT, Made, make_playbook
 from training.run import Run, execute
 
 CPU = torch.device("cpu")
@@ -51,8 +37,6 @@ CPU = torch.device("cpu")
 MOST_PATIENTS = 200
 # Slices of a cohort, about.
 MOST_SLICES = 128
-# Playbooks that are fitted to features in the wrong places.
-SHUFFLES = 5
 # Of planted candidates: what their rate is multiplied by, and a layer in the middle, since the harm of one is
 # less plain than that of all.
 RATE_FACTOR = 100
@@ -112,21 +96,6 @@ class Hospitals:
     method: Mapping[str, Any]
     workers: int
 
-    def served(self, site: str, seed: int, severities: Sequence[int] = SEVERITIES) -> dict[str, Any]:
-        """What every practised recipe does, what `auto` serves, and what the gate says, per severity."""
-        run = self._run(seed, (site,))
-        made = make_playbook(run, self._place, DEFAULT, workers=self.workers)
-        space = space_of(run, self._place(run), self.workers)
-        found = {
-            str(severity): _at_severity(made, space, self._hospital(site, seed, severity), seed)
-            for severity in severities
-        }
-        records = {
-            record.name: [round(value, 4) for value in (record.mean, record.bound, record.worst)]
-            for record in made.playbook.recipes
-        }
-        return {"playbook": records, "warnings": list(made.warnings), "at": found}
-
     def inside(self, seed: int) -> dict[str, Any]:
         """Dice on the members' own test patients, of the global model and of what `auto` serves them."""
         run = self._run(seed, ())
@@ -181,7 +150,7 @@ class Hospitals:
     def learned(
         self, site: str, seed: int, presets: Sequence[str], severities: Sequence[int]
     ) -> dict[str, Any]:
-        """Dice of the presets that are no part of the practice, as they come, beside the global model's."""
+        """Dice of the presets as they come, beside the global model's."""
         run = self._run(seed, (site,))
         space = space_of(run, self._place(run), self.workers)
         found = {}
@@ -213,28 +182,6 @@ class Hospitals:
         before = dice_of(space.plain(), hospital.scans)
         after = dice_of(found.merged(space, hospital.whole().learned.images), hospital.scans)
         return found.row | {"locum": [short(mean_dice(before)), short(change_of(before, after))]}
-
-    def mistaken(self, site: str, seed: int, foreign: Federation | None) -> dict[str, Any]:
-        """What is chosen and what the gate says of cohorts that a hospital sends by mistake.
-
-        They are its own scans inverted, and those of `foreign`, a set of another modality. The true change
-        is that of the candidate on the hospital's scans as they are.
-        """
-        run = self._run(seed, (site,))
-        made = make_playbook(run, self._place, DEFAULT, workers=self.workers)
-        space = space_of(run, self._place(run), self.workers)
-        scans = self._hospital(site, seed, 0).scans
-        before, task = dice_of(space.plain(), scans), self.federation.task
-        cohorts = {"inverted scans": Scans.load(some_of(self.federation.site(site).cases), task, inverted)}
-        if foreign is not None:
-            cohorts["another modality"] = Scans.load(some_of(foreign.sites[0].cases), task)
-        found = []
-        for kind, cohort in cohorts.items():
-            turn = Turn(cohort.thinned(MOST_SLICES), scans)
-            choice = choose(made.playbook, space, turn.learned.images, CPU)
-            change = change_of(before, dice_of(choice.chosen.adapted.merged, scans))
-            found.append(_judged(kind, choice.chosen, _failed(choice, space, turn), change))
-        return {"cohorts": found}
 
     def others(self, site: str, seed: int) -> nn.Module:
         """The global model of the other hospitals."""
@@ -269,133 +216,11 @@ def space_of(run: Run, folder: Path, workers: int) -> RoutingSpace:
     return RoutingSpace.of(network.name, network.arguments, inside, states[GLOBAL])
 
 
-def inverted(scan: Scan) -> Scan:
-    """Bright where it was dark."""
-    return replace(scan, voxels=np.asarray(scan.voxels).max() - scan.voxels)
-
-
 def some_of(cases: Sequence[Case]) -> list[Case]:
     """Cases of at most `MOST_PATIENTS` patients, evenly spaced by name."""
     patients = sorted({case.patient for case in cases})
     kept = set(patients[:: math.ceil(len(patients) / MOST_PATIENTS)])
     return [case for case in cases if case.patient in kept]
-
-
-def _at_severity(made: Made, space: RoutingSpace, hospital: HeldOutHospital, seed: int) -> dict[str, Any]:
-    before = dice_of(space.plain(), hospital.scans)
-    arms: dict[str, Dice] = {name: {} for name in ("auto", "ladder", *_names(made.playbook))}
-    wrong = [_shuffled_playbook(made, seed, number) for number in range(SHUFFLES)]
-    arms |= {f"shuffled {number}": {} for number in range(SHUFFLES)}
-    cohorts, planted = [], []
-    for turn in hospital.turns():
-        reported = turn.reported
-        parent = {patient: before[patient] for patient in reported.patients}
-        choice = choose(made.playbook, space, turn.learned.images, CPU)
-        after = {name: dice_of(tried.adapted.merged, reported) for name, tried in choice.tried.items()}
-        default = recipe_of("ladder").adapt(
-            space, turn.learned.images, AdaptationConfig(preset="ladder"), CPU
-        )
-        arms["ladder"] |= dice_of(default.merged, reported)
-        tries = []
-        for name, tried in choice.tried.items():
-            arms[name] |= after[name]
-            failed = _failed(replace(choice, chosen=tried), space, turn)
-            tries.append(_judged(name, tried, failed, change_of(parent, after[name])))
-        chosen = choice.chosen.decision.trial
-        passed = next(each for each in tries if each["recipe"] == chosen)["failed"] == []
-        arms["auto"] |= after[chosen] if passed else parent
-        cohorts.append(
-            {"chosen": chosen, "passed": passed, "slices": len(turn.learned.images), "tried": tries}
-        )
-        for number, playbook in enumerate(wrong):
-            arms[f"shuffled {number}"] |= _served(playbook, choice, space, turn, after, parent)
-        if len(cohorts) == 1:
-            planted = [*_planted(made.playbook, choice, space, turn, parent, seed)]
-    return {"arms": arms_of(before, arms), "cohorts": cohorts, "planted": planted}
-
-
-def _names(playbook: Playbook) -> list[str]:
-    return [record.name for record in playbook.recipes]
-
-
-def _served(
-    playbook: Playbook,
-    choice: Choice,
-    space: RoutingSpace,
-    turn: Turn,
-    after: Mapping[str, Dice],
-    parent: Dice,
-) -> Dice:
-    """What another playbook serves from the same candidates."""
-    decision = playbook.decide({name: tried.features.values() for name, tried in choice.tried.items()})
-    tried = replace(choice.tried[decision.trial], decision=decision)
-    passed = not _failed(replace(choice, chosen=tried), space, turn)
-    return dict(after[decision.trial]) if passed else parent
-
-
-def _shuffled_playbook(made: Made, seed: int, number: int) -> Playbook:
-    """The playbook fitted with features in random places: of any member behind any scanner."""
-    drawn = np.random.default_rng([seed, number])
-    places = [(member, index) for member, found in made.episodes.items() for index in range(len(found))]
-    episodes = {member: list(found) for member, found in made.episodes.items()}
-    options = {record.name: record.options for record in made.playbook.recipes}
-    for trial in options:
-        own = [(member, i) for member, i in places if made.episodes[member][i].trial == trial]
-        for (member, index), source in zip(own, drawn.permutation(len(own)), strict=True):
-            other, place = own[source]
-            taken: Episode = made.episodes[other][place]
-            episodes[member][index] = replace(episodes[member][index], features=taken.features)
-    after = {record.name: record.after for record in made.playbook.recipes}
-    return fit(episodes, options, made.playbook.targets, after)
-
-
-def _failed(choice: Choice, space: RoutingSpace, turn: Turn) -> list[str]:
-    """Checks of the gate that a candidate fails."""
-    learned = turn.learned
-    verdict = verdict_by_practice(
-        choice, space.plain(), learned.images, learned.patient_index, learned.classes
-    )
-    return [result.name for result in verdict.checks if not result.passed]
-
-
-def _judged(name: str, tried: Tried, failed: list[str], change: float) -> dict[str, Any]:
-    return {
-        "recipe": name,
-        "predicted": short(tried.decision.expected.change),
-        "bound": short(tried.decision.expected.bound),
-        "beyond": short(tried.decision.expected.beyond),
-        "failed": failed,
-        "change": short(change),
-        "features": [short(value) for value in tried.features.values()],
-    }
-
-
-def _planted(
-    playbook: Playbook, choice: Choice, space: RoutingSpace, turn: Turn, parent: Dice, seed: int
-) -> Iterator[dict[str, Any]]:
-    """Candidates that are bad on purpose, judged as if they were the chosen recipe's."""
-    trial, images = choice.chosen.decision.trial, turn.learned.images
-    for kind, candidate in _bad(choice, space, images, seed):
-        seen = view(candidate, images)
-        features = features_of(choice.parent, seen, playbook.targets.share)
-        decision = playbook.decisions({trial: features.values()})[trial]
-        # It stands in the place of the chosen one; the smaller doses of that were tried.
-        smaller = choice.chosen.decision.expected.smaller
-        decision = replace(decision, expected=replace(decision.expected, smaller=smaller))
-        tried = replace(choice.chosen, features=features, candidate=seen, decision=decision)
-        failed = _failed(replace(choice, chosen=tried), space, turn)
-        yield _judged(kind, tried, failed, change_of(parent, dice_of(candidate, turn.reported)))
-
-
-def _bad(choice: Choice, space: RoutingSpace, images: Tensor, seed: int) -> Iterator[tuple[str, nn.Module]]:
-    generator = torch.Generator().manual_seed(seed)
-    good = choice.chosen.adapted.merged
-    yield "shuffled weights", shuffled(good, generator)
-    yield "one layer shuffled", shuffled(good, generator, ONE_LAYER)
-    yield "statistics of inverted scans", blended(space.plain(), -images, (1.0, 1.0, 1.0))
-    noise = torch.randn(images.shape, generator=generator)
-    yield "statistics of noise", blended(space.plain(), noise, (1.0, 1.0, 1.0))
-    yield overdosed_tent(space, images, seed)
 
 
 def overdosed_tent(space: RoutingSpace, images: Tensor, seed: int) -> tuple[str, nn.Module]:

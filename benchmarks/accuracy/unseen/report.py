@@ -58,8 +58,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
         found += ["## Recipes that are not practised, always served", _learned(by_part["learned"])]
     if "official" in by_part:
         found += ["## The official protocol, a diagnostic", _official(by_part["official"])]
-    mistaken = [each for row in by_part.get("mistaken", []) for each in row["result"]["cohorts"]]
-    return [*found, "## Cohorts that were sent by mistake", _of_kinds(mistaken) if mistaken else "Not run."]
+    return found
 
 
 def _about(rows: Sequence[Row]) -> str:

@@ -1,7 +1,7 @@
 """A site that takes no part: what answers its scans, and what `auto` serves it, as a job of the service does.
 
-Without a playbook, which volumes do not have yet, a job with `auto` takes the fallback that suits the
-network's norms, here `blend` with its defaults, and serves it where the gate accepts it.
+`auto` of a network with instance norm that tracks is `blend` with its defaults, served where the gate accepts
+it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from model_store.guard import ReferenceStatistics, check, summarise
 from model_store.preprocessing import prepare_volume
 from model_store.preprocessing.windows import cut, tiles
 from model_store.task import Task
-from personalization.gate import ROUTING, Observed, consensus, judge, shift_of_statistics
+from personalization.gate import ROUTING, ObservedRouting, consensus, judge, shift_of_statistics
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import recipe_of
 from training.data.cases import Case, Site
-from training.playbook import OF_INSTANCE_NORM
 from training.run import Result
 
-# What `auto` falls back on where instance norms track.
+# Shares of the federation's statistics beside the default's.
+SHARES = {"blend, tenth": 0.1, "blend, quarter": 0.25}
+# What `auto` is where instance norms track.
 _FALLBACK = AdaptationConfig(preset="blend")
 _BATCH = 16
 
@@ -59,7 +60,7 @@ class Cohort:
 
 
 def of_outside(done: Result, site: Site[Case], scanner: Change | None) -> tuple[dict[str, Scores], Any]:
-    """Scores of the global model, of the doses of practice, and of `auto`: of scans as they are, and through
+    """Scores of the global model, of two shares of `blend`, and of `auto`: of scans as they are, and through
     a scanner.
 
     Second, which checks of the gate the candidate of `auto` failed; the global model is then served.
@@ -78,8 +79,9 @@ def of_outside(done: Result, site: Site[Case], scanner: Change | None) -> tuple[
             return recipe_of(config.preset).adapt(space, images, config, CPU).merged
 
         models[f"global{through}"] = scores_of(space.plain().eval(), cases, task, change)
-        for trial in OF_INSTANCE_NORM.trials:
-            models[f"{trial.name}{through}"] = scores_of(adapted(trial.config), cases, task, change)
+        for name, share in SHARES.items():
+            config = AdaptationConfig(preset="blend", doses=(share, share, share))
+            models[f"{name}{through}"] = scores_of(adapted(config), cases, task, change)
         candidate = adapted(_FALLBACK)
         refused = failed_checks(space, candidate, cohort, len(task.classes))
         failed[f"auto{through}"] = refused
@@ -89,12 +91,12 @@ def of_outside(done: Result, site: Site[Case], scanner: Change | None) -> tuple[
 
 
 def failed_checks(space: RoutingSpace, candidate: nn.Module, cohort: Cohort, classes: int) -> list[str]:
-    """The checks of the gate that a candidate fails, as a job without a playbook is judged.
+    """The checks of the gate that a candidate fails, as a job by a named preset is judged.
 
     There are no replicas, since nothing is learned.
     """
     parent, images = space.plain().eval(), cohort.images
-    observed = Observed(
+    observed = ObservedRouting(
         candidate=_maps(candidate, images),
         parent=_maps(parent, images),
         replicas=[],

@@ -1,4 +1,4 @@
-"""Adaptation, its gate and playbook, joining and picking on CUDA: see `conftest` for the devices."""
+"""Adaptation, its gate and practice, joining and picking on CUDA: see `conftest` for the devices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.cancellation import never_cancelled
+from personalization.dose import Practice, by_shift, practise
 from personalization.export import to_onnx
 from personalization.fedbicross.picking import costs, observe, stability
 from personalization.fedoap.joining import JoiningCheckpoint, JoiningConfig, join, predict
@@ -24,8 +25,6 @@ from personalization.masks import MasksConfig, fit
 from personalization.networks import build, initialise
 from personalization.options.picking import CRITERIA
 from personalization.options.presets import PRESETS
-from personalization.playbook import by_shift
-from personalization.playbook.practice import PLANTED, Practice, Trial, damaged, practise
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import ensemble
@@ -193,29 +192,18 @@ def test_balanced_entropy_without_a_wait_is_the_mean_of_its_two_parts(target: st
     torch.testing.assert_close(found, expected)
 
 
-def test_playbook_practises(cuda: Cuda) -> None:
-    space, x = space_of(2, torch.float32), images(6, 32, 32, torch.float32)
-    masks = (torch.rand(6, 32, 32, generator=torch.Generator().manual_seed(0)) > 0.7).long()
-    trials = tuple(
-        Trial(name, AdaptationConfig.model_validate({"preset": name, **options}))
-        for name, options in (
-            ("ladder", {}),
-            ("anchored", {"epochs": 1, "batch_size": 3}),
-            ("distilled", {"epochs": 1, "batch_size": 3}),
-        )
-    )
-    practice = Practice(trials, (0.0, 1.0), 64)
+def test_dose_is_practised(cuda: Cuda) -> None:
+    space, patients = disc_space(), [f"p{index // 2}" for index in range(8)]
+    members = [profile(space.plain(), discs(8, seed)[0], patients) for seed in (3, 4)]
+    sent = [sent_by(each, (0.1, 0.2, 1.0)) for each in members]
+    mean = {name: torch.stack([each[name] for each in sent]).mean(dim=0) for name in sent[0]}
+    spread = Spread.of(members[0].layers, mean, len(sent))
+    x, masks = discs(8, 9)
+    practice = Practice((0.0, 1.0))
     with cuda.present() as device:
-        episodes = list(practise(space, x, masks, ["a", "a", "b", "b", "c", "c"], practice, 0.1, 0, device))
-    planted = [kind for kind, _ in damaged(space, x, torch.Generator())]
-    assert len(planted) == 4
-    # Behind the first scanner damage is planted, behind the second none.
-    names = ["ladder", "anchored", "distilled"]
-    assert [(each.trial, each.severity) for each in episodes] == [
-        *((name, 0.0) for name in (*names, *(PLANTED + kind for kind in planted))),
-        *((name, 1.0) for name in names),
-    ]
-    assert all(math.isfinite(each.change) for each in episodes)
+        episodes = list(practise(space, spread, 2 * x, masks, patients, practice, 0, device))
+    assert [each.severity for each in episodes] == [0.0, 1.0]
+    assert all(math.isfinite(each.served) and each.shift > 0 for each in episodes)
 
 
 def test_joining_repeats_and_resumes(cuda: Cuda) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -20,9 +19,9 @@ from typer.testing import CliRunner
 from model_store import graphs
 from model_store.manifest import SHIFT_GRAPH
 from model_store.store import Store
+from personalization.dose import FILE, Playbook, Practice
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.networks import build
-from personalization.playbook import FILE, Playbook
 from personalization.state import from_safetensors
 from training.command import _locum
 from training.config import RunConfig
@@ -34,7 +33,7 @@ from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
 from training.phantom.federation import nifti_bytes
-from training.playbook import DEFAULT, Made, make_playbook
+from training.playbook import Made, make_playbook
 from training.run import Run, execute
 
 app = typer.Typer()
@@ -45,6 +44,13 @@ app.command()(federate)
 def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("phantom")
     return write_federation(root, sites=("aster", "birch", "cedar"), patients_per_site=3, size=16)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Members that train on two patients, so that they can say how far they are apart."""
+    root = tmp_path_factory.mktemp("several")
+    return write_federation(root, sites=("aster", "birch", "cedar"), patients_per_site=4, size=16)
 
 
 @pytest.fixture
@@ -78,8 +84,8 @@ def no_pages(monkeypatch):
 @pytest.fixture
 def practice(monkeypatch):
     """A practice behind two scanners in place of six."""
-    short = replace(DEFAULT, severities=(0.0, 2.0))
-    monkeypatch.setattr("training.playbook.DEFAULT", short)
+    short = Practice(severities=(0.0, 2.0))
+    monkeypatch.setattr("training.command.DEFAULT", short)
     return short
 
 
@@ -143,32 +149,29 @@ def sites_of(data: Path, **settings: object):
 
 @pytest.mark.usefixtures("no_pages")
 def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(
-    data, config, practice, tmp_path
+    several, config, practice, tmp_path
 ):
     """The same by any number of workers, and after a resume."""
     more = ("--consent", "all", "--playbook")
-    done = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more))
+    done = invoke("--method", "iop-fl", *options(several, config, tmp_path, *more))
     assert done.exit_code == 0, done.output
     artefact = Store(tmp_path / "store").open("phantom")
     playbook = Playbook.model_validate_json(artefact.read(FILE))
     assert playbook.members == ("aster", "birch", "cedar")
-    assert {record.name for record in playbook.recipes} == {trial.name for trial in practice.trials}
-    assert playbook.episodes == 3 * len(practice.severities)
-    bounds = [record.bound for record in playbook.recipes]
-    assert bounds == sorted(bounds, reverse=True)
-    # Members that train on one patient cannot say how far they are apart.
-    assert playbook.by_shift is None
-    assert not {SPREAD, SHIFT_GRAPH} & artefact.manifest.files.keys()
+    assert playbook.severities == practice.severities
+    assert playbook.by_shift is not None
+    assert playbook.by_shift.episodes == 3 * len(practice.severities)
+    assert {SPREAD, SHIFT_GRAPH} <= artefact.manifest.files.keys()
     cost = artefact.manifest.lineage.details["playbook"]
     assert cost["rounds"] == 3 * (2 + 6)
-    # From a member, two numbers for the scans' targets and twelve for each of its episodes, as JSON.
+    # From a member, three numbers for the scans' targets and three for each of its episodes, as JSON.
     assert cost["sent"]["targets"] == 3 * 3 * 8
-    assert 0 < cost["sent"]["episodes"] < 3 * 1000 * playbook.episodes
+    assert 0 < cost["sent"]["episodes"] < 100 * playbook.by_shift.episodes
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in (folder / "rotations").iterdir()) == ["aster", "birch", "cedar"]
     # The models are those of the run without a playbook.
     plain = tmp_path / "plain" / "store"
-    command = ("--data", data, "--config", config, "--out", plain, "--workers", 0, "--consent", "all")
+    command = ("--data", several, "--config", config, "--out", plain, "--workers", 0, "--consent", "all")
     assert invoke("--method", "iop-fl", *command).exit_code == 0
     practised, unpractised = Store(tmp_path / "store"), Store(plain)
     assert len(unpractised.versions.names()) > 1
@@ -177,12 +180,12 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(
         assert practised.open(name).manifest.files == unpractised.open(name).manifest.files
 
     before = artefact.digest
-    again = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more, "--resume"))
+    again = invoke("--method", "iop-fl", *options(several, config, tmp_path, *more, "--resume"))
     assert again.exit_code == 0, again.output
     assert Store(tmp_path / "store").open("phantom").digest == before
 
     (tmp_path / "two").mkdir()
-    two = invoke("--method", "iop-fl", *options(data, config, tmp_path / "two", *more, "--workers", 2))
+    two = invoke("--method", "iop-fl", *options(several, config, tmp_path / "two", *more, "--workers", 2))
     assert two.exit_code == 0, two.output
     assert Store(tmp_path / "two" / "store").open("phantom").digest == before
 
@@ -200,7 +203,7 @@ def test_a_report_that_cannot_be_drawn_leaves_the_record(data, config, tmp_path,
 
 
 @pytest.mark.usefixtures("no_pages", "practice")
-def test_a_rotation_that_fails_costs_its_own_episodes_only(data, config, tmp_path, monkeypatch):
+def test_a_rotation_that_fails_costs_its_own_episodes_only(several, config, tmp_path, monkeypatch):
     def failing(run: Run, folder: Path, **options: object) -> object:
         if run.settings.leave_out == ("birch",):
             raise FederationError("birch's turn", ["no site finished round 1"])
@@ -208,19 +211,19 @@ def test_a_rotation_that_fails_costs_its_own_episodes_only(data, config, tmp_pat
 
     monkeypatch.setattr("training.playbook.execute", failing)
     more = ("--consent", "all", "--playbook")
-    done = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more))
+    done = invoke("--method", "iop-fl", *options(several, config, tmp_path, *more))
     assert done.exit_code == 0, done.output
     assert "no playbook without birch" in " ".join(done.output.split())
     playbook = Playbook.model_validate_json(Store(tmp_path / "store").open("phantom").read(FILE))
     assert playbook.members == ("aster", "cedar")
 
 
-def test_a_playbook_that_is_resumed_with_more_members_is_that_of_a_run_that_had_them(data, tmp_path):
-    practice = replace(DEFAULT, trials=DEFAULT.trials[:1], severities=(0.0,))
+def test_a_playbook_that_is_resumed_with_more_members_is_that_of_a_run_that_had_them(several, tmp_path):
+    practice = Practice(severities=(0.0,))
 
     def made(folder: Path, consent: tuple[str, ...]) -> Made:
         config = IopFlConfig(width=2, rounds=1, batch_size=8, least_steps=1)
-        run = Run(load_federation(data), "iop-fl", config, RunConfig(seed=4, consent=consent))
+        run = Run(load_federation(several), "iop-fl", config, RunConfig(seed=4, consent=consent))
         return make_playbook(
             run, lambda each: folder / f"without-{each.settings.leave_out}", practice, workers=0
         )
@@ -251,6 +254,36 @@ def test_a_playbook_that_fewer_than_two_members_can_make_is_rejected_before_trai
     said = " ".join(refused.output.split())
     assert f"expected at least 2 members that consent and let statistics out, {found}" in said
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "run", "said"),
+    [
+        ("width: 2", "leave_out: [cedar]", "expected 2 members that let statistics out beside each"),
+        ("width: 2", "egress: {cedar: [weights]}", "found aster, birch; use wider policies"),
+        ("recipe: paper, width: 2", "seed: 1", "expected batch norm with statistics: estimated"),
+        ("network: vit, network_arguments: {patch: 8, width: 8, depth: 1, heads: 2}", "seed: 1", "norm"),
+    ],
+)
+def test_a_playbook_of_members_that_cannot_say_how_far_they_are_apart_is_rejected_before_training(
+    data, tmp_path, method, run, said
+):
+    (tmp_path / "config.yaml").write_text(f"method: {{{method}}}\nrun: {{{run}}}\n")
+    more = ("--consent", "all", "--playbook")
+    refused = invoke("--method", "iop-fl", *options(data, tmp_path / "config.yaml", tmp_path, *more))
+    assert refused.exit_code == 2, refused.output
+    assert said in " ".join(refused.output.split())
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.usefixtures("no_pages", "practice")
+def test_a_practice_without_a_spread_makes_no_playbook(data, config, tmp_path):
+    """Members that train on one patient cannot say how far they are apart."""
+    done = invoke("--method", "iop-fl", *options(data, config, tmp_path, "--consent", "all", "--playbook"))
+    assert done.exit_code == FAILED, done.output
+    said = " ".join(done.output.split())
+    assert "the federation's practice came to no playbook" in said
+    assert "no playbook without aster: the others do not know how far they are apart" in said
 
 
 def test_a_playbook_with_a_reduction_that_needs_all_members_is_rejected_before_training(data, tmp_path):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.augmentation import Augmentation, transform
+from personalization.dose import view
 from personalization.errors import NetworkError
 from personalization.export import to_onnx
 from personalization.gate.masks import checked_maps, mean_fragments
@@ -26,7 +27,6 @@ from personalization.losses import SMOOTHING, soft_dice_loss
 from personalization.networks import registry
 from personalization.networks.prompted import RADIUS, Prompted, sizes
 from personalization.options.presets import PRESETS
-from personalization.playbook.features import view
 from personalization.scanner import Scanners, augment_intensities
 from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig
@@ -330,17 +330,18 @@ def test_preset_that_mixes_models_or_learns_weights_needs_no_batch_norm(preset: 
     torch.testing.assert_close(whole, torch.stack(answers).mean(0), atol=1e-5, rtol=1e-4)
 
 
-def test_gate_and_playbook_measure_volumes_and_know_networks_without_batch_norm() -> None:
+def test_gate_and_dose_measure_volumes_and_know_networks_without_batch_norm() -> None:
     images = drawn(3, count=3)
     network = toy(3)
     assert 0 < shift_of_statistics(network.state_dict(), network, images) < 1
-    found = view(network, images, shift=True)
+    found = view(network, images, patients=range(3))
     assert found.maps.shape == (3, *SIDES[3])
-    assert found.shift is not None
-    assert max(found.shift) > 0
+    assert found.profile is not None
+    assert bool((found.profile.shift > 0).all())
     plain = toy(3, norm="instance")
     assert shift_of_statistics(plain.state_dict(), plain, images) == 0
-    assert view(plain, images, shift=True).shift == (0, 0, 0)
+    with pytest.raises(NetworkError, match="batch norm"):
+        view(plain, images, patients=range(3))
 
 
 @dimensions

@@ -18,7 +18,6 @@ from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build, initialise
 from personalization.networks.instance_norm import Blended, TrackedInstanceNorm, tracked_norms
 from personalization.options.presets import PRESETS
-from personalization.playbook.practice import Practice, Trial, practise
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import ensemble, probabilities
 from personalization.test_time.recipe import recipe_of, suits
@@ -218,22 +217,6 @@ def test_adapting_by_gradients_leaves_the_federations_statistics() -> None:
     for path, norm in tracked_norms(merged).items():
         assert torch.equal(norm.running_mean, over.experts["global"][f"{path}.running_mean"])
         assert not torch.equal(norm.weight, over.experts["global"][f"{path}.weight"])
-
-
-def test_members_practise_what_steadies_instance_norm() -> None:
-    trials = tuple(
-        Trial(f"blend, {dose}", AdaptationConfig(preset="blend", doses=(dose,) * 3)) for dose in (0.1, 0.25)
-    )
-    truth = (images(6)[:, 0] > 0.8).to(torch.uint8)
-    practice = Practice(trials, severities=(0.0, 1.0), damage=1)
-    episodes = list(
-        practise(space(TRACKED), images(6), truth, ["p", "p", "q", "q", "r", "r"], practice, 0.2, 0)
-    )
-    names = [(episode.trial, episode.severity) for episode in episodes]
-    assert [(trial.name, severity) for severity in (0.0, 1.0) for trial in trials] == [
-        name for name in names if name[0].startswith("blend")
-    ]
-    assert any(episode.change for episode in episodes if episode.trial.startswith("blend"))
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from model_store.manifest import NetworkSpec
-from personalization.gate import Targets
+from personalization.dose import Practice, passes
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.networks import build
-from personalization.playbook import Practice, Trial, passes
-from personalization.test_time.config import AdaptationConfig
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data, slices
-from training.algorithm import Memory, ModelDraft
+from training.algorithm import ModelDraft
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.local.site import SiteData
@@ -27,29 +24,24 @@ from training.run import Run
 
 
 def measured(data: SiteData) -> dict[str, list[float]]:
-    rotations = Rotations(TASK, {}, Practice(()))
+    rotations = Rotations(TASK, {}, {}, Practice(()))
     result = client_step(rotations, context("measure", 0, site="A"), {}, EMPTY, data)
     return {name: tensor.tolist() for name, tensor in result.uploads[TARGETS.name].items()}
 
 
-def test_the_dose_by_shift_is_practised_with_the_spread_of_the_others() -> None:
+def test_a_member_practises_the_dose_with_the_spread_of_the_others() -> None:
     spec = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
     network = build(spec.name, **spec.arguments)
     data = site_data("A", 8, 4, 0)
     found = profile(network, torch.from_numpy(data.train.images), data.train.patients)
     spread = Spread.of(found.layers, sent_by(found, (0.1, 0.2, 1.0)), 2)
-    practice = Practice((Trial("half", AdaptationConfig(preset="ladder")),), (0.0,), damage=0)
     drafts = {"A": (ModelDraft("global", spec, network.state_dict()),)}
-    for spreads, expected in (({"A": spread.to_bytes()}, ["half", "by shift"]), ({}, ["half"])):
-        rotations = Rotations(TASK, drafts, practice, spreads)
-        measured = client_step(rotations, context("measure", 0, site="A"), {}, EMPTY, data)
-        server = Memory(
-            {}, {"targets": {"B": asdict(Targets(*measured.uploads[TARGETS.name]["targets"].tolist()))}}
-        )
-        received = rotations.send_space(server, "A")
-        result = client_step(rotations, context("practise", 0, site="A"), received, EMPTY, data)
-        sent = json.loads(bytes(result.uploads[EPISODES.name]["json"].tolist()))
-        assert [episode["trial"] for episode in sent] == expected
+    rotations = Rotations(TASK, drafts, {"A": spread.to_bytes()}, Practice((0.0, 2.0)))
+    received = rotations.send_space(EMPTY, "A")
+    result = client_step(rotations, context("practise", 0, site="A"), received, EMPTY, data)
+    sent = json.loads(bytes(result.uploads[EPISODES.name]["json"].tolist()))
+    assert [each["severity"] for each in sent] == [0.0, 2.0]
+    assert all(each.keys() == {"severity", "served", "shift"} for each in sent)
 
 
 def test_targets_are_measured_on_slices_that_training_leaves_out_too() -> None:
@@ -71,9 +63,9 @@ def test_the_time_of_the_practice_counts_the_slices_of_volumes_and_the_most_that
     run = Run(load_federation(write_federation(tmp_path, members, 4)), "iop-fl", IopFlConfig(), RunConfig())
     data = SiteData.load(run.sites()[0], run.federation.task)
     train, every = len(data.all_train), len(data.all_train) + len(data.val)
-    practice = Practice((Trial("half", AdaptationConfig(preset="ladder")),), most=4)
+    practice = Practice(most=4)
     # Of volumes as files, fewer than the most would be there.
     assert data.held_out
     assert every > 2 * practice.most > len(run.sites()[0].cases)
-    expected = passes(practice, every, shifted=True) / train
+    expected = passes(practice, every) / train
     assert afterwards(run, members, practice)[PRACTICE].times == expected

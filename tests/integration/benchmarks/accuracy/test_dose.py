@@ -12,13 +12,12 @@ from PIL import Image
 
 from benchmarks.accuracy.dose.classification import Classifiers, Images
 from benchmarks.accuracy.dose.experiment import PROFILES, TRAININGS, Dose
-from benchmarks.accuracy.dose.hospital import RUNGS
+from benchmarks.accuracy.dose.hospital import LADDER, RUNGS
 from benchmarks.accuracy.unseen.experiment import PHANTOM
 from benchmarks.harness.experiment import Options
 from model_store.task import Task
 from training.data.federation import load_federation
 from training.methods.fedavg import FedAvgConfig
-from training.playbook import LADDER
 
 TINY = {"rounds": 1, "width": 4, "batch_size": 8}
 

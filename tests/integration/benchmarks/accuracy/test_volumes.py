@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.accuracy.volumes.clock import Clock
 from benchmarks.accuracy.volumes.experiment import Volumes
+from benchmarks.accuracy.volumes.outside import SHARES
 from benchmarks.accuracy.volumes.report import Patients, elsewhere, level, sections
 from benchmarks.accuracy.volumes.scoring import answered
 from benchmarks.harness.experiment import Options
@@ -19,7 +20,6 @@ from training.data.federation import load_federation
 from training.data.scan_files import read_mask
 from training.engine.history import RoundEntry
 from training.phantom import VOLUMES, write_federation
-from training.playbook import OF_INSTANCE_NORM
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_plan_is_that_of_the_members_alone(rows: list[dict[str, Any]]) -> None
 
 def test_a_hospital_outside_is_served_by_auto_where_the_gate_accepts_it(rows: list[dict[str, Any]]) -> None:
     models = rows[-1]["result"]["models"]
-    names = ["global", *(trial.name for trial in OF_INSTANCE_NORM.trials)]
+    names = ["global", *SHARES]
     assert [*models] == [f"{name}{through}" for through in ("", ", scanner") for name in (*names, "auto")]
     scores = [json.dumps(own) for name, own in models.items() if not name.startswith("auto")]
     assert len(set(scores)) == len(scores)  # the scanner changes every scan, and a dose every answer

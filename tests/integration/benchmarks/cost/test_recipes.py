@@ -67,9 +67,9 @@ def passes(row: Any, direction: str) -> list[float]:
     return [part[direction] for part in row["result"]["passes"].values()]
 
 
-def test_auto_takes_ten_passes_of_at_most_twelve(rows: dict[str, Any]) -> None:
-    # One of the parent, two for each of four recipes; and one by the judge.
-    assert passes(rows[AUTO], "forward") == [9, 1]
+def test_auto_takes_three_passes_of_at_most_twelve(rows: dict[str, Any]) -> None:
+    # Of the parent, of the candidate's statistics and of the candidate; the verdict takes none.
+    assert passes(rows[AUTO], "forward") == [3, 0]
     assert passes(rows[AUTO], "backward") == [0, 0]
     assert "At most 12 are allowed: kept. They take" in sections([rows[AUTO]])[-1]
 
@@ -89,7 +89,7 @@ def test_for_a_scan_the_answer_counts(rows: dict[str, Any]) -> None:
 
 def test_the_page_says_what_more_passes_than_allowed_are(rows: dict[str, Any]) -> None:
     auto = rows[AUTO]
-    more = {**auto, "result": {**auto["result"], "passes": {"choose": {"forward": 11.5, "backward": 0.0}}}}
+    more = {**auto, "result": {**auto["result"], "passes": {"dose": {"forward": 11.5, "backward": 0.0}}}}
     more["result"]["passes"]["judge"] = {"forward": 1.0, "backward": 0.0}
     *_, bound = sections([more])
     assert "12.5 passes" in bound

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +19,14 @@ from PIL import Image
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, SHIFT_GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import prepare, prepare_mask, restore
-from personalization.gate import BY_SHIFT, Targets
+from personalization.dose import FILE, by_shift
+from personalization.gate import BY_SHIFT
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.networks import build
 from personalization.options.presets import FOR_COHORTS
-from personalization.playbook import FILE, Practice, Trial, by_shift, fit, practise
 from personalization.state import from_safetensors
-from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.presets.ladder import shift_graph
 from service.errors import LeaseLost
 from service.jobs import leases, records
@@ -91,53 +91,6 @@ def test_adaptation_job_publishes_a_candidate_with_lineage_and_gate(finished: Wo
     assert job.gate["passed"] == all(check["passed"] for check in job.gate["checks"])
     assert len(job.gate["checks"]) == 9
     assert all(check["value"] is not None for check in job.gate["checks"])
-
-
-def practised(place: Workplace) -> None:
-    """Publish the routing space once more, with a playbook of two members."""
-    loaded = place.loaded()
-    doses = {"half": (0.5, 0.5, 0.5), "full": (1.0, 1.0, 1.0)}
-    trials = tuple(
-        Trial(name, AdaptationConfig(preset="ladder", doses=chosen)) for name, chosen in doses.items()
-    )
-    episodes = {}
-    for scanner in ("aster", "birch"):
-        images, targets, patients = [], [], []
-        for patient in (700, 701):
-            scan, mask = volume(scanner, patient)
-            prepared = prepare(scan, ORGAN)
-            images.append(torch.tensor(prepared.slices))
-            targets.append(torch.tensor(prepare_mask(mask, ORGAN, prepared.geometry)))
-            patients += [str(patient)] * len(images[-1])
-        practice = Practice(trials, (0.0, 1.0, 2.0))
-        found = practise(loaded.space, torch.cat(images), torch.cat(targets), patients, practice, 0.1, seed=0)
-        episodes[scanner] = tuple(found)
-    playbook = fit(episodes, {trial.name: trial.config.facts() for trial in trials}, Targets(share=0.1))
-    place.store.publish(loaded.offered.manifest, {FILE: playbook.to_bytes()})
-
-
-def test_job_without_options_takes_the_recipe_that_the_federation_practised(place: Workplace) -> None:
-    practised(place)
-    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "auto"})
-    run_job(job_id, place.settings)
-    job = place.job(job_id)
-    assert (job.state, job.reason) == ("succeeded", None)
-    _, manifest = candidate_of(place)
-    details = manifest.lineage.details
-    expected = details["playbook"]
-    assert isinstance(expected, dict)
-    assert expected["recipe"] in ("half", "full")
-    assert {tried["recipe"] for tried in expected["tried"]} == {"half", "full"}
-    assert details["options"]["preset"] == "ladder"  # type: ignore[index, call-overload]
-    assert job.gate is not None
-    values = {check["name"]: check["value"] for check in job.gate["checks"]}
-    chosen = next(tried for tried in expected["tried"] if tried["recipe"] == expected["recipe"])
-    assert values["predicted_gain"] == pytest.approx(chosen["predicted"], abs=1e-4)
-    assert values["gain_bound"] == pytest.approx(chosen["bound"], abs=1e-4)
-    # What it cost is in the result, and is no part of the version.
-    assert job.result is not None
-    assert {"adapt", "judge", "draw"} <= set(job.result["milliseconds"])
-    assert "milliseconds" not in details
 
 
 @pytest.fixture
@@ -262,13 +215,45 @@ def test_every_preset_makes_a_judged_candidate_that_answers(place: Workplace, pr
     np.testing.assert_allclose(answer, expected, atol=1e-4)
 
 
-def test_job_without_a_playbook_takes_the_ladder_and_says_so(place: Workplace) -> None:
+def earlier_playbook(**more: object) -> bytes:
+    """A playbook of the first format, with recipes."""
+    found = {
+        **{"format": "locum-playbook/1", "members": ["aster", "birch"], "episodes": 12, "severities": [0.0]},
+        **{"recipes": [{"name": "full"}], "targets": {"share": 0.1, "largest": 0.2, "pieces": 1.0}},
+    }
+    return json.dumps({**found, **more}).encode()
+
+
+def test_job_of_a_version_without_its_members_spread_takes_the_ladder_and_says_so(place: Workplace) -> None:
+    """What an earlier release practised of recipes is not read."""
+    place.store.publish(place.loaded().offered.manifest, {FILE: earlier_playbook()})
     job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "auto"})
     run_job(job_id, place.settings)
+    assert place.job(job_id).state == "succeeded"
     _, manifest = candidate_of(place)
     assert manifest.lineage.details["options"]["preset"] == "ladder"  # type: ignore[index, call-overload]
     (warning,) = place.events(job_id, "warning")
-    assert "has no playbook" in warning.data["message"]
+    assert "does not say how far its members are apart (spread.json)" in warning.data["message"]
+
+
+def test_job_of_a_version_that_was_practised_earlier_has_its_licence(place: Workplace, apart: Spread) -> None:
+    record = {"episodes": 12, "mean": 0.021, "worst": -0.004, "lost": 0.05, "largest": 9.5}
+    members = {"aster": [0.02, -0.004, 0.05], "birch": [0.02, 0.0, 0.04]}
+    playbook = earlier_playbook(by_shift={**record, "members": members})
+    files = {SPREAD: apart.to_bytes(), FILE: playbook}
+    place.store.publish(place.loaded().offered.manifest, files)
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "auto"})
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert job.gate is not None
+    values = {check["name"]: check["value"] for check in job.gate["checks"]}
+    dose = job.result["dose"]  # type: ignore[index]
+    assert dose["practised"] == {"largest": 9.5, "changes": members}
+    assert values["shift_beyond_practice"] == pytest.approx(dose["shift"] / 9.5, abs=1e-4)
+    if dose["share"]:
+        assert values["practice_lost"] == 0.05
+    titles = [section.title for section in KIND.adaptation.sections(job.result, ())]  # type: ignore[union-attr, arg-type]
+    assert "What this did at the members" in titles
 
 
 def test_harmless_candidate_passes_every_check_but_possibly_consensus_gain(place: Workplace) -> None:

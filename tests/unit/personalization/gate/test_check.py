@@ -5,21 +5,37 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
+import personalization
 from personalization.fedoap.joining import JOINING, Joining, JoiningEpoch, ObservedJoining
-from personalization.gate import PRACTISED, ROUTING, Check, Observed, judge, limits
+from personalization.gate import (
+    BY_SHIFT,
+    BY_SHIFT_WITHOUT_MASKS,
+    ROUTING,
+    Check,
+    ObservedClasses,
+    ObservedDose,
+    ObservedRouting,
+    Shifted,
+    Targets,
+    judge,
+    limits,
+)
 from personalization.gate.picking import PICKING, Pick
 from personalization.masks import BY_MASKS, Fitted, FoldScores, ObservedFit
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_verdicts.json").read_text(encoding="utf-8"))
 GATES: dict[str, tuple[Check[Any], ...]] = {
-    "practised": PRACTISED,
+    "dose": BY_SHIFT,
+    "dose, classes": BY_SHIFT_WITHOUT_MASKS,
     "routing": ROUTING,
     "joining": JOINING,
     "picking": PICKING,
@@ -28,6 +44,23 @@ GATES: dict[str, tuple[Check[Any], ...]] = {
 EVERY_CHECK = [
     pytest.param(gate, check, id=f"{name} {check.name}") for name, gate in GATES.items() for check in gate
 ]
+
+
+def test_every_gate_of_the_code_is_tested_here_and_has_a_recorded_verdict() -> None:
+    modules = [
+        import_module(each.name) for each in walk_packages(personalization.__path__, "personalization.")
+    ]
+    found = {
+        tuple(check.name for check in value): (module.__name__, name)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, tuple) and value and all(isinstance(each, Check) for each in value)
+    }
+    assert found
+    tested = {tuple(check.name for check in gate) for gate in GATES.values()}
+    assert tested == found.keys(), found
+    recorded = {tuple(check["name"] for check in verdict["checks"]) for verdict in RECORDED.values()}
+    assert recorded == tested
 
 
 @pytest.mark.parametrize(("gate", "check"), EVERY_CHECK)
@@ -81,6 +114,20 @@ def routing_case() -> dict[str, Any]:
     }
 
 
+SHIFTED = Shifted(beyond=0.5, left=0.25, lost=0.0625, negative=1.5, mistaken=0.125)
+MISTAKEN = Shifted(beyond=3.0, left=1.5, lost=0.25, negative=4.0, mistaken=1.0)
+
+
+def dose_case(candidate: np.ndarray, shifted: Shifted, size_gain: float | None) -> ObservedDose:
+    case = routing_case()
+    targets = Targets(0.01, 0.25, 1.5)
+    return ObservedDose(candidate, case["parent"], case["scan_index"], 3, targets, shifted, size_gain)
+
+
+def classes_case(shifted: Shifted, *, licensed: bool) -> ObservedClasses:
+    return ObservedClasses([0, 0, 1, 2, 2, 2], [0, 1, 1, 1, 1, 2], 3, shifted, licensed=licensed)
+
+
 def joining_case() -> ObservedJoining:
     case = routing_case()
     drawn, found = (np.asarray(maps > 0, np.uint8) for maps in (case["parent"], case["replicas"][0]))
@@ -104,9 +151,14 @@ def test_verdicts_are_the_recorded_json() -> None:
     unmeasured = {**case, "replicas": [], "references": ()}
     pick = Pick("1", {"information": {"1": -0.04}, "statistics": {"1": 0.01}}, None, 0.25)
     verdicts = {
-        "routing": judge(ROUTING, Observed(**case)),
-        "routing, not measured": judge(ROUTING, Observed(**unmeasured)),
-        "routing, bad": judge(ROUTING, Observed(**lost)),
+        "dose": judge(BY_SHIFT, dose_case(case["candidate"], SHIFTED, 0.05)),
+        "dose, not measured": judge(BY_SHIFT, dose_case(case["candidate"], Shifted(1.0, 1.0), None)),
+        "dose, bad": judge(BY_SHIFT, dose_case(lost["candidate"], MISTAKEN, -0.5)),
+        "dose, classes": judge(BY_SHIFT_WITHOUT_MASKS, classes_case(SHIFTED, licensed=True)),
+        "dose, classes, bad": judge(BY_SHIFT_WITHOUT_MASKS, classes_case(MISTAKEN, licensed=False)),
+        "routing": judge(ROUTING, ObservedRouting(**case)),
+        "routing, not measured": judge(ROUTING, ObservedRouting(**unmeasured)),
+        "routing, bad": judge(ROUTING, ObservedRouting(**lost)),
         "joining": judge(JOINING, joining_case()),
         "picking": judge(PICKING, pick),
         "masks": judge(BY_MASKS, masks_case()),

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 from torch import Tensor, nn
 
 from personalization.errors import RoutingError
-from personalization.gate import ROUTING, Observed, consensus, judge
+from personalization.gate import ROUTING, ObservedRouting, consensus, judge
 from personalization.gate.routing import consensus_gain
 from personalization.iop_fl.layers import BatchStatisticsNorm
 from personalization.iop_fl.space import RoutingSpace
@@ -81,9 +81,9 @@ def test_a_candidate_slightly_worse_than_its_parent_is_refused_by_nothing_else()
     parent = references[0].numpy()
     # A rim of a pixel around every disc: stable, plausible, and close to the parent
     grown = np.maximum.reduce([np.roll(parent, shift, axis) for shift in (0, 1) for axis in (1, 2)])
-    verdict = judge(ROUTING, Observed(grown, parent, [grown], range(10), 2, 0.0, 0.0, references))
+    verdict = judge(ROUTING, ObservedRouting(grown, parent, [grown], range(10), 2, 0.0, 0.0, references))
     assert {check.name for check in verdict.checks if not check.passed} == {"consensus_gain"}
-    assert judge(ROUTING, Observed(grown, parent, [grown], range(10), 2, 0.0, 0.0)).passed
+    assert judge(ROUTING, ObservedRouting(grown, parent, [grown], range(10), 2, 0.0, 0.0)).passed
 
 
 def test_a_candidate_must_please_both() -> None:
@@ -94,7 +94,7 @@ def test_a_candidate_must_please_both() -> None:
 
     def gained(candidate: np.ndarray, parent: np.ndarray) -> float:
         found = consensus_gain.measure(
-            Observed(candidate, parent, [], range(10), 2, 0.0, 0.0, [running, other])
+            ObservedRouting(candidate, parent, [], range(10), 2, 0.0, 0.0, [running, other])
         )
         assert found is not None
         return found

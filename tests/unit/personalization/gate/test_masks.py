@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from personalization.errors import LabelError, StateError
-from personalization.gate import ROUTING, Observed, judge, statistics_distance
+from personalization.gate import ROUTING, ObservedRouting, judge, statistics_distance
 from personalization.gate.masks import MIN_COMPONENT, Maps, mean_agreement, mean_fragments
 
 SIDE = 10  # one pixel is a hundredth of a slice, ten times a speck
@@ -26,7 +26,7 @@ def bar(start: int, stop: int, value: int = 1) -> Maps:
     return result
 
 
-def values(observed: Observed) -> dict[str, float | None]:
+def values(observed: ObservedRouting) -> dict[str, float | None]:
     return {result.name: result.value for result in judge(ROUTING, observed).checks}
 
 
@@ -35,13 +35,15 @@ def measured(
 ) -> dict[str, float | None]:
     index = list(range(len(candidate))) if scans is None else scans
     return values(
-        Observed(candidate, parent, replicas, index, classes, source_warnings=0.25, statistics_distance=0.01)
+        ObservedRouting(
+            candidate, parent, replicas, index, classes, source_warnings=0.25, statistics_distance=0.01
+        )
     )
 
 
 def gain(candidate: Maps, parent: Maps, *references: Maps, scans: list[int] | None = None) -> float:
     index = list(range(len(candidate))) if scans is None else scans
-    found = values(Observed(candidate, parent, [], index, 2, 0.0, 0.0, references))["consensus_gain"]
+    found = values(ObservedRouting(candidate, parent, [], index, 2, 0.0, 0.0, references))["consensus_gain"]
     assert found is not None
     return found
 
@@ -132,7 +134,7 @@ def test_the_same_gain_in_every_scan_is_certain_and_in_one_scan_is_not() -> None
 def test_a_false_alarm_that_goes_is_a_gain_and_nothing_anywhere_is_none() -> None:
     assert gain(maps(2), bar(0, 4).repeat(2, axis=0), maps(2)) == 1
     assert gain(bar(0, 4).repeat(2, axis=0), maps(2), maps(2)) == -1
-    nothing = Observed(maps(2), maps(2), [], range(2), 2, 0.0, 0.0, [maps(2)])
+    nothing = ObservedRouting(maps(2), maps(2), [], range(2), 2, 0.0, 0.0, [maps(2)])
     assert values(nothing)["consensus_gain"] is None
     # One patient bounds nothing.
     assert gain(maps(2), maps(2), maps(2), scans=[3, 3]) == -1
@@ -205,7 +207,7 @@ def test_what_is_no_class_map_is_refused() -> None:
     with pytest.raises(LabelError, match=r"replica 2: expected classes 0\.\.1, found 0\.\.2"):
         measured(good, good, good, good + 2 * (np.arange(SIDE) == 0).astype(np.uint8))
     with pytest.raises(LabelError, match=r"reference 2: expected shape \[2, 10, 10\]"):
-        Observed(good, good, [], range(2), 2, 0.0, 0.0, [good, maps(1)])
+        ObservedRouting(good, good, [], range(2), 2, 0.0, 0.0, [good, maps(1)])
     with pytest.raises(LabelError, match=r"scan_index: expected one whole number per slice \(2\)"):
         measured(good, good, scans=[0])
 
@@ -213,7 +215,7 @@ def test_what_is_no_class_map_is_refused() -> None:
 def test_tensors_and_any_integers_are_taken() -> None:
     candidate = torch.zeros(1, SIDE, SIDE, dtype=torch.int64)
     candidate[0, 4, :4] = 1
-    found = Observed(candidate, bar(0, 4), [], torch.tensor([5]), 2, 0.0, 0.0)
+    found = ObservedRouting(candidate, bar(0, 4), [], torch.tensor([5]), 2, 0.0, 0.0)
     assert values(found)["agreement"] == 1
 
 

@@ -19,7 +19,7 @@ from model_store.guard import ReferenceStatistics
 from model_store.scan import Limits
 from model_store.task import Task
 from personalization.cancellation import never_cancelled
-from personalization.gate import Observed, consensus, shift_of_statistics, statistics_distance
+from personalization.gate import ObservedRouting, consensus, shift_of_statistics, statistics_distance
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, recipe_of
 from service.cohorts.files import ScanFile
@@ -114,13 +114,13 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
 
     seen: dict[str, Any] = {}
 
-    def spy(**given: Any) -> Observed:
+    def spy(**given: Any) -> ObservedRouting:
         seen.update(given)
-        return Observed(**given)
+        return ObservedRouting(**given)
 
-    monkeypatch.setattr(routing_gate, "Observed", spy)
+    monkeypatch.setattr(routing_gate, "ObservedRouting", spy)
     candidate = adapted(images, 5)
-    routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, None, device, adapted_in_s=10)
+    routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, device, adapted_in_s=10)
 
     def maps(network: nn.Module) -> NDArray[np.int64]:
         with torch.no_grad():

@@ -5,17 +5,6 @@ from __future__ import annotations
 import pytest
 
 from service.worker.cross_attention import validation
-from service.worker.routing_space import expectation
-
-
-@pytest.mark.parametrize(
-    ("members", "hospitals"), [(4, "about one hospital in 5"), (0, "one of several hospitals")]
-)
-def test_lower_bound_of_a_gain_is_not_called_the_worst_case(members: int, hospitals: str) -> None:
-    assert expectation(0.031, -0.008, members) == (
-        "From what the member hospitals saw, a gain of 3.1 points of Dice is expected; "
-        f"{hospitals} does worse than a loss of 0.8 points."
-    )
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
+from personalization.dose import ShiftRecord, by_shift, view
 from personalization.errors import NetworkError
-from personalization.gate import BY_SHIFT_WITHOUT_MASKS, Observed, judge
+from personalization.gate import BY_SHIFT_WITHOUT_MASKS, ObservedClasses, Shifted, judge
 from personalization.iop_fl.batch_norm import bake_statistics, profile
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.networks import build, initialise
-from personalization.playbook import ShiftRecord, by_shift, view
 from personalization.test_time.ladder import blended
 from tests.helpers.personalization.discs import discs, space
 
@@ -87,7 +86,7 @@ def test_the_gate_vetoes_a_target_that_moves_away_and_a_shift_beyond_practice() 
     served = by_shift(here, spread_of(here), None, images, PATIENTS)
     good = replace(served, candidate=served.parent)
     assert good.passed
-    nothing = replace(served.parent, maps=torch.zeros_like(served.parent.maps), foreground=0.0, certainty=1.0)
+    nothing = replace(served.parent, maps=torch.zeros_like(served.parent.maps), foreground=0.0)
     lost = replace(served, candidate=nothing)
     assert {"size_gain", "emptied", "size_factor"} <= set(lost.failed)
     # Where the parent finds nothing, what finds the members' size is no explosion.
@@ -216,14 +215,8 @@ def test_a_classification_is_judged_without_masks_and_needs_practice() -> None:
     ],
 )
 def test_a_class_that_is_lost_is_refused(parent: list[int], candidate: list[int], is_lost: bool) -> None:
-    observed = Observed(
-        candidate=np.array(candidate)[:, None],
-        parent=np.array(parent)[:, None],
-        replicas=(),
-        scan_index=np.arange(10),
-        classes=3,
-        source_warnings=0.0,
-        statistics_distance=0.0,
+    observed = ObservedClasses(
+        torch.tensor(candidate), torch.tensor(parent), 3, Shifted(beyond=1.0, left=0.5), licensed=True
     )
     (result,) = [each for each in judge(BY_SHIFT_WITHOUT_MASKS, observed).checks if each.name == "class_lost"]
     assert result.passed != is_lost

@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from personalization.cancellation import CancelCheck, never_cancelled
+from personalization.dose.playbook import Playbook, ShiftRecord
+from personalization.dose.view import View, size_gain, view
 from personalization.gate import (
     BY_SHIFT,
     BY_SHIFT_WITHOUT_MASKS,
     GateVerdict,
-    Observed,
+    ObservedClasses,
+    ObservedDose,
     Shifted,
     Targets,
     judge,
 )
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
-from personalization.playbook.features import View, size_gain, view
-from personalization.playbook.playbook import Playbook, ShiftRecord
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import Dose, dose_by_shift, mirrored
 from personalization.test_time.recipe import Adapted, recipe_of
@@ -76,34 +77,29 @@ class ByShift:
     def verdict(self) -> GateVerdict:
         """By the gate for a bounded recipe in closed form. Costs no forward pass."""
         record, moves = self.record, self.dose.share > 0
-        assert self.candidate.profile is not None
-        left = dose_by_shift(self.candidate.profile, self.spread).shift
+        candidate, parent = self.candidate, self.parent
+        assert candidate.profile is not None
         shifted = Shifted(
-            self.dose.shift / (UNPRACTISED if record is None else record.largest),
-            record.lost if record is not None and moves else None,
-            left / self.dose.shift,
-            size_gain(self.parent, self.candidate, self.targets.share, self.spread.size),
-            self.negative,
-            self.mistaken,
-            licensed=record is not None or not moves,
+            beyond=self.dose.shift / (UNPRACTISED if record is None else record.largest),
+            left=dose_by_shift(candidate.profile, self.spread).shift / self.dose.shift,
+            lost=record.lost if record is not None and moves else None,
+            negative=self.negative,
+            mistaken=self.mistaken,
         )
-        masks = self.candidate.maps.ndim > 1
-        count = len(self.candidate.maps)
-        candidate, parent = (
-            seen.maps.reshape(count, *seen.maps.shape[1:] or (1,)) for seen in (self.candidate, self.parent)
+        if candidate.maps.ndim == 1:
+            licensed = record is not None or not moves
+            classes = ObservedClasses(candidate.maps, parent.maps, self.classes, shifted, licensed=licensed)
+            return judge(BY_SHIFT_WITHOUT_MASKS, classes)
+        dose = ObservedDose(
+            candidate.maps,
+            parent.maps,
+            np.unique([str(each) for each in self.patients], return_inverse=True)[1],
+            self.classes,
+            self.targets,
+            shifted,
+            size_gain(parent, candidate, self.targets.share, self.spread.size),
         )
-        observed = Observed(
-            candidate=candidate,
-            parent=parent,
-            replicas=(),
-            scan_index=np.unique([str(each) for each in self.patients], return_inverse=True)[1],
-            classes=self.classes,
-            source_warnings=0.0,
-            statistics_distance=0.0,
-            targets=self.targets,
-            shifted=shifted,
-        )
-        return judge(BY_SHIFT if masks else BY_SHIFT_WITHOUT_MASKS, observed)
+        return judge(BY_SHIFT, dose)
 
     @property
     def passed(self) -> bool:

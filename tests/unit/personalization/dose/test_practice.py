@@ -1,0 +1,95 @@
+"""Practice of the dose by shift, against a plain loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from personalization.dose import Practice, by_shift, passes, practise
+from personalization.iop_fl.batch_norm import profile
+from personalization.iop_fl.spread import Spread, sent_by
+from personalization.metrics import foreground_dice
+from personalization.test_time.ladder import blended
+from tests.helpers.personalization.discs import discs, space
+
+PATIENTS = [f"p{index // 2}" for index in range(12)]
+
+
+def spread(contrast: float = 2.0) -> Spread:
+    """How far two members with discs of about this contrast are apart."""
+    found = [profile(space().plain(), discs(12, seed, contrast=contrast)[0], PATIENTS) for seed in (5, 6)]
+    sent = [sent_by(each, (0.05, 0.2, 1.0)) for each in found]
+    return Spread.of(found[0].layers, {name: (sent[0][name] + sent[1][name]) / 2 for name in sent[0]}, 2)
+
+
+def test_an_episode_is_what_a_plain_loop_over_both_halves_finds() -> None:
+    images, truth = discs(12, 4)
+    images = 1.8 * images
+    [episode] = practise(space(), spread(), images, truth, PATIENTS, Practice((0.0,)), seed=1)
+    here = [index for index in range(12) if (index // 2) % 2 == 0]
+    there = [index for index in range(12) if (index // 2) % 2 == 1]
+    changes: dict[str, float] = {}
+    shifts = []
+    for learned, scored in ((here, there), (there, here)):
+        own = [PATIENTS[index] for index in learned]
+        made = by_shift(space(), spread(), None, images[learned], own)
+        shifts.append(made.dose.shift)
+        networks = space().plain().eval(), blended(space().plain(), images[learned], made.dose.doses)
+        names = [PATIENTS[index] for index in scored]
+        with torch.no_grad():
+            before, after = (
+                foreground_dice(network(images[scored]).argmax(1), truth[scored], names, 2)
+                for network in networks
+            )
+        # The gate refuses a candidate: the global model stays.
+        changes |= {name: (after[name] - before[name]) * made.passed for name in before}
+    assert min(shifts) > 1
+    assert any(changes.values())
+    assert (episode.severity, episode.shift) == (0.0, max(shifts))
+    assert episode.served == pytest.approx(sum(changes.values()) / 6)
+
+
+def test_a_dose_that_its_gate_refuses_changes_nothing() -> None:
+    images, truth = discs(12, 4)
+    # Farther than anything that was practised.
+    [episode] = practise(space(), spread(), 50 * images, truth, PATIENTS, Practice((0.0,)), seed=1)
+    assert episode.shift > 60
+    assert episode.served == 0.0
+
+
+def test_scans_go_through_one_scanner_per_severity_and_the_seed_repeats_them() -> None:
+    images, truth = discs(12, 4)
+    practice = Practice((0.0, 2.0, 2.0))
+
+    def episodes(seed: int) -> list[object]:
+        return list(practise(space(), spread(), images, truth, PATIENTS, practice, seed))
+
+    first = episodes(3)
+    assert first == episodes(3)
+    assert [each.severity for each in first] == [0.0, 2.0, 2.0]
+    assert first[1] != first[2]  # another draw of the same severity
+    assert episodes(4) != first
+
+
+@pytest.mark.parametrize("most", [4, 64])
+def test_passes_are_the_images_that_go_through_the_network(most: int) -> None:
+    images, truth = discs(20, 4)
+    practice = Practice((0.0,), most=most)
+    here, seen = space(), [0]
+
+    def look(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen[0] += len(inputs[0]) if type(module) is kind else 0
+
+    kind = type(here.plain())
+    patients = [f"p{index}" for index in range(20)]
+    apart = spread()
+    with torch.nn.modules.module.register_module_forward_pre_hook(look):
+        # Far enough for a dose, and too near to be looked at in negative.
+        [episode] = practise(here, apart, 1.5 * images, truth, patients, practice, seed=1)
+    assert 1 < episode.shift < 4
+    assert passes(practice, 20) == seen[0]
+
+
+def test_a_member_with_one_patient_has_no_episode() -> None:
+    images, truth = discs(4, 4)
+    assert list(practise(space(), spread(), images, truth, ["one"] * 4, Practice(), seed=0)) == []
