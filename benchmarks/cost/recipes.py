@@ -189,7 +189,7 @@ def _images(count: int, size: int, seed: int = 0) -> Tensor:
 
 
 def _spread(network: nn.Module, images: Tensor, patients: Sequence[int]) -> Spread:
-    """Of two members that are a tenth as far from the network's statistics, so that a dose is asked for."""
+    """Two members that are a tenth as far from the network's statistics, so that a dose is asked for."""
     found = profile(network, images, patients)
     sent = sent_by(found, None)
     near = {name: sent[name] / 10 for name in ("natural", "patient")}

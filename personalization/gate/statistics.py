@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import StateError
 from personalization.iop_fl.batch_norm import blend_statistics
-from personalization.networks import Prompted
 from personalization.networks.capabilities import moving_norms
 from personalization.test_time.ladder import thinned
 
@@ -37,9 +36,7 @@ def shift_of_statistics(
     if not norms:
         return 0.0
     blend_statistics(measured, images, [1.0] * len(norms), len(images), check_cancelled)
-    # A filter before the network has no statistics.
-    network = measured.network if isinstance(measured, Prompted) else measured
-    return statistics_distance(parent, network.state_dict())
+    return statistics_distance(parent, measured.state_dict())
 
 
 def statistics_distance(parent: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> float:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from personalization.networks.backbone import Backbone, BlockBackbone, build_backbone
 from personalization.networks.fedoap import FedOapUNet
-from personalization.networks.prompted import Prompted
 from personalization.networks.registry import build, initialise, names, outline, register
 
 __all__ = [
     "Backbone",
     "BlockBackbone",
     "FedOapUNet",
-    "Prompted",
     "build",
     "build_backbone",
     "initialise",

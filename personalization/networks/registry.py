@@ -37,13 +37,12 @@ _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
     "monai.segresnet": "personalization.networks.monai.networks:SegResNet",
     "monai.unet": "personalization.networks.monai.networks:UNet",
     "projected": "personalization.networks.projected:projected",
-    "prompted": "personalization.networks.prompted:Prompted",
     "resnet18": "personalization.networks.resnet:ResNet18",
     "unet": "personalization.networks.unet:UNet",
     "vit": "personalization.networks.vit:ViT",
 }
 # Those that methods, presets and importers make: manifests name them, and a person chooses none of them.
-_MADE = frozenset({"averaged", "blended", "fedoap", "graph", "projected", "prompted"})
+_MADE = frozenset({"averaged", "blended", "fedoap", "graph", "projected"})
 # What a method builds where no network is named, by kind and spatial dimensions of the task.
 DEFAULTS: Mapping[tuple[TaskKind, int], str] = {
     ("segmentation", 2): "unet",

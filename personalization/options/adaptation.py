@@ -36,8 +36,8 @@ class RoutingOptions(BaseModel):
     preset: CohortPreset = Field(
         AUTO,
         description="What is done with the scans: `auto`, the `ladder` with a dose that grows with the "
-        "scans' distance from what is usual between the federation's members (of an older artefact the best "
-        "recipe that its federation has practised, else `ladder`); `masks`, with options of its own, "
+        "scans' distance from what is usual between the federation's members (where that is not known, by "
+        "`doses`; `blend` of a network with instance norm that tracks); `masks`, with options of its own, "
         "fine-tunes on the cohort's masks, and is what `auto` stands for where they suffice; "
         f"{describe(FOR_COHORTS)}.",
     )
@@ -113,7 +113,7 @@ class ModelOptions(RoutingOptions):
     preset: ModelPreset = Field(
         AUTO,
         description="What is done with the scans: `auto`, the `ladder` with a dose that grows with the "
-        "scans' distance from what is usual between the federation's members (without such members, by "
+        "scans' distance from what is usual between the federation's members (where that is not known, by "
         "`doses`; `blend` of a network with instance norm that tracks); `masks`, with options of its own, "
         f"fine-tunes on the cohort's masks, and is what `auto` stands for where they suffice; "
         f"{describe(OF_ONE_MODEL)}.",

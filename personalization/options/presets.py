@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-Learned = Literal["routing", "bn", "prompt", "weights"]
+Learned = Literal["routing", "bn", "weights"]
 Router = Literal["direct", "pooled"]
 
 
@@ -24,14 +24,14 @@ class Preset:
         description: for the API, after the name.
         models: what is adapted: a mixture of `all` models of the routing space, or its `global` model alone.
         learns: the parameters that change: coefficients of the models (`routing`), scale and shift of batch
-            norm (`bn`), a filter before the network (`prompt`), all of the network (`weights`). Without any,
-            only batch norm's statistics are measured.
+            norm (`bn`), all of the network (`weights`). Without any, only batch norm's statistics are
+            measured.
         draws: whether the result depends on the seed.
         unit: what it adapts to: a hospital's `cohort` of scans, one `scan`, or either.
         router: where its coefficients come from, where it has no choice; None: either.
         batch_size: slices per step where the client gives none; None: the default of all presets.
-        norm: what it moves, or learns from, so that it refuses a network without: `batch` norm, `instance`
-            norm that tracks, or `either`; None: it needs none.
+        norm: what it moves, so that it refuses a network without: `batch` norm, or `instance` norm that
+            tracks; None: it needs none.
         epochs: passes over the images where the client gives none; None: the default of all presets.
     """
 
@@ -43,7 +43,7 @@ class Preset:
     unit: Literal["cohort", "scan", "either"] = "either"
     router: Router | None = None
     batch_size: int | None = None
-    norm: Literal["batch", "instance", "either"] | None = None
+    norm: Literal["batch", "instance"] | None = None
     epochs: int | None = None
 
     @property
@@ -75,33 +75,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 unit="scan",
                 norm="batch",
             ),
-            Preset(
-                "vptta",
-                "one step of a low-frequency filter before the global model, with statistics near the scan's",
-                models="global",
-                learns=frozenset(),
-                draws=False,
-                unit="scan",
-                norm="batch",
-            ),
-            Preset(
-                "prompt",
-                "a low-frequency filter before the global model, after which batch norm sees what it knows",
-                models="global",
-                learns=frozenset({"prompt"}),
-                draws=False,
-                norm="either",
-            ),
-            Preset(
-                "distilled",
-                "the mean of all models' answers, learned by the global model",
-                learns=frozenset({"weights"}),
-            ),
-            Preset(
-                "anchored",
-                "a coefficient per model and stage, held near the ensemble's answers and size of the target",
-                learns=frozenset({"routing"}),
-            ),
             Preset("paper", "consistency + 0.01 (shape + entropy), noise only"),
             Preset("official", "the loss of IOP-FL's published code alone, with the router of the request"),
             Preset(
@@ -125,22 +98,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 models="global",
                 learns=frozenset({"bn"}),
                 draws=False,
-                norm="batch",
-            ),
-            Preset(
-                "sar",
-                "entropy of sure pixels at flat minima, over the global model's batch norm",
-                models="global",
-                learns=frozenset({"bn"}),
-                draws=False,
-                norm="batch",
-            ),
-            Preset(
-                "grata",
-                "consistency of views where entropy agrees, over batch norm's scale and shift of the global "
-                "model",
-                models="global",
-                learns=frozenset({"bn"}),
                 norm="batch",
             ),
             Preset(

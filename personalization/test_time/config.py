@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import Field, FiniteFloat
-
 from personalization.iop_fl.routers import ROUTING_RATES
 from personalization.options.adaptation import RoutingOptions
 from personalization.options.checked import Checked
@@ -23,8 +21,6 @@ class AdaptationConfig(Checked, RoutingOptions):
 
     # One recipe: what `auto` stands for is decided before, and a scan's are among them.
     preset: PresetName = "paper"
-    target_share: FiniteFloat | None = Field(None, gt=0, le=1)
-    """Share of the pixels that are a target at the federation's members; None: not known."""
 
     @property
     def of_preset(self) -> Preset:
@@ -52,6 +48,5 @@ class AdaptationConfig(Checked, RoutingOptions):
         return DOSES if self.doses is None else self.doses
 
     def facts(self) -> dict[str, Any]:
-        """Every field, as JSON has it: what a checkpoint is compared with. An unknown share is left out."""
-        unknown = {"target_share"} if self.target_share is None else set()
-        return self.model_dump(mode="json", exclude=unknown) | {"routing_rate": self.rate}
+        """Every field, as JSON has it: what a checkpoint is compared with."""
+        return self.model_dump(mode="json") | {"routing_rate": self.rate}

@@ -24,13 +24,10 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
 from personalization.iop_fl.batch_norm import Profile, blend_statistics, doses_by_depth, profile
-from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
-from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
 from personalization.networks.capabilities import (
     MOST_DIMENSIONS,
     BatchNorm,
-    moving_norms,
     per_channel,
     required_norms,
     running,
@@ -162,59 +159,13 @@ def blended(
     )
 
 
-def thinned(images_NCHW: Tensor, *, learned: bool = False) -> Tensor:
-    """Evenly spaced images with at most `MOST_PIXELS` together, at least one, or `LEAST_VOLUMES`.
-
-    `learned`: of volumes as many as fit into one batch with gradients.
-    """
+def thinned(images_NCHW: Tensor) -> Tensor:
+    """Evenly spaced images with at most `MOST_PIXELS` together, at least one, or `LEAST_VOLUMES`."""
     sides = images_NCHW.shape[2:]
     most = max(1, MOST_PIXELS // math.prod(sides))
     if len(sides) == MOST_DIMENSIONS:
-        most = at_once(most, sides, MOST_VOXELS_LEARNED) if learned else max(LEAST_VOLUMES, most)
+        most = max(LEAST_VOLUMES, most)
     return images_NCHW[:: math.ceil(len(images_NCHW) / most)]
-
-
-@torch.no_grad()
-def probabilities(
-    network: nn.Module, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled
-) -> Tensor:
-    """[N, K, H, W] of the images, by a network in the mode it is in; on the CPU, since a cohort's may be too
-    many for a GPU."""
-    found = []
-    for batch in batches(images_NCHW, BATCH):
-        check_cancelled()
-        found.append(torch.softmax(network(batch), dim=1).cpu())
-    return torch.cat(found)
-
-
-def ensemble(
-    space: RoutingSpace,
-    images_NCHW: Tensor,
-    doses: Doses,
-    check_cancelled: CancelCheck = never_cancelled,
-) -> Tensor:
-    """Mean probabilities [N, K, H, W] of all models of the space, each with its own statistics and blended.
-
-    They are on the CPU.
-
-    Where no dose is above 0, or no batch norm can be moved, both are the same. Costs three forward passes of
-    every model.
-    """
-    total: Tensor | None = None
-    plain = space.plain().to(images_NCHW.device).eval()
-    answers = 0
-    variants = (False, True) if any(doses) and moving_norms(plain) else (False,)
-    for state in space.experts.values():
-        for moved in variants:
-            network = copy.deepcopy(plain)
-            network.load_state_dict(state)
-            if moved:
-                blended(network, images_NCHW, doses, check_cancelled)
-            found = probabilities(network, images_NCHW, check_cancelled)
-            total = found if total is None else total + found
-            answers += 1
-    assert total is not None  # a space has a global model
-    return total / answers
 
 
 class Rungs(nn.Module):

@@ -68,49 +68,6 @@ def official_shape(probabilities_BKHW: Tensor, d: int = RANGE_AT_384) -> Tensor:
     return norm
 
 
-def soft_dice_distance(found_BKHW: Tensor, wanted_BKHW: Tensor) -> Tensor:
-    """1 - mean over classes of 2 sum p q / (sum p^2 + sum q^2), sums over batch and pixels together.
-
-    0 where the probabilities are equal, also where they are soft, unlike the Dice of `soft_dice_loss`.
-    """
-    axes = (0, *spatial_axes(found_BKHW))
-    overlap = 2 * (found_BKHW * wanted_BKHW).sum(axes)
-    total = found_BKHW.square().sum(axes) + wanted_BKHW.square().sum(axes)
-    return 1 - ((overlap + EPSILON) / (total + EPSILON)).mean()
-
-
-def soft_cross_entropy(logits_BKHW: Tensor, wanted_BKHW: Tensor) -> Tensor:
-    """Mean over images and pixels of -sum_c q_c ln p_c."""
-    return -(wanted_BKHW * torch.log_softmax(logits_BKHW, dim=1)).sum(dim=1).mean()
-
-
-def balanced_entropy(probabilities_BKHW: Tensor) -> Tensor:
-    """Mean of the entropy (0..1) over the pixels found to be background and over the others, half each.
-
-    A small target counts as much as the rest of the image (Dong et al., CVPR Workshops 2024). Where there are
-    none of one kind, the mean over all pixels.
-    """
-    each = _information(probabilities_BKHW).sum(dim=1) / math.log(probabilities_BKHW.shape[1])
-    target = probabilities_BKHW.argmax(dim=1) > 0
-    if each.is_cuda:
-        # The host would wait for how many a mask chooses. Sums of other order: equal up to rounding.
-        inside, count = (each * target).sum(), target.sum()
-        both = inside / count.clamp(min=1) + (each * ~target).sum() / (~target).sum().clamp(min=1)
-        return torch.where((count > 0) & (count < target.numel()), both / 2, each.mean())
-    if bool(target.all()) or not bool(target.any()):
-        return each.mean()
-    return (each[target].mean() + each[~target].mean()) / 2
-
-
-def ratio_divergence(probabilities_BKHW: Tensor, ratio_K: Tensor) -> Tensor:
-    """KL(mean p || tau): how far the shares of the classes, over the whole batch, are from those expected.
-
-    Bateson et al., Medical Image Analysis 2022.
-    """
-    share_K = probabilities_BKHW.mean(dim=(0, *spatial_axes(probabilities_BKHW)))
-    return (share_K * torch.log((share_K + EPSILON) / (ratio_K + EPSILON))).sum()
-
-
 def shape_range(*sides: int) -> int:
     """The d of `shape_distance` for images with these sides: 10 pixels at 384, at least 1."""
     return max(1, round(RANGE_AT_384 * min(sides) / 384))

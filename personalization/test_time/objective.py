@@ -23,7 +23,6 @@ from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.perturb import add_noise
 from personalization.test_time.safety import MaskOverlap, MaskStats
-from personalization.transfer import sent
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,6 @@ class Batch:
         """The same where, and of the type in which, the network computes."""
         reference = next(network.parameters())
         return Batch(self.images.to(reference.device, reference.dtype), self.indices)
-
-
-def answers_to(batch: Batch, answers_NKHW: Tensor) -> Tensor:
-    """The answers [B, K, H, W] to a batch, where it is, of a cohort's [N, K, H, W], which are on the CPU."""
-    return sent(answers_NKHW[batch.indices].to(batch.images.dtype), batch.images.device)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,18 +55,11 @@ class Adapted:
 class Recipe(ABC):
     """One preset. Computations take place where the images are."""
 
-    limits: ClassVar[SafetyLimits] = SafetyLimits()
-
     def over(self, space: RoutingSpace, config: AdaptationConfig) -> RoutingSpace:  # noqa: ARG002
         """The models that it uses."""
         return space
 
-    def architecture(
-        self,
-        space: RoutingSpace,
-        images_NCHW: Tensor,  # noqa: ARG002
-        config: AdaptationConfig,  # noqa: ARG002
-    ) -> tuple[str, dict[str, Any]]:
+    def architecture(self, space: RoutingSpace, config: AdaptationConfig) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
         """Name and arguments of the plain network, for the registry."""
         return space.network, dict(space.arguments)
 
@@ -126,7 +119,6 @@ class Recipe(ABC):
             resume=resume,
             after_epoch=note,
             check_cancelled=check_cancelled,
-            limits=self.limits,
         )
         merged = self.merged(space, network, images, config, check_cancelled)
         return Adapted(adaptation, space, network, merged)
@@ -196,7 +188,7 @@ def adapt(
         resume=resume,
         after_epoch=after_epoch,
         check_cancelled=check_cancelled,
-        limits=limits or Routing.limits,
+        limits=limits or SafetyLimits(),
     )
 
 
@@ -218,8 +210,7 @@ def suits(preset: str, network: nn.Module) -> bool:
     if preset == "ttt":
         return isinstance(network, TellsTurns) and getattr(network, "rotation", None) is not None
     norm = PRESETS[preset].norm
-    batch, instance = bool(moving_norms(network)), bool(tracked_norms(network))
-    return {None: True, "batch": batch, "instance": instance, "either": batch or instance}[norm]
+    return norm is None or bool(moving_norms(network) if norm == "batch" else tracked_norms(network))
 
 
 def recipe_of(preset: str) -> Recipe:

@@ -152,7 +152,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         )
         files = {WEIGHTS: to_safetensors(adapted.merged.state_dict()), GRAPH: made.graph}
         dynamic = self._dynamic(cohort, adapted, config)
-        name, arguments = recipe_of(config.preset).architecture(loaded.space, cohort.images, config)
+        name, arguments = recipe_of(config.preset).architecture(loaded.space, config)
         network = NetworkSpec(name=name, arguments=arguments)
         known = loaded.manifest.statistics
         return CandidateDraft(
@@ -176,15 +176,17 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         attempt, options = self.attempt, self.attempt.job.options
         preset = options.get("preset", AUTO)
         tried = FALLBACKS if preset == AUTO else (preset,)
-        chosen = next((each for each in tried if self.loaded.suits(each)), None)
-        if chosen is None:
+        # First, since the preset of an old request may be gone.
+        configs = [configured({**options, "preset": each}, self.loaded.task) for each in tried]
+        found = next((config for config in configs if self.loaded.suits(config.preset)), None)
+        if found is None:
             raise unsuited(preset, self.loaded, FOR_COHORTS)
         if preset == AUTO:
             attempt.warn(
                 f"'{self.parent}' does not say how far its members are apart ({SPREAD}), so the recipe is "
-                f"'{chosen}' with its defaults, and no gain can be predicted"
+                f"'{found.preset}' with its defaults, and no gain can be predicted"
             )
-        return configured({**options, "preset": chosen}, self.loaded.task)
+        return found
 
     def _adapt(self, cohort: CohortImages, config: AdaptationConfig) -> Adapted:
         attempt, space, device = self.attempt, self.loaded.space, self.device

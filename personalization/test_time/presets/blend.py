@@ -26,9 +26,7 @@ class Blend(Recipe):
     """The global model with blended statistics. No pass at all; nothing is learned."""
 
     @override
-    def architecture(
-        self, space: RoutingSpace, images_NCHW: Tensor, config: AdaptationConfig
-    ) -> tuple[str, dict[str, Any]]:
+    def architecture(self, space: RoutingSpace, config: AdaptationConfig) -> tuple[str, dict[str, Any]]:
         shares = SHARES if config.doses is None else config.doses
         own = {"backbone": space.network, "arguments": dict(space.arguments)}
         return "blended", {**own, "shares": list(shares)}
@@ -42,7 +40,7 @@ class Blend(Recipe):
         config: AdaptationConfig,
         check_cancelled: CancelCheck,
     ) -> nn.Module:
-        _, arguments = self.architecture(space, images_NCHW, config)
+        _, arguments = self.architecture(space, config)
         network = Blended(**arguments)
         network.network.load_state_dict(space.plain().state_dict())
         return network.to(images_NCHW.device).eval()

@@ -18,7 +18,7 @@ from tests.helpers.gpu import Cuda
 # Memory is measured in processes of their own, and graphs are run by onnxruntime.
 TORCH = ("step", "trajectory", "training")
 # A recipe of each kind; `test_personalization` has them all.
-RECIPES = ("auto", "paper", "vptta")
+RECIPES = ("auto", "paper", "intent")
 
 
 def cells() -> list[tuple[CostExperiment[object], Cell]]:

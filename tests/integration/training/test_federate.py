@@ -262,7 +262,7 @@ def test_a_playbook_that_fewer_than_two_members_can_make_is_rejected_before_trai
         ("width: 2", "leave_out: [cedar]", "expected 2 members that let statistics out beside each"),
         ("width: 2", "egress: {cedar: [weights]}", "found aster, birch; use wider policies"),
         ("recipe: paper, width: 2", "seed: 1", "expected batch norm with statistics: estimated"),
-        ("network: vit, network_arguments: {patch: 8, width: 8, depth: 1, heads: 2}", "seed: 1", "norm"),
+        ("network: monai.unet, network_arguments: {norm: instance}", "seed: 1", "expected batch norm"),
     ],
 )
 def test_a_playbook_of_members_that_cannot_say_how_far_they_are_apart_is_rejected_before_training(

@@ -72,10 +72,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedoap": CROSS_ATTENTION,
     "iop-fl": {**FEW, "recipe": "paper"},
 }
-RECIPES = (
-    *("ladder", "intent", "vptta", "prompt", "distilled", "anchored", "paper", "official", "as-published"),
-    *("statistics", "tent", "sar", "grata"),
-)
+RECIPES = ("ladder", "intent", "paper", "official", "as-published", "statistics", "tent")
 FOLDERS: list[str] = []
 
 

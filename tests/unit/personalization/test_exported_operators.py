@@ -47,7 +47,6 @@ _NETWORKS = {
         3,
         [{"network": "resnet18", "arguments": {"in_channels": 3, "classes": 3, "width": 8}, "projection": 4}],
     ),
-    "prompted": (1, [{"backbone": "unet", "arguments": _SMALL, "height": SIDE, "width": SIDE}]),
 }
 
 

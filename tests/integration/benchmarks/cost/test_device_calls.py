@@ -18,11 +18,10 @@ CELLS = {f"{cell['what']}: {cell['name']}": cell for cell in COST.cells()}
     [
         ("training: augmented, drawn scanners", 0),
         # Whether the loss is a number decides on the step.
-        ("adaptation: sar", 1),
-        ("adaptation: anchored", 1),
-        ("adaptation: distilled", 1),
+        ("adaptation: paper", 1),
+        ("adaptation: tent", 1),
         # The masks, and the terms of the loss.
-        ("measuring: anchored", 2),
+        ("measuring: paper", 2),
     ],
 )
 def test_step_waits_for_the_device_as_rarely_as_it_can(name: str, waits: int, tmp_path: Path) -> None:

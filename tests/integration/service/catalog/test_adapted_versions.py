@@ -17,6 +17,8 @@ from PIL import Image
 
 from model_store.artefact import Artefact
 from model_store.store import Store
+from personalization.options.presets import FOR_COHORTS
+from service.jobs import records
 from service.jobs.files import JobFolder
 from tests.helpers.service.adapted_store import (
     FIRST,
@@ -276,6 +278,51 @@ def test_models_list_the_hospital_of_adapted_versions(place: Place) -> None:
     listed = {model["name"]: model["hospital"] for model in place.client.get("/models").json()["models"]}
     assert listed["bright"] is None
     assert listed[f"bright.at-{place.hospital}"] == place.hospital
+
+
+@pytest.mark.parametrize("preset", ["vptta", "prompt", "distilled", "anchored", "sar", "grata"])
+def test_stored_job_of_a_preset_that_is_gone_is_read_as_before_and_a_new_request_names_those_there(
+    place: Place, preset: str
+) -> None:
+    job = place.job_of[1]
+    before = place.client.get(f"/jobs/{job}").json()
+    options = {"preset": preset, "epochs": 3}
+    chosen = {
+        **{"recipe": f"{preset}, slow", "promise": "", "members": {"aster": [0.02, -0.01, 0.05]}},
+        "tried": [{"recipe": f"{preset}, slow", "predicted": 0.031, "bound": -0.008}],
+    }
+    with place.api.context.database.write() as session:
+        stored = records.get(session, job, lock=True)
+        stored.options = options
+        stored.result = {**stored.result, "options": options, "playbook": chosen}
+    after = place.client.get(f"/jobs/{job}").json()
+    practised = [
+        each
+        for each in after["sections"]
+        if each["title"]
+        in ("What the federation's practice expects", "Recipes that were tried on these scans")
+    ]
+    assert len(practised) == 2
+    assert after == {
+        **before,
+        "options": options,
+        "result": {**before["result"], "options": options, "playbook": chosen},
+        "sections": after["sections"],
+    }
+    assert [each for each in after["sections"] if each not in practised] == before["sections"]
+    listed = place.client.get("/jobs", params={"hospital": place.hospital}).json()["jobs"]
+    assert job in {each["id"] for each in listed}
+    card = place.client.get(f"/jobs/{job}/card")
+    assert card.status_code == 200, card.text
+    assert f"Change of Dice by “{preset}, slow”" in card.text
+    assert preset in card.text.partition("options")[2]
+    # Its version serves.
+    assert place.assign(1, 0).status_code == 200
+    # A new request.
+    body = {"cohort": "c" * 32, "model": "bright", "options": options}
+    refused = place.client.post(f"/hospitals/{place.hospital}/adaptations", json=body)
+    assert refused.status_code == 422, refused.text
+    assert all(f"'{name}'" in refused.text for name in ("auto", *FOR_COHORTS))
 
 
 def test_card_of_a_candidate_shows_gate_pictures_and_decisions(place: Place) -> None:

@@ -51,7 +51,7 @@ CODED = Task(
 VOLUME = np.random.default_rng(3).integers(0, 200, (9, 32, 32)).astype(np.int16)
 CUBE = np.random.default_rng(4).integers(0, 200, (32, 32, 32)).astype(np.int16)
 AFFINE = np.array([[-0.8, 0, 0, 40], [0, 0.7, 0, -20], [0, 0, 2.5, 11], [0, 0, 0, 1.0]])
-WEIGHS_MODELS = {"distilled", "anchored", "paper", "official", "as-published"}
+WEIGHS_MODELS = {"paper", "official", "as-published"}
 
 
 @pytest.fixture(scope="module")

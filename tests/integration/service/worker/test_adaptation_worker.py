@@ -184,7 +184,7 @@ def test_scan_job_returns_its_mask_to_a_waiting_client(api: Any, worker: psutil.
     answer = api.client.post(
         "/segment",
         files={"scan": ("scan", scan)},
-        data={"model": "organ", "personalization": "scan", "preset": "vptta"},
+        data={"model": "organ", "personalization": "scan", "preset": "ladder"},
         headers={"Prefer": "wait=60"},
     )
     assert answer.status_code == 200, answer.text

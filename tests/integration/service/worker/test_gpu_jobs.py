@@ -54,7 +54,7 @@ def place(tmp_path: Path, routing_store: Path) -> Iterator[Workplace]:
         yield opened_place
 
 
-@pytest.mark.parametrize("preset", ["paper", "tent", "distilled"])
+@pytest.mark.parametrize("preset", ["paper", "tent"])
 def test_job_is_repeatable_and_resumes_to_the_bit(
     preset: str, place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +146,7 @@ def test_cluster_is_picked_on_the_gpu_as_on_the_cpu(start: Callable[..., Any], t
         assert found == pytest.approx(on_cpu["costs"][criterion], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"preset": "paper"}, {"preset": "intent"}, {"preset": "vptta"}])
+@pytest.mark.parametrize("options", [{"preset": "paper"}, {"preset": "intent"}, {"preset": "ladder"}])
 def test_scan_is_adapted_to_on_the_gpu_repeatably(options: dict[str, str], place: Workplace) -> None:
     (scan,) = outside_scans(1).values()
     answers = []

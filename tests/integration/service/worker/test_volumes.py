@@ -133,7 +133,7 @@ def test_masks_of_drawn_volumes_check_a_candidate(api: Any, far: str) -> None:
 
 
 def test_learned_routing_of_volumes_reports_epochs(api: Any, far: str) -> None:
-    job = adapted(api, far, "steady", preset="anchored", epochs=2)
+    job = adapted(api, far, "steady", preset="paper", epochs=2)
     assert job["state"] == "succeeded", job["reason"]
     assert [epoch["epoch"] for epoch in job["epochs"]] == [0, 1, 2]
     assert job["result"]["images"] > 4  # patches side by side
@@ -154,7 +154,7 @@ def test_a_network_with_nothing_to_move_is_refused_with_the_presets_that_it_suit
     assert job["state"] == "failed"
     assert f"preset '{preset}' would change nothing" in job["reason"]
     assert "InstanceNorm3d" in job["reason"]
-    assert "adapted by distilled, anchored, paper, official, as-published, masks" in job["reason"]
+    assert "adapted by paper, official, as-published, masks" in job["reason"]
 
 
 def test_masks_of_a_few_volumes_fine_tune_a_plain_model(api: Any) -> None:

@@ -46,7 +46,7 @@ ALONE = {
     },
     **{name: small(name, 2) for name in SMALL},
 }
-WITH_A_METHOD = {"blended", "fedoap", "projected", "prompted"}
+WITH_A_METHOD = {"blended", "fedoap", "projected"}
 # What is imported as a graph has no layers.
 OPAQUE = {"graph"}
 

@@ -95,7 +95,7 @@ def test_registry_rejects_unknown_names_arguments_and_duplicates() -> None:
         build("resnet")
     listed = set(re.findall(r"[\w.]+", str(found.value).partition("known: ")[2].partition(". One")[0]))
     # No name of what a method, preset or importer makes.
-    assert listed == set(names()) - {"averaged", "blended", "fedoap", "graph", "projected", "prompted"}
+    assert listed == set(names()) - {"averaged", "blended", "fedoap", "graph", "projected"}
     with pytest.raises(NetworkError, match="'unet': missing a required argument: 'classes'"):
         build("unet", in_channels=1)
     with pytest.raises(NetworkError, match="unexpected keyword argument 'depth'"):

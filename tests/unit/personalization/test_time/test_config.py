@@ -59,7 +59,6 @@ def test_as_published_brings_its_router_and_batches_and_rejects_another_router()
 def test_a_configuration_has_the_fields_and_defaults_of_the_options() -> None:
     assert AdaptationConfig().facts() == RoutingOptions(preset="paper").model_dump() | {"routing_rate": 0.1}
     assert RoutingOptions().preset == "auto"
-    assert AdaptationConfig(target_share=0.1).facts()["target_share"] == 0.1
 
 
 def weights(**options: Any) -> LossWeights:

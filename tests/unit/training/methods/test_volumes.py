@@ -12,10 +12,10 @@ import torch
 from model_store.manifest import NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
+from personalization.gate import consensus
 from personalization.iop_fl.network import route, routed_layers
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build, registry
-from personalization.test_time.ladder import ensemble
 from tests.helpers.personalization.toy_networks import ToyNet
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, slices
 from training.algorithm import Memory, Phase, RoundResult
@@ -153,7 +153,7 @@ def test_iop_fl_models_of_volumes_are_routed_and_answer_together() -> None:
     )
     images = torch.from_numpy(SITES["A"].val.images)
     assert len(routed_layers(route(space))) == 4
-    found = ensemble(space, images, (0.5, 0.5, 0.5)).argmax(dim=1)
+    found, _ = consensus(space, images)
     truth = torch.from_numpy(SITES["A"].val.targets)
     overlap = 2 * ((found > 0) & (truth > 0)).sum() / ((found > 0).sum() + (truth > 0).sum())
     assert overlap > 0.5
