@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.harness.forked  # noqa: F401  (before any server to fork from is started)
 from tests.helpers import reaper
 
 # Set before torch is imported: tests run in parallel, and a test that used every core would slow the others.

@@ -13,7 +13,6 @@ processes, as a process manager would.
 from __future__ import annotations
 
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -27,7 +26,7 @@ import redis
 from sqlalchemy import select
 
 from benchmarks.faults.space import NAME, scan_bytes
-from benchmarks.faults.workers import Start, Started, forked, left_of, session_of, started
+from benchmarks.faults.workers import Start, Started, api_by_command, forked, left_of, session_of
 from benchmarks.harness.campaign import NeverHappened
 from demo.service_process import free_port
 from service.catalog.adapted import adapted_name
@@ -66,12 +65,14 @@ class Service:
         workers: int = 2,
         other_apis: int = 0,
         start: Start = forked,
+        start_api: Start = api_by_command,
         patience_s: float = 120.0,
         **settings: Any,
     ) -> None:
-        """`start` starts a worker; `settings` override these defaults of short leases and intervals.
+        """`start` starts a worker and `start_api` an API; `settings` override these defaults.
 
-        `other_apis` run beside the one that is asked and killed, and reconcile at the same time.
+        Leases and intervals are short. `other_apis` run beside the one that is asked and killed, and
+        reconcile at the same time.
         """
         chosen = {
             "lease_seconds": 2,
@@ -98,7 +99,7 @@ class Service:
         self._count = workers
         self._others = [str(free_port()) for _ in range(other_apis)]
         self._other_apis: dict[str, Started] = {}
-        self._start_worker = start
+        self._start_worker, self._start_api = start, start_api
         self._patience_s = patience_s
         self._log = state / "processes.log"
         self.database = Database(self.settings.resolved_database_url)
@@ -116,6 +117,8 @@ class Service:
         try:
             if self.settings.auth == "keys":
                 self._authenticate()
+            # The first process that is forked waits for the imports, without a bound.
+            self.tick()
             self.until(self.ready)
             self.ask("PUT", f"/hospitals/{HOSPITAL}", json={"name": "Outside"})
             self.cohort = self.upload()
@@ -147,13 +150,12 @@ class Service:
     def tick(self) -> None:
         """Restart dead processes: the API first, since every worker needs the Redis that is its child."""
         if self.api is None or self.api.poll() is not None:
-            self.api = started([sys.executable, "-m", "service"], self._environment, self._log)
+            self.api = self._start_api(self._environment, self._log)
             self._begun.append(self.api)
         for port in self._others:
             if port not in self._other_apis or self._other_apis[port].poll() is not None:
-                self._other_apis[port] = started(
-                    [sys.executable, "-m", "service"], {**self._environment, "LOCUM_PORT": port}, self._log
-                )
+                environment = {**self._environment, "LOCUM_PORT": port}
+                self._other_apis[port] = self._start_api(environment, self._log)
                 self._begun.append(self._other_apis[port])
         self.workers = [worker for worker in self.workers if worker.poll() is None]
         while len(self.workers) < self._count and self.ready():

@@ -1,21 +1,17 @@
-"""Two ways to start a worker: by its command, or forked from a process that has imported everything.
-
-A worker started by its command imports torch for seconds, longer on busy cores, which does not measure Locum.
-A forked worker is the same program from its `main` on and starts at once, as do the processes that it forks
-for its tasks.
-"""
+"""Two ways to start a worker or an API: by its command, or forked from a process with all imports made."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 
+from benchmarks.harness.forked import Forked
 from service.runtime.embedded_worker import worker_command
 
 
@@ -51,11 +47,17 @@ def by_command(environment: Mapping[str, str], log: Path) -> Started:
 
 def forked(environment: Mapping[str, str], log: Path) -> Started:
     """Fork a worker from a process that has imported every module it needs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.faults.preload"])
-    process = context.Process(target=_work, args=(dict(environment), log))
-    process.start()
-    return _Forked(process)
+    return Forked("service.worker", worker_command()[3:], log, environment)
+
+
+def api_by_command(environment: Mapping[str, str], log: Path) -> Started:
+    """Start an API by its command."""
+    return started([sys.executable, "-m", "service"], environment, log)
+
+
+def forked_api(environment: Mapping[str, str], log: Path) -> Started:
+    """Fork an API from a process that has imported every module it needs."""
+    return Forked("service", [], log, environment)
 
 
 def left_of(begun: Sequence[Started], state_dir: Path, socket: str) -> list[psutil.Process]:
@@ -84,32 +86,3 @@ def session_of(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except ProcessLookupError:
         return None
-
-
-class _Forked:
-    def __init__(self, process: multiprocessing.context.ForkServerProcess) -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> None:
-        self._process.join()
-
-
-def _work(environment: Mapping[str, str], log: Path) -> None:
-    os.setsid()
-    os.environ.clear()
-    os.environ.update(environment)
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    # It reads the environment when it is imported.
-    from service.worker.celery import worker
-
-    # The options, without `python -m service.worker`.
-    worker.worker_main(["--quiet", "worker", *worker_command()[3:]])

@@ -1,6 +1,8 @@
 """A member's process that misuses NVFLARE's cell; prints what each attempt was answered, as JSON.
 
-python -m tests.helpers.training.hostile_cell KIT ADDRESS
+python -m tests.helpers.training.hostile_cell KIT ADDRESS SECONDS
+
+It makes them once it is served, or is not within so many seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 
-def main(kit: Path, address: str) -> None:
+def main(kit: Path, address: str, seconds: float) -> None:
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
     from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
     from nvflare.fuel.f3.drivers.driver_params import DriverParams
@@ -34,7 +36,7 @@ def main(kit: Path, address: str) -> None:
         reply = cell.send_request(channel, topic, target, Message(None, payload), timeout=1.5, optional=True)
         return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
-    end = time.monotonic() + 20
+    end = time.monotonic() + seconds
     while ask("locum", "invite", b"") != "ok" and time.monotonic() < end:
         time.sleep(0.2)
     answers = {
@@ -53,7 +55,7 @@ def main(kit: Path, address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
     # NVFLARE's threads would keep the process.
     import os
 

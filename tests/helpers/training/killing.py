@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.forked import fork
 from model_store.store import Store
-from tests.helpers.forked import fork
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine import pool

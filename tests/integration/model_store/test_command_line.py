@@ -1,14 +1,13 @@
-"""`python -m model_store`, run as an operator runs it."""
+"""`python -m model_store`, run as an operator runs it; `test_exchange` starts it by its command."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import forked
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
@@ -32,13 +31,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(root: Path, *arguments: str, columns: int = 200) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "model_store", *arguments, "--store", str(root)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": str(columns)},
-        check=False,
-    )
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    done = forked.run("model_store", *arguments, "--store", root, environment=environment)
     return done.returncode, done.stdout + done.stderr
 
 

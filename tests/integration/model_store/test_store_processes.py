@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from pathlib import Path
 
+from benchmarks.harness.forked import fork
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
@@ -28,14 +28,8 @@ def _publish(root: Path, contents: list[str]) -> None:
 
 
 def test_two_publishing_processes_get_distinct_version_numbers(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
     # Both publish "shared": content that is already published must not become a second version.
-    workers = [
-        context.Process(target=_publish, args=(tmp_path, [f"{w}-{i}" for i in range(15)] + ["shared"]))
-        for w in "ab"
-    ]
-    for worker in workers:
-        worker.start()
+    workers = [fork(_publish, tmp_path, [f"{w}-{i}" for i in range(15)] + ["shared"]) for w in "ab"]
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
@@ -47,10 +41,8 @@ def test_two_publishing_processes_get_distinct_version_numbers(tmp_path: Path) -
 
 
 def test_killed_publish_leaves_only_whole_versions(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
     for round_ in range(3):
-        worker = context.Process(target=_publish, args=(tmp_path, [f"{round_}-{i}" for i in range(100_000)]))
-        worker.start()
+        worker = fork(_publish, tmp_path, [f"{round_}-{i}" for i in range(100_000)])
         seen = 3 * (round_ + 1)
         while not (tmp_path / "brain" / str(seen)).exists():
             assert worker.is_alive()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.forked import fork
 from model_store import folder
 from model_store.errors import ArtefactWithdrawn
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec
@@ -21,7 +22,6 @@ from tests.helpers.model_store.graphs import graph_of
 from tests.helpers.waiting import wait_for
 
 _WRITERS, _VERSIONS = 2, 12
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -63,9 +63,8 @@ def _obey(root: str, cache: str, orders: Connection) -> None:
 
 @contextmanager
 def _another_process(root: str, cache: Path) -> Iterator[Connection]:
-    here, there = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_obey, args=(root, str(cache), there))
-    process.start()
+    here, there = multiprocessing.Pipe()
+    process = fork(_obey, root, str(cache), there)
     try:
         yield here
     finally:
@@ -133,11 +132,8 @@ def test_reader_beside_writers_opens_nothing_withdrawn_and_nothing_outdated(
     log = tmp_path / "log"
     log.touch()
     writers = [
-        _SPAWN.Process(target=_write, args=(root, str(tmp_path / f"cache-{number}"), str(log), number))
-        for number in range(_WRITERS)
+        fork(_write, root, str(tmp_path / f"cache-{number}"), str(log), number) for number in range(_WRITERS)
     ]
-    for writer in writers:
-        writer.start()
     wait_for(lambda: any(what == "published" for what, _ in _told(log)))
     service = Store(root, tmp_path / "here")
     opened = set()

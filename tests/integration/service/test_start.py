@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.harness import forked
 from tests.helpers.waiting import wait_for
 
 
@@ -58,13 +59,8 @@ def test_terminal_shows_the_address_and_no_log(
 def test_port_that_is_taken_is_one_sentence_before_anything_is_made(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "-m", "service", "--store", str(tmp_path / "store"), "--port", str(port)],
-            env=environment(tmp_path / "state"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        options = ("--store", tmp_path / "store", "--port", port)
+        done = forked.run("service", *options, environment=environment(tmp_path / "state"))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
         f"locum: port {port} of 127.0.0.1 (LOCUM_PORT, LOCUM_HOST): expected a free one, found: Address"

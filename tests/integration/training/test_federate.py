@@ -56,14 +56,16 @@ def several(tmp_path_factory):
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "tiny.yaml"
-    path.write_text("method: {width: 2, rounds: 2, batch_size: 8}\nrun: {seed: 4}\n")
+    path.write_text("method: {width: 2, rounds: 2, batch_size: 8, least_steps: 2}\nrun: {seed: 4}\n")
     return path
 
 
 @pytest.fixture
 def paper(config):
     """The paper's recipe, in which every site has a model of its own."""
-    config.write_text("method: {recipe: paper, width: 2, rounds: 2, batch_size: 8}\nrun: {seed: 4}\n")
+    config.write_text(
+        "method: {recipe: paper, width: 2, rounds: 2, batch_size: 8, least_steps: 2}\nrun: {seed: 4}\n"
+    )
     return config
 
 
@@ -378,7 +380,8 @@ def test_execute_with_an_invalid_name_is_rejected_before_training(data, tmp_path
 
 
 def test_resume_with_another_configuration_is_rejected_by_field(data, config, tmp_path):
-    run = Run(load_federation(data), "fedavg", FedAvgConfig(width=2, rounds=1), RunConfig())
+    config_of_folder = FedAvgConfig(width=2, rounds=1, least_steps=2)
+    run = Run(load_federation(data), "fedavg", config_of_folder, RunConfig())
     execute(run, tmp_path / "run", workers=0)
     more = ("--run", tmp_path / "run", "--rounds", 1, "--resume")
     refused = invoke("--method", "fedavg", *options(data, config, tmp_path, *more))

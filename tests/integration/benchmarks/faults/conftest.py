@@ -12,6 +12,7 @@ from benchmarks.faults.invariants import violations
 from benchmarks.faults.kinds import Scene
 from benchmarks.faults.service import Service
 from benchmarks.faults.space import publish_space
+from benchmarks.faults.workers import forked_api
 from model_store.store import Store
 
 
@@ -22,6 +23,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with Service(
         root / "store",
         root / "state",
+        start_api=forked_api,
         lease_seconds=request.module.LEASE_SECONDS,
         cohort_quota_bytes=QUOTA_BYTES,
     ) as service:

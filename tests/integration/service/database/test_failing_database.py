@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from benchmarks.harness import forked
 from service import app
 from service.database import Database, upgrade
 from tests.helpers.service.asking import problem
@@ -57,8 +56,7 @@ def test_service_with_a_damaged_database_refuses_to_start_with_one_line(tmp_path
     state = tmp_path / "state"
     state.mkdir()
     (state / "locum.db").write_bytes(b"SQLite format 3\x00" + b"\xa5" * 8192)
-    command = [sys.executable, "-m", "service", "--state-dir", str(state), "--port", "0", "--no-worker"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    ended = forked.run("service", "--state-dir", state, "--port", 0, "--no-worker")
     assert ended.returncode == 1
     assert "other bytes than were written" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -31,6 +31,7 @@ from pydicom.uid import (
 from pynetdicom import AE
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 
+from benchmarks.harness import forked
 from demo.service_process import free_port
 from service.database import Hospital
 from service.dicom_node.__main__ import run
@@ -184,8 +185,7 @@ def test_killed_node_has_every_acknowledged_object(
         "LOCUM_STATE_DIR": str(tmp_path / "state"),
         "LOCUM_DICOM_NODE": str(configured(port=node_port, settle_seconds=3600)),
     }
-    command = [sys.executable, "-m", "service.dicom_node"]
-    process = subprocess.Popen(command, env=environment)
+    process = forked.Forked("service.dicom_node", [], tmp_path / "log", environment)
     try:
         files = [*coded_series().values()]
         wait_for(lambda: echoes(node_port), patience_s=PATIENCE_SECONDS)

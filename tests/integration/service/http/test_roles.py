@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -93,6 +94,7 @@ BODIES: dict[Operation, Any] = {
 }
 
 
+@cache
 def described() -> dict[Operation, dict[str, Any]]:
     paths = yaml.safe_load((REPOSITORY / "openapi.yaml").read_text())["paths"]
     return {(method.upper(), path): one for path, methods in paths.items() for method, one in methods.items()}

@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.harness.forked import Forked
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
 from service.database import Database, upgrade
@@ -50,18 +51,13 @@ def running_in(state: Path) -> set[int]:
 
 
 @contextmanager
-def served(store: Path, state: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def served(store: Path, state: Path, *arguments: str) -> Iterator[tuple[Forked, httpx.Client]]:
     """`python -m service` on a free port, killed at the end if it still runs."""
     environment = os.environ | {"LOCUM_STATE_DIR": str(state), "LOCUM_LOG_FORMAT": "plain"}
     environment.pop("LOCUM_REDIS_URL", None)
     log = state.with_suffix(".log")
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--store", str(store), "--port", "0", *arguments],
-            env=environment,
-            stderr=output,
-            text=True,
-        )
+    log.write_text("")
+    process = Forked("service", ["--store", store, "--port", 0, *arguments], log, environment)
     try:
         url = wait_for(lambda: _url(log), psutil.Process(process.pid))
         with httpx.Client(base_url=url, timeout=30) as client:
@@ -87,7 +83,7 @@ def verdict_in(state: Path) -> StoreVerdict | None:
         database.dispose()
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def workers_of(process: Forked) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(process.pid).children():
         try:

@@ -6,7 +6,6 @@ import gzip
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.harness.forked import Forked
 from service.adaptation import scan_requests
 from service.runtime.embedded_worker import worker_command, worker_environment
 from tests.helpers import waiting
@@ -44,8 +44,7 @@ def worker(api: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[psuti
     environment = os.environ | worker_environment(api.settings)
     environment.pop("LOCUM_REDIS_URL", None)
     log = tmp_path_factory.mktemp("log") / "worker.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(worker_command(), env=environment, stdout=output, stderr=output)
+    process = Forked("service.worker", worker_command()[3:], log, environment)
     try:
         yield psutil.Process(process.pid)
         process.send_signal(signal.SIGTERM)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.harness import forked
 from model_store.manifest import GRAPH, WEIGHTS
 from model_store.store import Store
 from service.audit import trail
@@ -170,13 +169,12 @@ def test_command_makes_the_same_version_as_the_job(made: Made, tmp_path: Path) -
     folder.mkdir()
     for scan in SCANS:
         (folder / scan.name).write_bytes(scan.content)
-    line = [sys.executable, "-m", "model_store", "quantise", "discs@1", "--scans", str(folder)]
-    line += ["--store", str(made.api.settings.store), "--report", str(tmp_path / "report.json")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    line = ["model_store", "quantise", "discs@1", "--store", made.api.settings.store]
+    done = forked.run(*line, "--scans", folder, "--report", tmp_path / "report.json")
     assert done.returncode == 0, done.stderr
     assert f"published discs.int8@1  {made.store.open('discs.int8@1').digest}" in done.stdout
     assert json.loads((tmp_path / "report.json").read_text())["passed"] is True
-    missing = subprocess.run([*line[:6], str(tmp_path / "none"), *line[7:9]], capture_output=True, text=True)
+    missing = forked.run(*line, "--scans", tmp_path / "none")
     assert missing.returncode == 2
     assert "expected a folder with scans" in missing.stderr
 

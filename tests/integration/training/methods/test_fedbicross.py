@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 
+from benchmarks.harness import forked
 from model_store.store import Store
 from tests.helpers.training.killing import Killable
 from training.data.federation import load_federation
@@ -44,11 +42,9 @@ def data(tmp_path_factory):
 def test_federate_fedbicross_publishes_clusters_personal_models_and_report(data, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"method": CONFIG, "run": {"seed": 2}}))
-    command = [sys.executable, "-m", "training.federate", "--method", "fedbicross", "--data", str(data)]
-    command += ["--config", str(config), "--out", str(tmp_path / "store"), "--consent", "elm"]
-    command += ["--workers", "0", "--run", str(tmp_path / "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    command = ["--method", "fedbicross", "--data", data, "--config", config, "--out", tmp_path / "store"]
+    command += ["--consent", "elm", "--workers", 0, "--run", tmp_path / "run"]
+    done = forked.run("training.federate", *command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "personalise 1, test 1, export 1; about " in done.stdout
     assert "synthesise+bilevel 4/4" in done.stdout

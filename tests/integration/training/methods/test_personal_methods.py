@@ -36,7 +36,7 @@ FULL = ("ditto", "pfedme", "fedsoup")
 PERSONAL = (*PARTS, *FULL)
 # Methods of which every site has a model.
 OWN = (*PERSONAL, "local-only")
-SMALL = {"width": 2, "rounds": 2, "batch_size": 8}
+SMALL = {"width": 2, "rounds": 2, "batch_size": 8, "least_steps": 2}
 
 
 @pytest.fixture(scope="module")

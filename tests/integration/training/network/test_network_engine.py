@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.forked import Forked
 from benchmarks.network.consortium import Consortium, Member, until
 from model_store.store import Store
-from tests.helpers.forked import Forked
 from tests.helpers.training.backbones import publish, unet
 from training.config import RunConfig
 from training.data.federation import load_federation

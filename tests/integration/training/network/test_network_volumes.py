@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.forked import Forked
 from benchmarks.network.consortium import Consortium
 from model_store.store import Store
-from tests.helpers.forked import Forked
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods.iop_fl import IopFlConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.forked import Forked
 from benchmarks.network.consortium import Consortium
 from model_store.store import Store
 from model_store.task import Task
-from tests.helpers.forked import Forked
 from tests.helpers.training.ct_volumes import write_volumes
 from training.config import RunConfig
 from training.data.federation import load_federation

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import socket
-import subprocess
-import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import event, inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
+from benchmarks.harness.forked import fork
 from service.database import (
     Assignment,
     Base,
@@ -113,20 +115,24 @@ def test_upgrade_names_the_hospital_in_actors_of_its_keys(database: Database) ->
     migrate("head")
 
 
+def migrate_once(database_url: str, begin: Connection) -> None:
+    database = Database(database_url)
+    with suppress(EOFError):
+        begin.recv()
+    upgrade(database)
+    assert is_current(database)
+
+
 @pytest.mark.process
 def test_concurrent_upgrades_migrate_once(database_url: str) -> None:
-    program = (
-        "import sys; from service.database import Database, is_current, upgrade\n"
-        "database = Database(sys.argv[1]); sys.stdin.read(); upgrade(database); assert is_current(database)"
-    )
-    children = [
-        subprocess.Popen([sys.executable, "-c", program, database_url], stdin=subprocess.PIPE)
-        for _ in range(3)
-    ]
+    here, there = multiprocessing.Pipe(duplex=False)
+    children = [fork(migrate_once, database_url, here) for _ in range(3)]
+    # They begin together, at the end of the pipe.
+    here.close()
+    there.close()
     for child in children:
-        assert child.stdin is not None
-        child.stdin.close()
-    assert [child.wait() for child in children] == [0, 0, 0]
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
 
 
 def test_database_of_an_unknown_revision_is_rejected(database: Database) -> None:
