@@ -42,7 +42,7 @@ from training.engine.worker import Delivery, Failure, Task
 from training.errors import RoundFailed
 from training.local.data import slices_of
 from training.local.networks import network_of
-from training.local.scores import AnySiteData
+from training.local.site import SiteData
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 from training.phantom import write_federation
 from training.run import Run
@@ -189,7 +189,7 @@ class Lying(FedAvg):
         self.attack = attack
 
     def train_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """The honest step, and what the liar makes of it."""
         lies = context.site == LIAR

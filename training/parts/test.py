@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
+from personalization.metrics import metrics_of
 from personalization.surfaces import surface_distances
 from training.algorithm import (
     Algorithm,
@@ -105,7 +106,7 @@ def score_once(models: Mapping[Model, Predict | None], data: AnySiteData, task: 
             answers = [answer(each) if each is not None and len(each) else None for each in splits]
             scores = torch.stack([_scores(*pair, labels) for pair in zip(answers, splits, strict=True)])
             uploads[_group(model)] = {"scores": scores}
-            metrics |= _metrics(scores, tuple(labels), model)
+            metrics |= _metrics(scores, task, model)
             metrics |= _surface_metrics(answers[0], data.test, labels, model)
     return ClientResult(uploads, 1.0, metrics=metrics)
 
@@ -134,7 +135,7 @@ def scored_metrics(
     ]
     if not tensors:
         return {}
-    return _metrics(torch.stack(tensors).sum(dim=0), tuple(_classes_of(task)))
+    return _metrics(torch.stack(tensors).sum(dim=0), task)
 
 
 def _group(model: Model) -> str:
@@ -196,14 +197,14 @@ def _surface_metrics(
     return metrics
 
 
-def _metrics(scores: Tensor, labels: Sequence[str], model: Model = "") -> dict[str, float]:
+def _metrics(scores: Tensor, task: Task, model: Model = "") -> dict[str, float]:
     """Name the means [2, 1 + L, 2]: `test_dice`, `test_dice/LABEL`, and `test_n`, `test_n/LABEL`; so `val_`.
 
     Names begin with the model, such as `personal_test_dice`, where that is not the shared one. The mean over
     validation patients of all foreground is known by its own name already.
     """
     of = f"{model}_" if model else ""
-    what = "dice" if labels else "accuracy"
+    what, labels = metrics_of(task.kind)[0].name, tuple(task.labels)
     found: dict[str, float] = {}
     for split, rows in zip(SPLITS, scores.tolist(), strict=True):
         for name, (total, count) in zip(("", *(f"/{label}" for label in labels)), rows, strict=True):

@@ -36,7 +36,8 @@ from training.engine.history import Silent
 from training.local.loop import scheduled_batches, train_locally
 from training.local.networks import new_network, state_of
 from training.local.schedule import Schedule
-from training.local.scores import AnySiteData, ValidationScore
+from training.local.scores import ValidationScore
+from training.local.site import SiteData
 from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
 from training.methods.iop_fl import IopFlConfig
@@ -46,7 +47,7 @@ from training.phantom import write_federation
 from training.run import Run, execute
 
 ROOT = Path(__file__).parents[4]
-SITES: dict[str, tuple[Task, AnySiteData]] = {
+SITES: dict[str, tuple[Task, SiteData]] = {
     "segmentation": (TASK, site_data("A", 8, 4, 0)),
     "classification": (CORNERS, labelled_data("A", 8, 4, 0)),
 }
@@ -103,13 +104,13 @@ def recorded(task: Task) -> Iterator[list[torch.Tensor]]:
         handle.remove()
 
 
-def kinds_of(batches: list[torch.Tensor], data: AnySiteData) -> list[set[bool]]:
+def kinds_of(batches: list[torch.Tensor], data: SiteData) -> list[set[bool]]:
     """For each batch, whether its images are the site's as they are: {True}, {False} or both."""
     known = {image.tobytes() for image in data.train.images}
     return [{image.contiguous().numpy().tobytes() in known for image in batch} for batch in batches]
 
 
-def train(algorithm: Algorithm, data: AnySiteData, round_: int) -> None:
+def train(algorithm: Algorithm, data: SiteData, round_: int) -> None:
     """One round of local training, or of the server's on the sites' images."""
     server = algorithm.initial(context("initial", 0))
     names = [step.name for step in algorithm.plan()]

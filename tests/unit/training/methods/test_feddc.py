@@ -17,7 +17,7 @@ from training.engine.egress import check_privacy
 from training.errors import ConfigurationError
 from training.local.networks import parameter_names
 from training.local.schedule import task_loss
-from training.local.scores import AnySiteData
+from training.local.site import SiteData
 from training.methods.feddc import FedDc, FedDcConfig
 from training.state_tree import part
 
@@ -65,7 +65,7 @@ def round_of(
     return found, server_step(algorithm, context("train", round_), server, result)
 
 
-def begun(algorithm: FedDc, data: dict[str, AnySiteData]) -> Memory:
+def begun(algorithm: FedDc, data: dict[str, SiteData]) -> Memory:
     weights = {site: float(len(own.train)) for site, own in data.items()}
     server = algorithm.initial(context("initial", 0))
     return server_step(algorithm, context("describe", 0), server, RoundResult({}, {}, weights, {}))
@@ -80,7 +80,7 @@ def begun(algorithm: FedDc, data: dict[str, AnySiteData]) -> Memory:
     ],
     ids=["segmentation", "classification"],
 )
-def test_rounds_are_those_of_a_plain_loop(task: Task, data: dict[str, AnySiteData], shared: Any) -> None:
+def test_rounds_are_those_of_a_plain_loop(task: Task, data: dict[str, SiteData], shared: Any) -> None:
     """Gradients of both terms by hand; a site with 8 images takes two steps, one with 4 one."""
     algorithm = FedDc(FedDcConfig(**SMALL, rounds=3, learning_rate=RATE, alpha=ALPHA, shared=shared), task)
     trained = parameter_names(algorithm.network)

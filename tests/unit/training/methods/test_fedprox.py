@@ -10,7 +10,7 @@ from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
 from training.local.schedule import task_loss
-from training.local.scores import AnySiteData
+from training.local.site import SiteData
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedprox import FedProx, FedProxConfig, proximal_term
 from training.state_tree import part
@@ -30,13 +30,13 @@ def received(algorithm: FedAvg) -> dict[str, dict[str, torch.Tensor]]:
     return {"weights": part(algorithm.initial(context("initial", 0)).tensors, "global")}
 
 
-def sent(algorithm: FedAvg, data: AnySiteData) -> dict[str, torch.Tensor]:
+def sent(algorithm: FedAvg, data: SiteData) -> dict[str, torch.Tensor]:
     result = client_step(algorithm, context("train", 0, site="A"), received(algorithm), EMPTY, data)
     return dict(result.uploads["weights"])
 
 
 @pytest.mark.parametrize(("task", "data"), SITES)
-def test_with_mu_0_it_is_fedavg_bit_for_bit(task: Task, data: AnySiteData) -> None:
+def test_with_mu_0_it_is_fedavg_bit_for_bit(task: Task, data: SiteData) -> None:
     plain = sent(FedAvg(FedAvgConfig(**SMALL), task), data)
     prox = sent(FedProx(FedProxConfig(**SMALL, mu=0), task), data)
     assert prox.keys() == plain.keys()
@@ -46,7 +46,7 @@ def test_with_mu_0_it_is_fedavg_bit_for_bit(task: Task, data: AnySiteData) -> No
 
 
 @pytest.mark.parametrize(("task", "data"), SITES)
-def test_a_round_is_that_of_a_plain_loop(task: Task, data: AnySiteData) -> None:
+def test_a_round_is_that_of_a_plain_loop(task: Task, data: SiteData) -> None:
     """mu (w - w_g) is added to the gradient by hand, which no autograd has seen."""
     algorithm = FedProx(FedProxConfig(**SMALL, mu=0.5), task)
     start = received(algorithm)["weights"]

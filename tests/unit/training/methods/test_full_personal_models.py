@@ -19,7 +19,8 @@ from training.algorithm import ClientResult, Memory, Phase, State
 from training.errors import SiteFailed
 from training.local.networks import network_of, parameter_names
 from training.local.schedule import task_loss
-from training.local.scores import AnySiteData, ValidationScore, evaluate
+from training.local.scores import ValidationScore, evaluate
+from training.local.site import SiteData
 from training.methods.ditto import Ditto, DittoConfig
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedsoup import FedSoup, FedSoupConfig, mean_with
@@ -37,7 +38,7 @@ SMALL = {
     "optimiser": "sgd",
     "learning_rate": 0.01,
 }
-TASKS: Mapping[str, tuple[Task, dict[str, AnySiteData]]] = {
+TASKS: Mapping[str, tuple[Task, dict[str, SiteData]]] = {
     "segmentation": (TASK, {"A": site_data("A", 8, 4, 0), "B": site_data("B", 4, 2, 5)}),
     "classification": (CORNERS, {"A": labelled_data("A", 8, 4, 0), "B": labelled_data("B", 4, 2, 5)}),
 }
@@ -49,7 +50,7 @@ METHODS = [(Ditto, DittoConfig), (PFedMe, PFedMeConfig), (FedSoup, FedSoupConfig
 class Plain:
     """One network and the batches of one site, without any of Locum's training code."""
 
-    def __init__(self, algorithm: FedAvg, state: State, data: AnySiteData) -> None:
+    def __init__(self, algorithm: FedAvg, state: State, data: SiteData) -> None:
         self.network = build(algorithm.network.name, **algorithm.network.arguments)
         self.network.load_state_dict(state)
         self.network.to(memory_format=torch.channels_last).train()
@@ -197,7 +198,7 @@ def test_pfedme_is_a_plain_loop(kind: str, beta: float, decay: float) -> None:
     run_beside(algorithm, kind, loop, beta)
 
 
-def likelihood(network: nn.Module, data: AnySiteData, *_: object) -> ValidationScore:
+def likelihood(network: nn.Module, data: SiteData, *_: object) -> ValidationScore:
     """A score that every change of the weights moves, as Dice of few patients does not. Where there are few
     images, a large loss is good, so that sites choose differently."""
     answers = data.targets

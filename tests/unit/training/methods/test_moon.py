@@ -19,7 +19,7 @@ from tests.helpers.training.sites import EMPTY, TASK, client_step, context, phas
 from training.algorithm import ClientResult, Memory, State
 from training.errors import ConfigurationError
 from training.local.schedule import task_loss
-from training.local.scores import AnySiteData
+from training.local.site import SiteData
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.moon import Moon, MoonConfig, contrast, contrastive_loss, representation
 from training.state_tree import part
@@ -38,7 +38,7 @@ PLAIN = {name: value for name, value in SMALL.items() if name != "weight_decay"}
 SITES = [(TASK, site_data("A", 8, 2, 0)), (CORNERS, labelled_data("A", 8, 2, 0))]
 
 
-def two_rounds(algorithm: FedAvg, data: AnySiteData) -> tuple[State, ClientResult, ClientResult]:
+def two_rounds(algorithm: FedAvg, data: SiteData) -> tuple[State, ClientResult, ClientResult]:
     """A site's first two rounds, the second from weights that are not those that it sent."""
     server = algorithm.initial(context("initial", 0))
     w_g = part(server.tensors, "global")
@@ -55,7 +55,7 @@ def same(one: State, other: State) -> bool:
 
 
 @pytest.mark.parametrize(("task", "data"), SITES)
-def test_with_mu_0_it_is_fedavg_bit_for_bit(task: Task, data: AnySiteData) -> None:
+def test_with_mu_0_it_is_fedavg_bit_for_bit(task: Task, data: SiteData) -> None:
     _, _, plain = two_rounds(FedAvg(FedAvgConfig(**PLAIN), task), data)
     _, first, moon = two_rounds(Moon(MoonConfig(**SMALL, mu=0, projection=0), task), data)
     assert same(plain.uploads["weights"], moon.uploads["weights"])
@@ -77,7 +77,7 @@ def features(network: nn.Module, images: torch.Tensor, task: Task, projection: i
 
 
 @pytest.mark.parametrize(("task", "data", "projection"), [(*SITES[0], None), (*SITES[1], 0), (*SITES[1], 3)])
-def test_a_round_is_that_of_a_plain_loop(task: Task, data: AnySiteData, projection: int | None) -> None:
+def test_a_round_is_that_of_a_plain_loop(task: Task, data: SiteData, projection: int | None) -> None:
     """l_con as it is printed, by logarithms and exponentials of cosines."""
     plain = {**SMALL, "optimiser": "sgd"}
     algorithm = Moon(MoonConfig(**plain, mu=2, contrast_temperature=0.7, projection=projection), task)

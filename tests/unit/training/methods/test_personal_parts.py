@@ -16,7 +16,8 @@ from training.algorithm import ClientResult, Memory, RoundResult, State
 from training.errors import SiteFailed
 from training.local.networks import network_of, state_of
 from training.local.schedule import task_loss
-from training.local.scores import AnySiteData, ValidationScore, evaluate
+from training.local.scores import ValidationScore, evaluate
+from training.local.site import SiteData
 from training.local.slices import batches
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedbn import FedBn
@@ -28,7 +29,7 @@ from training.state_tree import join, part
 SMALL = {"recipe": "paper", "width": 2, "batch_size": 4, "rounds": 3, "learning_rate": 0.01}
 CONFIG = FedRepConfig(**SMALL, head_epochs=2)
 METHODS = [FedBn, FedPer, FedRep]
-TASKS: Mapping[str, tuple[Task, AnySiteData]] = {
+TASKS: Mapping[str, tuple[Task, SiteData]] = {
     "segmentation": (TASK, site_data("A", 6, 4, 0)),
     "classification": (CORNERS, labelled_data("A", 6, 4, 0)),
 }
@@ -53,7 +54,7 @@ def begin(method: type[PersonalFedAvg], config: FedAvgConfig = CONFIG, kind: str
 
 
 def train(
-    algorithm: PersonalFedAvg, shared: State, memory: Memory, round_: int = 0, data: AnySiteData = DATA
+    algorithm: PersonalFedAvg, shared: State, memory: Memory, round_: int = 0, data: SiteData = DATA
 ) -> ClientResult:
     where = context("train", round_, site="A")
     return client_step(algorithm, where, {"weights": shared}, memory, data)

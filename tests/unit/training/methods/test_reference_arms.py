@@ -19,7 +19,7 @@ from training.engine.egress import SiteSpec, check_plan
 from training.engine.tensorfile import read_tensors
 from training.errors import EgressRefused
 from training.local.schedule import task_loss
-from training.local.scores import AnySiteData
+from training.local.site import SiteData
 from training.methods.centralised import Centralised
 from training.methods.fedavg import FedAvgConfig
 from training.methods.local_only import LocalOnly
@@ -50,7 +50,7 @@ def test_local_only_is_the_same_whoever_else_trains(kind: str, tmp_path: Path) -
     assert any(not torch.equal(t, found["both"]["B"][name]) for name, t in found["both"]["A"].items())
 
 
-def answers(data: AnySiteData) -> np.ndarray:
+def answers(data: SiteData) -> np.ndarray:
     return data.train.targets
 
 

@@ -13,7 +13,7 @@ from tests.helpers.training.sites import EMPTY, TASK, client_step, context, resu
 from training.algorithm import RoundResult
 from training.local.networks import parameter_names
 from training.local.schedule import task_loss
-from training.local.scores import AnySiteData
+from training.local.site import SiteData
 from training.methods.scaffold import Scaffold, ScaffoldConfig
 from training.state_tree import part
 
@@ -29,7 +29,7 @@ DRAWN = [("A", "B"), ("A",), ("A", "B")]
     ],
     ids=["segmentation", "classification"],
 )
-def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, AnySiteData]) -> None:
+def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, SiteData]) -> None:
     algorithm = Scaffold(ScaffoldConfig(**SMALL, rounds=3), task)
     train = next(phase for phase in algorithm.plan() if phase.name == "train")
     trained = parameter_names(algorithm.network)
