@@ -38,6 +38,8 @@ from training.engine.tensorfile import read_tensors, write_tensors
 from training.errors import RunMismatch, TrainingError
 
 Slot = str
+# The layout of memories (`training.parts.part.Slot`): a run that another layout began cannot go on.
+MEMORIES = 2
 FAILURES = "failures.log"
 RELEASES = "releases.json"
 
@@ -63,7 +65,7 @@ class RunCheckpoint:
 
     def to_json(self) -> dict[str, Any]:
         """The content of checkpoint.json."""
-        return asdict(self)
+        return {"memories": MEMORIES, **asdict(self)}
 
 
 def free_slot(checkpoint: RunCheckpoint | None, site: str | None = None) -> Slot:
@@ -196,9 +198,23 @@ class RunFolder:
             )
 
     def checkpoint(self) -> RunCheckpoint | None:
-        """Read the checkpoint of the last committed round, or return None before the first."""
+        """Read the checkpoint of the last committed round, or return None before the first.
+
+        Raises RunMismatch where the memories that it names are of another layout.
+        """
         path = self.root / "checkpoint.json"
-        return RunCheckpoint.from_json(json.loads(path.read_text())) if path.exists() else None
+        if not path.exists():
+            return None
+        content = json.loads(path.read_text())
+        if (found := content.pop("memories", 1)) != MEMORIES:
+            raise RunMismatch(
+                f"{self.root} has memories of another version of this software",
+                [
+                    f"memories: expected layout {MEMORIES}, found {found}; resume the run with the version "
+                    "that began it, or begin it again in another folder"
+                ],
+            )
+        return RunCheckpoint.from_json(content)
 
     def server(self, slot: Slot) -> Memory:
         """Read the server's memory in a slot."""

@@ -30,6 +30,42 @@ METRIC_BYTES = 8  # a metric travels as one float64
 _MOST = 1e15  # of a metric, a weight or a time: far beyond all that occur, and sums of them stay finite
 
 
+class Tally:
+    """What a round comes to, site by site: the history's entries, and the slots of the sites' memories.
+
+    `before` has the slots of the round before, to which a site that is dropped goes back.
+    """
+
+    def __init__(self, before: Mapping[str, Slot]) -> None:
+        self._before = before
+        self.slots = dict(before)
+        self.entries: dict[str, SiteEntry] = {}
+        self.dropped: dict[str, str] = {}
+        self.refused: dict[str, SiteEntry] = {}
+
+    def take(self, site: str, entry: SiteEntry, slot: Slot | None) -> None:
+        """Count a delivery; without a slot, the site's memory stays."""
+        self.entries[site] = entry
+        if slot is not None:
+            self.slots[site] = slot
+
+    def drop(self, site: str, reason: str, delivered: SiteEntry | None = None) -> None:
+        """Count a site out, with what it delivered."""
+        delivered = self.entries.pop(site, delivered)
+        if delivered is not None:
+            self.refused[site] = replace(delivered, weight=0.0)
+        self.dropped[site] = reason
+        self.slots.pop(site, None)
+        if site in self._before:
+            self.slots[site] = self._before[site]
+
+    def entry(self, phase: Phase, round_: int, seconds: float, absent: dict[str, str]) -> RoundEntry:
+        """For the history."""
+        return RoundEntry(
+            phase.name, round_, phase.rounds, seconds, self.entries, self.dropped, absent, self.refused
+        )
+
+
 class Rounds:
     """Runs rounds over a pool of workers. Checkpoints are written by the engine."""
 
@@ -109,12 +145,9 @@ class Rounds:
         """
         started = time.perf_counter()
         slots = checkpoint.site_slots if checkpoint else {}
-        new_slots = dict(slots)
+        tally = Tally(slots)
         sites, absent = self._participants(phase, round_)
         self._observer.round_started(phase.name, round_, phase.rounds, tuple(site.name for site in sites))
-        entries: dict[str, SiteEntry] = {}
-        dropped: dict[str, str] = {}
-        refused: dict[str, SiteEntry] = {}
         if sites:
             tasks, sent = self._tasks(step, phase, round_, server, checkpoint, sites)
             expected = phase.expected(server)
@@ -134,52 +167,39 @@ class Rounds:
                         phase, answer, reducer, {**sent[name], **expected}, self._sizes[name], noises
                     )
                 except SiteFailed as error:
-                    dropped[answer.site] = str(error)
-                    if isinstance(answer, Delivery):
-                        refused[name] = replace(_entry(answer, received), weight=0.0)
+                    delivered = _entry(answer, received) if isinstance(answer, Delivery) else None
+                    tally.drop(name, str(error), delivered)
                     self._warn(phase, round_, name, f"dropped: {error}")
                     continue
-                if delivery.slot is not None:
-                    new_slots[answer.site] = delivery.slot
-                entries[name] = replace(_entry(delivery, received), claimed=claimed)
+                entry = replace(_entry(delivery, received), claimed=claimed)
+                tally.take(name, entry, delivery.slot)
                 if claimed is not None:
-                    self._warn(phase, round_, name, overclaim(entries[name]))
-                self._observer.site_finished(phase.name, round_, name, entries[name])
-            self._settle(phase, round_, reducer, entries, dropped, refused, new_slots, slots)
+                    self._warn(phase, round_, name, overclaim(entry))
+                self._observer.site_finished(phase.name, round_, name, entry)
+            self._settle(phase, round_, reducer, tally)
             quorum = min(self._pool.quorum, len(sites))
-            if len(entries) < quorum:
-                found = f"{len(entries)} of {len(sites)} sites delivered, the quorum is {quorum}"
-                reasons = "; ".join(f"{site}: {reason}" for site, reason in dropped.items())
+            if len(tally.entries) < quorum:
+                found = f"{len(tally.entries)} of {len(sites)} sites delivered, the quorum is {quorum}"
+                found = found if tally.entries else "no site delivered"
+                reasons = "; ".join(f"{site}: {reason}" for site, reason in tally.dropped.items())
                 raise RoundFailed(
-                    f"phase '{phase.name}', round {round_ + 1}: {found if entries else 'no site delivered'} "
-                    f"({reasons}). Fix the cause and resume"
+                    f"phase '{phase.name}', round {round_ + 1}: {found} ({reasons}). Fix the cause and resume"
                 )
             context = self._environment.context(phase.name, round_, phase.rounds)
             result = reducer.result()
-            self._report_majority(phase, round_, result.weights, entries)
+            self._report_majority(phase, round_, result.weights, tally)
             with self._environment.applied():
                 server = phase.server_step(context, server, result)
         else:
             self._observer.warning(f"phase '{phase.name}' skipped: {'; '.join(sorted(set(absent.values())))}")
         seconds = time.perf_counter() - started
-        entry = RoundEntry(phase.name, round_, phase.rounds, seconds, entries, dropped, absent, refused)
-        return server, entry, new_slots
+        return server, tally.entry(phase, round_, seconds, absent), tally.slots
 
-    def _settle(
-        self,
-        phase: Phase,
-        round_: int,
-        reducer: Reducer,
-        entries: dict[str, SiteEntry],
-        dropped: dict[str, str],
-        refused: dict[str, SiteEntry],
-        new_slots: dict[str, Slot],
-        slots: Mapping[str, Slot],
-    ) -> None:
+    def _settle(self, phase: Phase, round_: int, reducer: Reducer, tally: Tally) -> None:
         """Apply the defence, and note what it did."""
         factors, reasons = reducer.settle()
         for site, factor in factors.items():
-            entries[site] = replace(entries[site], scaled=factor)
+            tally.entries[site] = replace(tally.entries[site], scaled=factor)
             self._warn(
                 phase,
                 round_,
@@ -187,16 +207,10 @@ class Rounds:
                 f"had its update scaled by {factor:.3g}, because it was far larger than the others'",
             )
         for site, reason in reasons.items():
-            refused[site] = replace(entries.pop(site), weight=0.0)
-            dropped[site] = reason
-            new_slots.pop(site, None)
-            if site in slots:
-                new_slots[site] = slots[site]
+            tally.drop(site, reason)
             self._warn(phase, round_, site, f"dropped: {reason}")
 
-    def _report_majority(
-        self, phase: Phase, round_: int, weights: Mapping[str, float], entries: dict[str, SiteEntry]
-    ) -> None:
+    def _report_majority(self, phase: Phase, round_: int, weights: Mapping[str, float], tally: Tally) -> None:
         """Note the site that has more than half of the weight of a mean; warn of it once in a run."""
         averages = any(group.reduction == "mean" for group in phase.uploads)
         if len(self._sites) == 1 or self._defence.reduction != "mean" or not averages:
@@ -204,7 +218,7 @@ class Rounds:
         total = math.fsum(weights.values())
         for site, weight in weights.items():
             if weight > total / 2:
-                entries[site] = replace(entries[site], share=weight / total)
+                tally.entries[site] = replace(tally.entries[site], share=weight / total)
                 if site not in self._reported:
                     self._reported.add(site)
                     self._warn(phase, round_, site, majority(weight / total))

@@ -17,7 +17,7 @@ from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder, SiteFolder
 from training.engine.release import clipped_update, with_noise
 from training.errors import RoundFailed, SiteFailed
-from training.methods.fedavg import WEIGHTS
+from training.parts.train import WEIGHTS
 from training.privacy import Noising, PrivacyDemand, RunPrivacy, epsilon_of
 
 PHASE = declared("train", 9, (WEIGHTS,), (WEIGHTS,))

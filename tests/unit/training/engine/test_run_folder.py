@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 import torch
 
 from training.algorithm import Memory
-from training.engine.folder import MOST_KEPT, RunCheckpoint, RunFolder, SiteFolder, free_slot
+from training.engine.folder import MEMORIES, MOST_KEPT, RunCheckpoint, RunFolder, SiteFolder, free_slot
 from training.errors import RunMismatch, TrainingError
 
 
@@ -140,3 +141,15 @@ def test_claim_rejects_another_run_and_an_unresumed_one(tmp_path):
     with pytest.raises(RunMismatch) as refused:
         folder.claim({**identity, "config": {"rounds": 4, "sites": ("A", "B")}}, resume=True)
     assert refused.value.problems == ("config.rounds: this run 4, the folder's 3",)
+
+
+def test_a_run_with_memories_of_another_layout_is_refused_in_words(tmp_path):
+    folder = committed(tmp_path, 1, 1)
+    content = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert content.pop("memories") == MEMORIES
+    # Those of before layouts had a number.
+    (tmp_path / "checkpoint.json").write_text(json.dumps(content))
+    with pytest.raises(
+        RunMismatch, match=f"expected layout {MEMORIES}, found 1; resume the run with the version"
+    ):
+        folder.checkpoint()
