@@ -65,7 +65,7 @@ from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
 from training.local.registry import kind_of
 from training.local.site import SiteData
-from training.methods.fedavg import SPREAD as APART
+from training.parts.spread import SPREAD as APART
 from training.progress import Afterwards, Progress
 from training.run import Run, execute
 from training.state_tree import join, part

@@ -37,12 +37,13 @@ from benchmarks.harness.tables import table
 from model_store.task import Task
 from personalization.state import StreamingMean, to_safetensors
 from training.algorithm import Memory
+from training.choices.fedavg import FedAvgConfig
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry, Silent
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.iop_fl import IopFl, IopFlConfig
 from training.state_tree import part
 
@@ -177,7 +178,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     if trains:
         weights = here.recv()
         # On a GPU, copies between devices come at other places, and kernels may differ by the allocation.
-        if device == CPU and weights != to_safetensors(part(outcome.server.tensors, "global")):
+        if device == CPU and weights != to_safetensors(part(outcome.server.tensors, "train/w_g")):
             raise RuntimeError("engine and plain loop ended with different weights: not the same steps")
         process.join()
     engine = clock.seconds[WARM_UP:]

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
+from torch import nn
 
 from personalization.losses import soft_dice_loss
 from personalization.networks import build, initialise
@@ -21,7 +22,8 @@ from training.local.data import slices_of
 from training.local.scores import dice_per_patient
 from training.local.site import SiteData
 from training.local.slices import Slices
-from training.methods.fedavg import SCORES, WEIGHTS, FedAvg
+from training.methods.fedavg import FedAvg
+from training.parts.train import SCORES, WEIGHTS, Train
 
 SITES = ("CS", "DU", "FG", "HT")
 SEED = 0
@@ -30,29 +32,40 @@ RATE = 1e-3
 TAU = 0.9
 
 
-class Echo(FedAvg):
-    """FedAvg without training: every site returns the weights it received."""
+class _EchoTrain(Train):
+    """Rounds in which every site returns the weights it received, and scores nothing."""
 
-    def train_step(
+    def step(
         self,
-        context: StepContext,
+        context: StepContext,  # noqa: ARG002
         received: Mapping[str, State],
-        memory: Memory,
+        memory: Memory,  # noqa: ARG002
         data: SiteData,
     ) -> ClientResult:
         """Return the received weights."""
-        scored = self.validate_step(context, received, memory, data)
+        scored = self.scored(nn.Identity(), data)
         return replace(scored, uploads={**scored.uploads, WEIGHTS.name: received[WEIGHTS.name]})
 
-    def validate_step(
-        self,
-        context: StepContext,  # noqa: ARG002
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,  # noqa: ARG002
-        data: SiteData,  # noqa: ARG002
-    ) -> ClientResult:
+    def scored(self, network: nn.Module, data: SiteData) -> ClientResult:  # noqa: ARG002
         """Score nothing."""
         return ClientResult({SCORES.name: {"score": torch.zeros(2, dtype=torch.float64)}}, 1.0)
+
+
+class Echo(FedAvg):
+    """FedAvg without training."""
+
+    def training(self) -> Train:
+        """Rounds of nothing."""
+        return _EchoTrain(self)
+
+    def network_here(
+        self,
+        context: StepContext,  # noqa: ARG002
+        w_g: State,  # noqa: ARG002
+        data: SiteData,  # noqa: ARG002
+    ) -> nn.Module:
+        """None: it would only take time."""
+        return nn.Identity()
 
 
 def site_data(site: str, slices: int, size: int) -> SiteData:

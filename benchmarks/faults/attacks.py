@@ -30,6 +30,7 @@ from benchmarks.harness.evaluation import Scans, mean_dice, predict
 from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.tables import table
 from training.algorithm import ClientResult, Memory, State, StepContext
+from training.choices.fedavg import FedAvgConfig
 from training.config import NO_DEFENCE, Defence, RunConfig
 from training.data.cases import Federation
 from training.data.federation import load_federation
@@ -43,7 +44,8 @@ from training.errors import RoundFailed
 from training.local.data import slices_of
 from training.local.networks import network_of
 from training.local.site import SiteData
-from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
+from training.parts.train import SCORES, WEIGHTS, Train
 from training.phantom import write_federation
 from training.run import Run
 
@@ -185,10 +187,22 @@ class Lying(FedAvg):
     """FedAvg at sites of which one lies."""
 
     def __init__(self, config: FedAvgConfig, task: Any, attack: str) -> None:
+        self.attack = attack
         super().__init__(config, task)
+
+    def training(self) -> Train:
+        """Rounds with the lie."""
+        return _LyingTrain(self, self.attack)
+
+
+class _LyingTrain(Train):
+    """Rounds in which one site lies."""
+
+    def __init__(self, method: FedAvg, attack: str) -> None:
+        super().__init__(method)
         self.attack = attack
 
-    def train_step(
+    def step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """The honest step, and what the liar makes of it."""
@@ -196,7 +210,7 @@ class Lying(FedAvg):
         if lies and self.attack == "labels":
             slices = slices_of(data.train)
             data = replace(data, train=replace(slices, targets=1 - slices.targets))
-        result = super().train_step(context, received, memory, data)
+        result = super().step(context, received, memory, data)
         if not lies:
             return result
         uploads = dict(result.uploads)

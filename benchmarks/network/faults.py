@@ -22,9 +22,9 @@ from benchmarks.harness.tables import table
 from benchmarks.network.consortium import Consortium, Member
 from benchmarks.network.proxy import Proxy
 from model_store.store import Store
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 from training.phantom import write_federation
 from training.run import Run, execute
 

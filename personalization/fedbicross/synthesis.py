@@ -197,11 +197,11 @@ class Trajectory:
         return mixed_precision(self.config.precision, self._device)
 
     def tensors(self) -> State:
-        """Return the state that a resumed trajectory needs beside its arguments, on the CPU."""
-        state: State = {"mixing": self.mixing.clone()}
-        for index, student in enumerate(self.students):
-            for name, tensor in student.state_dict().items():
-                state[f"student/{index}/{name}"] = _copy(tensor)
+        """Return the state that a resumed trajectory needs beside its arguments, on the CPU.
+
+        Students and w are arguments: a resumed trajectory is made with them as they are now.
+        """
+        state: State = {}
         for index, (image, optimiser) in enumerate(zip(self._images, self._optimisers, strict=True)):
             state[f"image/{index}"] = _copy(image)
             for name, tensor in optimiser.state[image].items():
@@ -213,9 +213,6 @@ class Trajectory:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""
-        self.mixing = state["mixing"].clone()
-        for index, student in enumerate(self.students):
-            student.load_state_dict(_under(state, f"student/{index}/"))
         for index, (image, optimiser) in enumerate(zip(self._images, self._optimisers, strict=True)):
             image.data.copy_(state[f"image/{index}"])
             moments = _under(state, f"moment/{index}/")

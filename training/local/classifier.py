@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -144,9 +143,3 @@ class ClassCounts:
             f"{prefix}accuracy": float(self.right.sum() / self.images.sum()),
             f"{prefix}balanced_accuracy": float((self.right[there] / self.images[there]).mean()),
         }
-
-
-def counts_from(facts: Any) -> ClassCounts:
-    """Counts kept as JSON: [right, images]."""
-    right, images = (torch.tensor(values, dtype=torch.float64) for values in facts)
-    return ClassCounts(right, images)

@@ -15,8 +15,6 @@ from training.algorithm import SiteSize, State
 from training.local.data import Answers, Data, Examples
 from training.local.site import SiteData
 
-AnySiteData = SiteData
-
 Aggregation = Literal["sample", "uniform"]
 
 

@@ -15,7 +15,7 @@ Stays:   validation and test images, names of files and patients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
@@ -31,16 +31,66 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.choices.fedavg import FedAvgConfig
 from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
 from training.local.registry import kind_of
-from training.local.scores import AnySiteData
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.local.site import SiteData
+from training.methods.fedavg import FedAvg
 from training.methods.registry import register
-from training.state_tree import join, part
+from training.parts.part import Slot
+from training.parts.train import Train
 
 IMAGES = Group("images", "images", "collect")
 _POOL = "pool"
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """What the sites sent, by site; empty after the training."""
+
+    images: Mapping[str, State] = field(default_factory=dict)
+
+
+class TrainPooled(Train):
+    """`Train`, by the server: the images are sent once, in place of the rounds."""
+
+    def __init__(self, method: FedAvg) -> None:
+        super().__init__(method)
+        self.method = method
+        self.pool = Slot("pool", Pooled())
+
+    @override
+    def plan(self) -> Plan:
+        pool = Phase("pool", 1, (), (IMAGES,), self.send_images, self.keep_images, everyone=True)
+        return pool, ServerStage("train", self.method.config.rounds, self.train_pooled)
+
+    def send_images(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Send the training images."""
+        return ClientResult({IMAGES.name: data.train.packed()}, float(len(data.train)))
+
+    def keep_images(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the images by site."""
+        sent = result.collected[IMAGES.name]
+        return self.pool.write(server, Pooled({site: dict(sent[site]) for site in sorted(sent)}))
+
+    def train_pooled(self, context: StepContext, server: Memory) -> Memory:
+        """One round of training on all images; after the last one, they are dropped."""
+        method, kind, sent = self.method, kind_of(self.method.task), self.pool.read(server).images
+        w_g = self.slot.read(server).w_g
+        network = network_of(method.network, w_g, context.device)
+        schedule = method.schedule(context.round)
+        if schedule.steps is not None:
+            schedule = replace(schedule, steps=schedule.steps * len(sent))
+        elif kind.short_pass:
+            # The least number decides: as many batches as all sites would take.
+            schedule = replace(schedule, least_steps=schedule.least_steps * len(sent))
+        examples = [kind.unpacked(state, method.task) for state in sent.values()]
+        train_locally(network, kind.joined(examples, method.task), schedule, context.generator("train"))
+        after = self.moved(server, state_of(network))
+        return self.pool.clear(after) if context.round == context.rounds - 1 else after
 
 
 @register("centralised", FedAvgConfig, kinds=("segmentation", "classification"))
@@ -51,37 +101,5 @@ class Centralised(FedAvg):
         super().__init__(config.model_copy(update={"selection": "last"}), task)
 
     @override
-    def plan(self) -> Plan:
-        """FedAvg's plan, with the images sent once and trained on by the server in place of the rounds."""
-        describe, _, *validate = super().plan()
-        pool = Phase("pool", 1, (), (IMAGES,), self.send_images, self.keep_images, everyone=True)
-        return (describe, pool, ServerStage("train", self.config.rounds, self.train_pooled), *validate)
-
-    def send_images(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """Send the training images."""
-        return ClientResult({IMAGES.name: data.train.packed()}, float(len(data.train)))
-
-    def keep_images(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the images by site."""
-        sent = {f"{_POOL}/{site}": dict(state) for site, state in result.collected[IMAGES.name].items()}
-        facts = {**server.facts, "pooled": sorted(result.weights)}
-        return Memory({**server.tensors, **join(sent)}, facts)
-
-    def train_pooled(self, context: StepContext, server: Memory) -> Memory:
-        """One round of training on all images; after the last one, they are dropped."""
-        sites, kind = server.facts["pooled"], kind_of(self.task)
-        network = network_of(self.network, part(server.tensors, "global"), context.device)
-        schedule = self.schedule(context.round)
-        if schedule.steps is not None:
-            schedule = replace(schedule, steps=schedule.steps * len(sites))
-        elif kind.short_pass:
-            # The least number decides: as many batches as all sites would take.
-            schedule = replace(schedule, least_steps=schedule.least_steps * len(sites))
-        sent = [kind.unpacked(part(server.tensors, f"{_POOL}/{site}"), self.task) for site in sites]
-        train_locally(network, kind.joined(sent, self.task), schedule, context.generator("train"))
-        tensors = {**server.tensors, **join({"global": state_of(network)})}
-        if context.round == context.rounds - 1:
-            tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(f"{_POOL}/")}
-        return Memory(tensors, server.facts)
+    def training(self) -> Train:
+        return TrainPooled(self)

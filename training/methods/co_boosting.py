@@ -32,7 +32,7 @@ Stays:   images, labels, and everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -49,25 +49,18 @@ from personalization.co_boosting import (
     members_logits,
     weighted,
 )
-from personalization.dense import Generator
 from personalization.fedbicross.distillation import divergence
-from personalization.networks import initialise
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
-from training.methods.one_student import OneStudent, OneStudentConfig, moments_of, with_moments
+from training.local.loop import mean_loss
+from training.methods.one_student import GeneratorConfig, GeneratorStudent, descend, moments_of
 from training.methods.registry import register
-from training.state_tree import join, part
-
-_WEIGHTS, _POOL, _MOMENTS = "ensemble", "pool", "student_moments"
+from training.parts.part import Slot
 
 
-class CoBoostingConfig(OneStudentConfig):
+class CoBoostingConfig(GeneratorConfig):
     """What Co-Boosting takes. The defaults suit a laptop; `recipe: paper` has the paper's sizes."""
 
-    generator_steps: int = Field(10, ge=1, description="T_G, steps of the generator in an epoch")
-    noise_size: int = Field(256, ge=1, description="values of z")
-    generator_width: int = Field(32, ge=1, description="channels of the generator at full resolution")
-    generator_rate: float = Field(0.001, gt=0, description="of Adam on the generator")
     adversarial_weight: float = Field(1.0, ge=0, description="b, of the disagreement with the student")
     ensemble_rate: float = Field(0.01, ge=0, description="mu, of the steps of w; 0 keeps the plain mean")
     ensemble_decay: float = Field(0.99, gt=0, le=1, description="factor of mu per epoch")
@@ -96,9 +89,21 @@ class CoBoostingConfig(OneStudentConfig):
     }
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What an epoch leaves: w, equal where it is empty; the images so far with their classes and the members'
+    logits for them; the moments of the student's optimiser."""
+
+    w: tuple[float, ...] = ()
+    pool: State = field(default_factory=dict)
+    moments: State = field(default_factory=dict)
+
+
 @register("co-boosting", CoBoostingConfig, kinds=("classification",))
-class CoBoosting(OneStudent):
+class CoBoosting(GeneratorStudent[Stage]):
     """One upload per hospital, and a student of an ensemble that improves with its images."""
+
+    stage = Slot("stage", Stage())
 
     def __init__(self, config: CoBoostingConfig, task: Task) -> None:
         super().__init__(config, task)
@@ -110,21 +115,17 @@ class CoBoosting(OneStudent):
 
     @override
     def epoch(
-        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: State
-    ) -> tuple[State, dict[str, Any]]:
-        config, count = self.config, len(members)
-        begun = part(stage, _WEIGHTS).get("w")
-        w = torch.full((count,), 1 / count, dtype=torch.float64) if begun is None else begun
-        before = part(stage, _POOL)
+        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: Stage
+    ) -> tuple[Stage, dict[str, Any]]:
+        count = len(members)
+        w = torch.tensor(stage.w or (1 / count,) * count, dtype=torch.float64)
         newest, loss = self._generate(context, members, student, w)
-        pool = newest
-        if before and config.pool > 1:
-            most = (config.pool - 1) * config.synthesis_batch
-            pool = {name: torch.cat([before[name][-most:], tensor]) for name, tensor in newest.items()}
-        w = self._boost(context, w, before if config.reading == "code" else pool)
-        moments, learned = self._distil(context, members, student, pool, w, part(stage, _MOMENTS))
+        pool = self.pooled(stage.pool, newest, self.config.pool)
+        w = self._boost(context, w, stage.pool if self.config.reading == "code" else pool)
+        sgd = self.sgd(student, self.config.student_rate, stage.moments)
+        learned = self._distil(context, members, student, pool, w, sgd)
         notes = {"generator": loss, "distillation": learned, "ensemble": w.tolist()}
-        return join({_WEIGHTS: {"w": w}, _POOL: pool, _MOMENTS: moments}), notes
+        return Stage(tuple(w.tolist()), pool, moments_of(sgd)), notes
 
     def _generate(
         self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, w: Tensor
@@ -132,28 +133,23 @@ class CoBoosting(OneStudent):
         """T_G steps of a fresh generator: its images with their classes and the members' logits for them, and
         the mean of its loss."""
         config, draw = self.config, context.generator("noise")
-        generator = Generator(config.noise_size, config.generator_width, self.shape)
-        initialise(generator, context.generator("generator")).to(context.device)
-        noise = torch.randn(config.synthesis_batch, config.noise_size, generator=draw).to(context.device)
-        labels = torch.randint(self.classes, (config.synthesis_batch,), generator=draw).to(context.device)
+        generator = self.generator(context, {})
+        noise, labels = self.noise(context, draw), self.labels(context, draw)
         student.eval().requires_grad_(False)
         adam = torch.optim.Adam(generator.parameters(), lr=config.generator_rate, betas=(0.5, 0.999))
         losses = []
         for _ in range(config.generator_steps):
-            adam.zero_grad(set_to_none=True)
             with mixed_precision(config.precision, context.device):
                 images = to_float32(generator(noise))
                 ensemble = weighted(members_logits(members, images), w, self._normalised)
                 answers = to_float32(student(images))
             loss = generator_loss(ensemble, answers, labels, config.adversarial_weight)
-            torch.autograd.backward(loss)
-            adam.step()
-            losses.append(loss.detach())
+            losses.append(descend(loss, adam))
         student.requires_grad_(True)
         with torch.no_grad():
             images = generator(noise)
             found = {"images": images, "labels": labels, "logits": members_logits(members, images)}
-        return {name: tensor.cpu() for name, tensor in found.items()}, fmean(torch.stack(losses).tolist())
+        return {name: tensor.cpu() for name, tensor in found.items()}, mean_loss(losses)
 
     def _boost(self, context: StepContext, w: Tensor, pool: State) -> Tensor:
         """One pass of w over the images of the pool, if there are any."""
@@ -172,19 +168,10 @@ class CoBoosting(OneStudent):
         student: nn.Module,
         pool: State,
         w: Tensor,
-        moments: State,
-    ) -> tuple[State, float]:
-        """One pass of the student over the pool; its moments, and the mean loss of its batches."""
+        sgd: torch.optim.Optimizer,
+    ) -> float:
+        """One pass of the student over the pool; the mean loss of its batches."""
         config, draw = self.config, context.generator("directions")
-        sgd = with_moments(
-            torch.optim.SGD(
-                student.parameters(),
-                lr=config.student_rate,
-                momentum=config.momentum,
-                weight_decay=config.weight_decay,
-            ),
-            moments,
-        )
         student.train()
         losses = []
         order = torch.randperm(len(pool["labels"]), generator=context.generator("order"))
@@ -196,9 +183,5 @@ class CoBoosting(OneStudent):
                 with torch.no_grad():
                     taught = weighted(members_logits(members, images), w, self._normalised)
                 answers = student(images)
-            loss = divergence(to_float32(answers), taught, config.temperature)
-            sgd.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            sgd.step()
-            losses.append(loss.detach())
-        return moments_of(sgd), fmean(torch.stack(losses).tolist())
+            losses.append(descend(divergence(to_float32(answers), taught, config.temperature), sgd))
+        return mean_loss(losses)

@@ -24,7 +24,7 @@ Stays:   images, labels, and everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -34,26 +34,27 @@ from typing_extensions import override
 
 from model_store.task import Task
 from personalization.dafl import Reading, generator_loss
-from personalization.dense import Generator
 from personalization.fedbicross.distillation import divergence
-from personalization.networks import initialise
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
 from training.local.networks import state_of
-from training.methods.one_student import OneStudent, OneStudentConfig, fallen, moments_of, with_moments
+from training.methods.one_student import (
+    GeneratorConfig,
+    GeneratorStudent,
+    descend,
+    fallen,
+    means,
+    moments_of,
+    with_moments,
+)
 from training.methods.registry import register
-from training.state_tree import join, part
-
-_GENERATOR, _GENERATORS_MOMENTS, _STUDENTS_MOMENTS = "generator", "generator_moments", "student_moments"
+from training.parts.part import Slot
 
 
-class DaflConfig(OneStudentConfig):
+class DaflConfig(GeneratorConfig):
     """What DAFL takes. The defaults suit a laptop; `recipe: paper` has the paper's sizes."""
 
     generator_steps: int = Field(10, ge=1, description="steps of the generator and the student in an epoch")
-    noise_size: int = Field(256, ge=1, description="values of z")
-    generator_width: int = Field(32, ge=1, description="channels of the generator at full resolution")
-    generator_rate: float = Field(0.001, gt=0, description="of Adam on the generator")
     activation_weight: float = Field(0.1, ge=0, description="a, of the features' size")
     entropy_weight: float = Field(5.0, ge=0, description="b, of classes that come alike")
     reading: Reading = Field("paper", description="the printed loss, or the authors' code's")
@@ -81,9 +82,20 @@ class DaflConfig(OneStudentConfig):
     }
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What an epoch leaves: G, and the moments of both optimisers."""
+
+    generator: State = field(default_factory=dict)
+    generator_moments: State = field(default_factory=dict)
+    student_moments: State = field(default_factory=dict)
+
+
 @register("dafl", DaflConfig, kinds=("classification",))
-class Dafl(OneStudent):
+class Dafl(GeneratorStudent[Stage]):
     """One upload per hospital, and a student of what a generator makes."""
+
+    stage = Slot("stage", Stage())
 
     def __init__(self, config: DaflConfig, task: Task) -> None:
         super().__init__(config, task)
@@ -91,50 +103,26 @@ class Dafl(OneStudent):
 
     @override
     def epoch(
-        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: State
-    ) -> tuple[State, dict[str, float]]:
+        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: Stage
+    ) -> tuple[Stage, dict[str, Any]]:
         config, draw = self.config, context.generator("noise")
-        generator = Generator(config.noise_size, config.generator_width, self.shape)
-        if begun := part(stage, _GENERATOR):
-            generator.load_state_dict(begun)
-        else:
-            initialise(generator, context.generator("generator"))
-        generator.to(context.device).train()
+        generator = self.generator(context, stage.generator).train()
+        adam = torch.optim.Adam(generator.parameters(), lr=config.generator_rate)
+        with_moments(adam, stage.generator_moments)
         rate = fallen(config.student_rate, config.student_milestones, context)
-        adam = with_moments(
-            torch.optim.Adam(generator.parameters(), lr=config.generator_rate),
-            part(stage, _GENERATORS_MOMENTS),
-        )
-        sgd = with_moments(
-            torch.optim.SGD(
-                student.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
-            ),
-            part(stage, _STUDENTS_MOMENTS),
-        )
+        sgd = self.sgd(student, rate, stage.student_moments)
         student.train()
         notes = []
         for _ in range(config.generator_steps):
-            noise = torch.randn(config.synthesis_batch, config.noise_size, generator=draw).to(context.device)
-            adam.zero_grad(set_to_none=True)
+            noise = self.noise(context, draw)
             with mixed_precision(config.precision, context.device):
                 images = to_float32(generator(noise))
                 loss = generator_loss(
                     members, images, config.activation_weight, config.entropy_weight, config.reading
                 )
                 answers = student(images.detach())
-            torch.autograd.backward(loss.total)
-            adam.step()
-            sgd.zero_grad(set_to_none=True)
-            learned = divergence(to_float32(answers), loss.logits, config.temperature)
-            torch.autograd.backward(learned)
-            sgd.step()
-            terms = (loss.one_hot, loss.activation, loss.entropy, learned)
-            notes.append(torch.stack([term.detach() for term in terms]))
-        names = ("one_hot", "activation", "entropy", "distillation")
-        means = [fmean(values) for values in zip(*torch.stack(notes).tolist(), strict=True)]
-        left = {
-            _GENERATOR: state_of(generator),
-            _GENERATORS_MOMENTS: moments_of(adam),
-            _STUDENTS_MOMENTS: moments_of(sgd),
-        }
-        return join(left), dict(zip(names, means, strict=True))
+            descend(loss.total, adam)
+            learned = descend(divergence(to_float32(answers), loss.logits, config.temperature), sgd)
+            notes.append(torch.stack([loss.one_hot, loss.activation, loss.entropy, learned]).detach())
+        left = Stage(state_of(generator), moments_of(adam), moments_of(sgd))
+        return left, means(("one_hot", "activation", "entropy", "distillation"), notes)

@@ -27,43 +27,34 @@ Stays:   images, labels, and everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
 from personalization.dense import Generator, ensemble_logits, generator_loss
 from personalization.fedbicross.distillation import TEMPERATURE, divergence
-from personalization.networks import initialise
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
+from training.local.loop import mean_loss
 from training.local.networks import state_of
-from training.methods.one_shot import Start
-from training.methods.one_student import OneStudent, OneStudentConfig
+from training.methods.one_student import GeneratorConfig, GeneratorStudent, descend, means
 from training.methods.registry import register
-from training.state_tree import join, part
-
-_GENERATOR, _POOL = "generator", "pool"
+from training.parts.part import Slot
 
 
-class DenseConfig(OneStudentConfig):
+class DenseConfig(GeneratorConfig):
     """What DENSE takes. The defaults suit a laptop; `recipe: paper` has the paper's sizes."""
 
     epochs: int = Field(30, ge=1, description="of the generator and the student in turn")
-    generator_steps: int = Field(10, ge=1, description="T_G, steps of the generator in an epoch")
     synthesis_batch: int = Field(64, ge=2, description="images that the generator makes in an epoch")
-    noise_size: int = Field(256, ge=1, description="values of z")
-    generator_width: int = Field(32, ge=1, description="channels of the generator at full resolution")
-    generator_rate: float = Field(0.001, gt=0, description="of Adam on the generator")
     bn_weight: float = Field(1.0, ge=0, description="lambda_1")
     boundary_weight: float = Field(0.5, ge=0, description="lambda_2")
     pool: int = Field(10, ge=1, description="epochs of which the student sees the images; 1 is Alg. 1")
-    init: Start = Field("average", description="the student's first weights")
-    student_rate: float = Field(0.01, gt=0, description="of the student's SGD, with `momentum`")
     temperature: float = Field(TEMPERATURE, gt=0, description="of the student's loss")
 
     PAPER: ClassVar[Mapping[str, Any]] = {
@@ -83,9 +74,19 @@ class DenseConfig(OneStudentConfig):
     }
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What an epoch leaves: G, and the images of the epochs so far with D's logits for them."""
+
+    generator: State = field(default_factory=dict)
+    pool: State = field(default_factory=dict)
+
+
 @register("dense", DenseConfig, kinds=("classification",))
-class Dense(OneStudent):
+class Dense(GeneratorStudent[Stage]):
     """One upload per hospital, and one student of all of them."""
+
+    stage = Slot("stage", Stage())
 
     def __init__(self, config: DenseConfig, task: Task) -> None:
         super().__init__(config, task)
@@ -93,70 +94,46 @@ class Dense(OneStudent):
 
     @override
     def epoch(
-        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: State
-    ) -> tuple[State, dict[str, float]]:
-        config = self.config
-        generator = self._generator(context, part(stage, _GENERATOR))
+        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: Stage
+    ) -> tuple[Stage, dict[str, Any]]:
+        generator = self.generator(context, stage.generator)
         images, notes = self._generate(context, generator, members, student)
-        pool = part(stage, _POOL)
-        kept = {name: tensor[-(config.pool - 1) * config.synthesis_batch :] for name, tensor in pool.items()}
         newest = {"images": images.cpu(), "logits": ensemble_logits(members, images).cpu()}
-        if kept and config.pool > 1:
-            newest = {name: torch.cat([kept[name], tensor]) for name, tensor in newest.items()}
-        notes["distillation"] = self._distil(context, student, newest)
-        return join({_GENERATOR: state_of(generator), _POOL: newest}), notes
-
-    def _generator(self, context: StepContext, state: State) -> Generator:
-        """The generator of the last epoch, or a drawn one."""
-        config = self.config
-        generator = Generator(config.noise_size, config.generator_width, self.shape)
-        if state:
-            generator.load_state_dict(state)
-        else:
-            initialise(generator, context.generator("generator"))
-        return generator.to(context.device)
+        pool = self.pooled(stage.pool, newest, self.config.pool)
+        notes["distillation"] = self._distil(context, student, pool)
+        return Stage(state_of(generator), pool), notes
 
     def _generate(
         self, context: StepContext, generator: Generator, members: Sequence[nn.Module], student: nn.Module
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         """T_G steps of the generator; the images after them, and the means of the terms of its loss."""
         config, draw = self.config, context.generator("noise")
-        noise = torch.randn(config.synthesis_batch, config.noise_size, generator=draw).to(context.device)
-        labels = torch.randint(self.classes, (config.synthesis_batch,), generator=draw).to(context.device)
+        noise, labels = self.noise(context, draw), self.labels(context, draw)
         student.requires_grad_(False)
-        optimiser = torch.optim.Adam(generator.parameters(), lr=config.generator_rate)
+        adam = torch.optim.Adam(generator.parameters(), lr=config.generator_rate)
         notes = []
         for _ in range(config.generator_steps):
-            optimiser.zero_grad(set_to_none=True)
             with mixed_precision(config.precision, context.device):
                 images = to_float32(generator.train()(noise))
                 loss = generator_loss(
                     members, student, images, labels, config.bn_weight, config.boundary_weight
                 )
-            torch.autograd.backward(loss.total)
-            optimiser.step()
-            terms = (loss.cross_entropy, loss.batch_norm, loss.disagreement)
-            notes.append(torch.stack([term.detach() for term in terms]))
+            descend(loss.total, adam)
+            notes.append(torch.stack([loss.cross_entropy, loss.batch_norm, loss.disagreement]).detach())
         student.requires_grad_(True)
-        means = [fmean(values) for values in zip(*torch.stack(notes).tolist(), strict=True)]
-        names = ("cross_entropy", "batch_norm", "disagreement")
         with torch.no_grad():
-            return generator(noise), dict(zip(names, means, strict=True))
+            return generator(noise), means(("cross_entropy", "batch_norm", "disagreement"), notes)
 
     def _distil(self, context: StepContext, student: nn.Module, pool: State) -> float:
         """One pass over the pool; the mean loss of its batches."""
         config = self.config
-        optimiser = torch.optim.SGD(student.parameters(), lr=config.student_rate, momentum=config.momentum)
+        sgd = torch.optim.SGD(student.parameters(), lr=config.student_rate, momentum=config.momentum)
         student.train()
         order = torch.randperm(len(pool["images"]), generator=context.generator("order"))
         losses = []
         for chosen in torch.split(order, config.synthesis_batch):
             images, answers = (pool[name][chosen].to(context.device) for name in ("images", "logits"))
-            optimiser.zero_grad(set_to_none=True)
             with mixed_precision(config.precision, context.device):
                 logits = student(images)
-            loss = divergence(to_float32(logits), answers, config.temperature)
-            torch.autograd.backward(loss)
-            optimiser.step()
-            losses.append(loss.detach())
-        return fmean(torch.stack(losses).tolist())
+            losses.append(descend(divergence(to_float32(logits), answers, config.temperature), sgd))
+        return mean_loss(losses)

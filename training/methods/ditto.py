@@ -18,22 +18,22 @@ Stays:   v_k until then; what stays in FedAvg.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from pydantic import Field
 from torch import nn
 from typing_extensions import override
 
 from model_store.task import Task
-from training.algorithm import Memory, StepContext
+from training.algorithm import State
+from training.choices.fedavg import FedAvgConfig
 from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
-from training.local.scores import AnySiteData
-from training.methods.fedavg import FedAvgConfig
 from training.methods.fedprox import proximal_term
 from training.methods.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.registry import register
-from training.state_tree import join, part
-
-_V = "personal"
+from training.parts.part import Slot
+from training.parts.train import SiteRound
 
 
 class DittoConfig(FedAvgConfig):
@@ -44,22 +44,31 @@ class DittoConfig(FedAvgConfig):
     )
 
 
+@dataclass(frozen=True)
+class Personal:
+    """v_k; empty before a site's first round."""
+
+    model: State = field(default_factory=dict)
+
+
 @register("ditto", DittoConfig, kinds=("segmentation", "classification"))
 class Ditto(FullPersonalFedAvg):
     """FedAvg, and at every site a model that is held near the global one."""
+
+    personal = Slot("personal", Personal())
 
     def __init__(self, config: DittoConfig, task: Task) -> None:
         super().__init__(config, task)
         self.config: DittoConfig = config
 
     @override
-    def train_both(
-        self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
-    ) -> LocalResult:
+    def train_both(self, network: nn.Module, here: SiteRound) -> LocalResult:
         """FedAvg's training for w_k; that of v_k, with the proximal term. The loss is w_k's."""
-        own = network_of(self.network, part(memory.tensors, _V) or state_of(network), context.device)
+        start = self.personal.read(here.memory).model or state_of(network)
+        own = network_of(self.network, start, here.context.device)
         nearness = proximal_term(own, self.config.attraction, anchor=network)
-        loss = self.train(context, network, data)
-        train_locally(own, data.train, self.schedule(context.round), context.generator("personal"), nearness)
-        personal = state_of(own)
-        return LocalResult(state_of(network), personal, loss, Memory(join({_V: personal})))
+        loss = self.fit(network, here)
+        schedule, draw = self.schedule(here.context.round), here.context.generator("personal")
+        train_locally(own, here.data.train, schedule, draw, nearness)
+        v_k = state_of(own)
+        return LocalResult(state_of(network), v_k, loss, self.personal.write(here.memory, Personal(v_k)))

@@ -22,8 +22,8 @@ from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.networks import outline
 from personalization.networks.capabilities import norms
+from training.choices.fedavg import FedAvgConfig
 from training.errors import ConfigurationError
-from training.methods.fedavg import FedAvgConfig
 from training.methods.personal_parts import PersonalFedAvg
 from training.methods.registry import register
 

@@ -33,33 +33,30 @@ Stays:   d_k, or g_k; with `shared: sum` h_k; what stays in FedAvg.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
-from torch import Tensor, zeros_like
+from torch import Tensor, nn, zeros_like
 from typing_extensions import override
 
 from model_store.task import Task
-from training.algorithm import ClientResult, Group, Memory, Phase, RoundResult, State, StepContext
+from training.algorithm import Group, Memory, RoundResult, State, StepContext
 from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
 from training.local.schedule import Schedule
-from training.local.scores import AnySiteData, evaluate, weight_of
-from training.methods.fedavg import SCORES, WEIGHTS
 from training.methods.fedprox import proximal_term
 from training.methods.registry import register
 from training.methods.scaffold import SUITED_TO_SGD, Correction
 from training.methods.server_optimisers import MovedConfig, MovedFedAvg
-from training.state_tree import join, part
+from training.parts.part import Slot
+from training.parts.train import WEIGHTS, SiteRound, Update
 
 DRIFT = Group("drift", "weights", "mean")
 CHANGE = Group("change", "weights", "mean")
 GRADIENT = Group("gradient", "weights", "mean")
 # It has another name than what was sent, because clips and norms compare an upload with what was sent.
 GRADIENT_CHANGE = Group("gradient_change", "weights", "mean")
-_DRIFT, _CHANGE, _GRADIENT = DRIFT.name, CHANGE.name, GRADIENT.name
-_LENGTH, _WEIGHT = "length", "weight"
 
 
 class FedDcConfig(MovedConfig):
@@ -96,64 +93,57 @@ class FedDcConfig(MovedConfig):
         return self
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What goes on from round to round, empty where it is 0 or not used.
+
+    At the server, over the sites: the mean `change` d; by the code the mean `gradient` and `drift`. At a
+    site: its last change d_k, or gradient g_k, its drift h_k, and the `length` S eta_l of its last round.
+    """
+
+    change: State = field(default_factory=dict)
+    gradient: State = field(default_factory=dict)
+    drift: State = field(default_factory=dict)
+    length: float = 0.0
+
+
 @register("feddc", FedDcConfig, kinds=("segmentation", "classification"))
 class FedDc(MovedFedAvg):
     """FedAvg with a drift per site, which the server adds."""
 
+    kept = Slot("drifts", Kept())
+    while_training = (kept,)
+
     def __init__(self, config: FedDcConfig, task: Task) -> None:
+        self._code = config.reading == "code"
+        self._corrects = config.shared == "drift"
+        if self._corrects:
+            self.downloads = (GRADIENT if self._code else CHANGE,)
+            self.uploads = (GRADIENT_CHANGE if self._code else DRIFT,)
         super().__init__(config, task)
         self.config: FedDcConfig = config
 
-    @property
-    def _code(self) -> bool:
-        return self.config.reading == "code"
-
-    @property
-    def _corrects(self) -> bool:
-        return self.config.shared == "drift"
-
-    @property
-    def _sent(self) -> Group:
-        """What sites receive beside w_g."""
-        return GRADIENT if self._code else CHANGE
-
-    @property
-    def _upload(self) -> Group:
-        """What they send beside w_k."""
-        return GRADIENT_CHANGE if self._code else DRIFT
-
-    @override
-    def train_phase(self) -> Phase:
-        """FedAvg's phase; the drift, and the mean change, travel beside the weights."""
-        plain = super().train_phase()
-        if not self._corrects:
-            return plain
-        return replace(
-            plain,
-            downloads=(WEIGHTS, self._sent),
-            uploads=(WEIGHTS, self._upload, SCORES),
-            broadcast=self.send_both,
-            expected=self.expect_upload,
-        )
-
     @override
     def initial(self, context: StepContext) -> Memory:
-        drawn = super().initial(context).tensors
-        names = [self._sent.name] if self._corrects else []
-        names += [_DRIFT] if self._code else []
-        none = self._none(part(drawn, "global"))
-        return Memory({**drawn, **join(dict.fromkeys(names, none))})
+        server = super().initial(context)
+        none = self._none(self.train.slot.read(server).w_g)
+        kept = Kept(gradient=none, drift=none) if self._code else Kept(change=none if self._corrects else {})
+        return self.kept.write(server, kept)
 
     def _none(self, weights: State) -> State:
         return {name: zeros_like(weights[name]) for name in self.trained}
 
-    def send_both(self, server: Memory, site: str) -> Mapping[str, State]:
-        """w_g, and the mean change or gradient."""
-        return {**self.send_global(server, site), self._sent.name: part(server.tensors, self._sent.name)}
+    @override
+    def send_beside(self, server: Memory) -> Mapping[str, State]:
+        """The mean change or gradient."""
+        kept = self.kept.read(server)
+        return {group.name: kept.gradient if self._code else kept.change for group in self.downloads}
 
-    def expect_upload(self, server: Memory) -> Mapping[str, State]:
+    @override
+    def expect_beside(self, server: Memory) -> Mapping[str, State]:
         """A drift, or the change of a gradient, is as large as the weights, and begins at 0."""
-        return {self._upload.name: self._none(part(server.tensors, "global"))}
+        w_g = self.train.slot.read(server).w_g
+        return {group.name: self._none(w_g) for group in self.uploads}
 
     @override
     def schedule(self, round_: int) -> Schedule:
@@ -163,79 +153,61 @@ class FedDc(MovedFedAvg):
         )
 
     @override
-    def train_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """Validate w_g, train on F_k from it, and move the drift."""
-        w_g, config = received[WEIGHTS.name], self.config
-        network = self.network_here(context, w_g, data)
-        score = evaluate(network, data.val, self.classes, config.batch_size)
-        drift = part(memory.tensors, _DRIFT) or self._none(w_g)
+    def update(self, network: nn.Module, here: SiteRound) -> Update:
+        """Train on F_k from w_g, and move the drift."""
+        w_g, before = here.received[WEIGHTS.name], self.kept.read(here.memory)
+        drift = before.drift or self._none(w_g)
         shifted = {name: w_g[name] - h for name, h in drift.items()}
-        anchor = network_of(self.network, {**w_g, **shifted}, context.device)
-        nearness = proximal_term(network, config.alpha, anchor=anchor)
-        correction = Correction(network, self._difference(received, memory))
-        schedule = self.schedule(context.round)
+        anchor = network_of(self.network, {**w_g, **shifted}, here.context.device)
+        nearness = proximal_term(network, self.config.alpha, anchor=anchor)
+        correction = Correction(network, self._difference(here.received, before))
+        schedule, draw = self.schedule(here.context.round), here.context.generator("train")
 
         def terms() -> Tensor:
             return correction() + nearness()
 
-        loss = train_locally(network, data.train, schedule, context.generator("train"), terms)
+        loss = train_locally(network, here.data.train, schedule, draw, terms)
         after = state_of(network)
         change = {name: after[name] - w_g[name] for name in self.trained}
         drift = {name: h + change[name] for name, h in drift.items()}
-        kept, uploads = {_DRIFT: drift}, {WEIGHTS.name: after}
         length = correction.steps * schedule.learning_rate
+        kept = Kept(drift=drift, length=length)
         if not self._corrects:
-            uploads = {WEIGHTS.name: {**after, **{name: after[name] + h for name, h in drift.items()}}}
-        elif self._code:
-            mean, own = received[_GRADIENT], part(memory.tensors, _GRADIENT) or self._none(w_g)
-            kept[_GRADIENT] = {name: own[name] - mean[name] - change[name] / length for name in own}
-            uploads[GRADIENT_CHANGE.name] = {name: g - own[name] for name, g in kept[_GRADIENT].items()}
-        else:
-            kept[_CHANGE] = change
-            uploads[_DRIFT] = drift
-        return ClientResult(
-            {**uploads, SCORES.name: score.state()},
-            weight_of(data, config.aggregation),
-            Memory(join(kept), {_LENGTH: length}),
-            {**score.metrics(self.metric), "loss": loss},
-        )
-
-    def _difference(self, received: Mapping[str, State], memory: Memory) -> State:
-        """The gradient of the last term of F_k: 0 in a site's first round, and without a correction."""
-        own = part(memory.tensors, self._sent.name)
-        if not self._corrects or not (own or self._code):
-            return self._none(received[WEIGHTS.name])
-        mean = received[self._sent.name]
+            sent = {**after, **{name: after[name] + h for name, h in drift.items()}}
+            return Update(sent, loss, {}, self.kept.write(here.memory, kept))
         if self._code:
-            return {name: g - own[name] if own else g for name, g in mean.items()}
-        length = memory.facts[_LENGTH]
-        return {name: (own[name] - d) / length for name, d in mean.items()}
+            mean, own = here.received[GRADIENT.name], before.gradient or self._none(w_g)
+            gradient = {name: own[name] - mean[name] - change[name] / length for name in own}
+            beside = {GRADIENT_CHANGE.name: {name: g - own[name] for name, g in gradient.items()}}
+            kept = replace(kept, gradient=gradient)
+        else:
+            beside = {DRIFT.name: drift}
+            kept = replace(kept, change=change)
+        return Update(after, loss, beside, self.kept.write(here.memory, kept))
 
-    @override
-    def note_described(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the weight of all sites beside what they describe."""
-        after = super().note_described(context, server, result)
-        return Memory(after.tensors, {**after.facts, _WEIGHT: sum(result.weights.values())})
+    def _difference(self, received: Mapping[str, State], own: Kept) -> State:
+        """The gradient of the last term of F_k: 0 in a site's first round, and without a correction."""
+        if self._code:
+            mean = received[GRADIENT.name]
+            return {name: g - own.gradient[name] if own.gradient else g for name, g in mean.items()}
+        if not self._corrects or not own.change:
+            return self._none(received[WEIGHTS.name])
+        return {name: (own.change[name] - d) / own.length for name, d in received[CHANGE.name].items()}
 
     @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """FedAvg's step; add the mean drift."""
-        after = super().average(context, server, result)
         if not self._corrects:
-            return after
-        before, mean = part(server.tensors, "global"), part(after.tensors, "global")
-        change = {name: mean[name] - before[name] for name in self.trained}
+            return super().average(context, server, result)
+        w_g, mean = self.train.slot.read(server).w_g, result.reduced[WEIGHTS.name]
+        before = self.kept.read(server)
+        change = {name: mean[name] - w_g[name] for name in self.trained}
         if self._code:
-            here = sum(result.weights.values())
-            share = here / max(here, server.facts[_WEIGHT])
-            moved = result.reduced[GRADIENT_CHANGE.name]
-            gradient = {name: g + share * moved[name] for name, g in part(server.tensors, _GRADIENT).items()}
-            drift = {name: h + share * change[name] for name, h in part(server.tensors, _DRIFT).items()}
-            kept = {_GRADIENT: gradient, _DRIFT: drift}
+            share, moved = self.describe.share(server, result), result.reduced[GRADIENT_CHANGE.name]
+            gradient = {name: g + share * moved[name] for name, g in before.gradient.items()}
+            drift = {name: h + share * change[name] for name, h in before.drift.items()}
+            kept = Kept(gradient=gradient, drift=drift)
         else:
-            drift = result.reduced[_DRIFT]
-            kept = {_CHANGE: change}
-        w_g = {name: tensor + drift[name] if name in drift else tensor for name, tensor in mean.items()}
-        return Memory({**after.tensors, **join({**kept, "global": w_g})}, after.facts)
+            drift, kept = result.reduced[DRIFT.name], Kept(change=change)
+        next_ = {name: tensor + drift[name] if name in drift else tensor for name, tensor in mean.items()}
+        return self.kept.write(self.train.moved(server, next_), kept)

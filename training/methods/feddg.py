@@ -26,7 +26,7 @@ Stays:   phases, and what stays in FedAvg.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -53,20 +53,21 @@ from training.algorithm import (
     StepContext,
 )
 from training.bounds import clipped
+from training.choices.fedavg import FedAvgConfig
 from training.errors import ConfigurationError
 from training.local.data import Examples, slices_of
 from training.local.loop import mean_loss, new_optimiser, scheduled_batches
 from training.local.networks import state_of
 from training.local.norms import held_statistics, least_batch
 from training.local.schedule import Batch
-from training.local.scores import AnySiteData
-from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
+from training.local.site import SiteData
+from training.methods.fedavg import FedAvg
 from training.methods.registry import register
-from training.state_tree import join, part
+from training.parts.part import Part, Slot
+from training.parts.train import SiteRound, Update
 
 AMPLITUDES = Group("amplitudes", "features", "collect", essential=False, bounded=True)
 BANK = Group("bank", "features")
-_BANK = "bank"
 
 
 class FedDgConfig(FedAvgConfig):
@@ -101,44 +102,40 @@ class FedDgConfig(FedAvgConfig):
         return {**cls.CODE, **content} if chosen else content
 
 
-@register("feddg", FedDgConfig, refused={"volumes": "its amplitudes and boundary episodes are of slices"})
-class FedDg(FedAvg):
-    """FedAvg by episodes, with amplitudes from other sites."""
+@dataclass(frozen=True)
+class Bank:
+    """Amplitudes [N, C, ...] by site: at the server of all sites, at a site of the others."""
+
+    amplitudes: State = field(default_factory=dict)
+
+
+class Amplitudes(Part):
+    """The exchange of amplitudes, once: two phases."""
 
     def __init__(self, config: FedDgConfig, task: Task) -> None:
-        super().__init__(config, task)
-        self.config: FedDgConfig = config
-        self._head = head_paths(outline(self.network.name, **self.network.arguments))[-1]
-        if config.periods > most_periods(task.size):
-            raise ConfigurationError(
-                f"feddg does not fit the task '{task.name}'",
-                [
-                    f"periods: expected at most {most_periods(task.size)} in images of "
-                    f"{'x'.join(map(str, task.size))}, found {config.periods}"
-                ],
-            )
+        self.config = config
+        self.task = task
+        self.slot = Slot("amplitudes", Bank())
 
     @override
     def plan(self) -> Plan:
-        """FedAvg's plan, with the exchange of amplitudes before the training."""
-        described, *after = super().plan()
         window = (self.task.in_channels, *(2 * self.config.periods + 1 for _ in self.task.size))
         sent = replace(AMPLITUDES, check=partial(_check_amplitudes, window))
-        amplitudes = Phase(
-            "amplitudes", 1, (), (sent,), self.amplitudes_step, self.keep_amplitudes, everyone=True
+        return (
+            Phase("amplitudes", 1, (), (sent,), self.measure_step, self.keep, everyone=True),
+            Phase("bank", 1, (BANK,), (), self.bank_step, self.forget, self.send, everyone=True),
         )
-        bank = Phase("bank", 1, (BANK,), (), self.bank_step, broadcast=self.send_bank, everyone=True)
-        return (described, amplitudes, bank, *after)
 
-    def send_bank(self, server: Memory, site: str) -> Mapping[str, State]:
+    def bank(self, memory: Memory) -> State:
+        """What a site, or the server, has."""
+        return self.slot.read(memory).amplitudes
+
+    def send(self, server: Memory, site: str) -> Mapping[str, State]:
         """The other sites' amplitudes."""
-        bank = part(server.tensors, _BANK)
-        return {BANK.name: {name: tensor for name, tensor in bank.items() if name != site}}
+        return {BANK.name: {name: tensor for name, tensor in self.bank(server).items() if name != site}}
 
-    # ------------------------------------------------------------------ at a site
-
-    def amplitudes_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    def measure_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Amplitudes of some training images, within the site's bounds on features."""
         images, bounds = torch.from_numpy(slices_of(data.train).images), context.bounds
@@ -157,23 +154,50 @@ class FedDg(FedAvg):
             found = (found + torch.from_numpy(draws.normal(0, deviation, found.shape)).float()).clamp(min=0)
         return ClientResult({AMPLITUDES.name: {"amplitudes": found}}, weight=1.0)
 
+    def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """The bank, by site."""
+        sent = result.collected.get(AMPLITUDES.name, {})
+        return self.slot.write(server, Bank({site: s["amplitudes"] for site, s in sent.items() if s}))
+
+    def forget(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """The sites have the bank; the server drops it."""
+        return self.slot.clear(server)
+
     def bank_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Keep the other sites' amplitudes."""
-        bank = {site: tensor.clone() for site, tensor in received[BANK.name].items()}
-        return ClientResult({}, 1.0, Memory({**memory.tensors, **join({_BANK: bank})}, memory.facts))
+        bank = Bank({site: tensor.clone() for site, tensor in received[BANK.name].items()})
+        return ClientResult({}, 1.0, self.slot.write(memory, bank))
+
+
+@register("feddg", FedDgConfig, refused={"volumes": "its amplitudes and boundary episodes are of slices"})
+class FedDg(FedAvg):
+    """FedAvg by episodes, with amplitudes from other sites."""
+
+    def __init__(self, config: FedDgConfig, task: Task) -> None:
+        super().__init__(config, task)
+        describe, *others = self.parts
+        self.amplitudes = Amplitudes(config, task)
+        self.parts = (describe, self.amplitudes, *others)
+        self.config: FedDgConfig = config
+        self._head = head_paths(outline(self.network.name, **self.network.arguments))[-1]
+        if config.periods > most_periods(task.size):
+            raise ConfigurationError(
+                f"feddg does not fit the task '{task.name}'",
+                [
+                    f"periods: expected at most {most_periods(task.size)} in images of "
+                    f"{'x'.join(map(str, task.size))}, found {config.periods}"
+                ],
+            )
 
     @override
-    def train_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """FedAvg's step, by episodes."""
-        network = self.network_here(context, received[WEIGHTS.name], data)
-        validated = self._validated(network, data)
-        loss = self.episodes(context, network, slices_of(data.train), part(memory.tensors, _BANK))
-        uploads = {**validated.uploads, WEIGHTS.name: state_of(network)}
-        return ClientResult(uploads, validated.weight, metrics={**validated.metrics, "loss": loss})
+    def update(self, network: nn.Module, here: SiteRound) -> Update:
+        """FedAvg's update, by episodes."""
+        loss = self.episodes(
+            here.context, network, slices_of(here.data.train), self.amplitudes.bank(here.memory)
+        )
+        return Update(state_of(network), loss)
 
     def episodes(
         self, context: StepContext, network: nn.Module, slices: Examples, bank: Mapping[str, Tensor]
@@ -246,14 +270,6 @@ class FedDg(FedAvg):
         finally:
             hook.remove()
         return to_float32(logits), to_float32(features[0])
-
-    # ------------------------------------------------------------------ at the server
-
-    def keep_amplitudes(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """The bank, by site."""
-        sent = result.collected.get(AMPLITUDES.name, {})
-        bank = {site: state["amplitudes"] for site, state in sent.items() if state}
-        return Memory({**server.tensors, **join({_BANK: bank})}, server.facts)
 
 
 def _check_amplitudes(window: tuple[int, ...], state: State, size: SiteSize) -> None:

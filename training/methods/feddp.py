@@ -28,6 +28,7 @@ Stays:   the personal part until then; AdamW's moments; images, masks, and every
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -36,18 +37,20 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.feddp import calibration_loss, dice_loss, inconsistency
 from personalization.networks import FedOapUNet
 from training.algorithm import ClientResult, Group, Memory, Phase, Plan, RoundResult, State, StepContext
 from training.local.site import SiteData
-from training.methods.fedavg import WEIGHTS
-from training.methods.fedoap import client as local
-from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap, attention
+from training.methods.fedoap.models import by_site, check_task, on_device
+from training.methods.fedoap.stages import FirstStage, Loss, SecondStage, logits
 from training.methods.registry import register
-from training.state_tree import join, part
+from training.parts.part import Slot
+from training.parts.train import WEIGHTS
+from training.state_tree import join
 
 MEMBERS = Group("members", "weights", "collect")
 # Fewer models have no deviation.
@@ -75,6 +78,99 @@ class FedDpConfig(FedOapConfig):
     EARLIER: ClassVar[Mapping[str, Any]] = {**FedOapConfig.EARLIER, "first_loss": "dice"}
 
 
+@dataclass(frozen=True)
+class Members:
+    """The personal parts of the sites that consent."""
+
+    personal: Mapping[str, State] = field(default_factory=dict)
+
+
+class LocalQuery(FirstStage):
+    """FedOAP's first stage with FedDP's loss, and gradients of which each value is clipped."""
+
+    def __init__(self, config: FedDpConfig, task: Task, spec: NetworkSpec) -> None:
+        super().__init__(config, task, spec)
+        self.config: FedDpConfig = config
+
+    @override
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if self.config.first_loss == "dice":
+            return dice_loss(logits, targets)
+        return super().loss(logits, targets)
+
+    @override
+    def network(self, context: StepContext, model: State, received: Mapping[str, State]) -> FedOapUNet:
+        network, clip = super().network(context, model, received), self.config.gradient_clip
+        if clip is not None:
+            for parameter in network.parameters():
+                parameter.register_hook(partial(torch.clamp, min=-clip, max=clip))  # type: ignore[no-untyped-call]
+        return network
+
+
+class Calibration(SecondStage):
+    """The collection of the sites' models, and the rounds of calibration by them."""
+
+    def __init__(self, first: LocalQuery) -> None:
+        super().__init__(first)
+        self.config: FedDpConfig = first.config
+        self.members = Slot("members", Members())
+
+    @override
+    def tuning(self) -> Plan:
+        collect = Phase(
+            "collect", 1, (), (MEMBERS,), self.collect, self.keep_members, expected=self.expect_members
+        )
+        rounds, downloads = self.config.fine_tune_rounds, (WEIGHTS, MEMBERS)
+        calibrate = Phase("calibrate", rounds, downloads, (), self.step, broadcast=self.send_members)
+        return tuple(replace(phase, consent=True, everyone=True) for phase in (collect, calibrate))
+
+    def expect_members(self, server: Memory) -> Mapping[str, State]:
+        """A personal part is one like that which was drawn."""
+        return {MEMBERS.name: self.first.slot.read(server).drawn}
+
+    def send_members(self, server: Memory, site: str) -> Mapping[str, State]:
+        """What all models share, and their personal parts."""
+        gamma, members = self.first.slot.read(server).gamma, self.members.read(server)
+        return {WEIGHTS.name: gamma, MEMBERS.name: join(members.personal)}
+
+    def collect(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Send the personal part of the model of stage 1. Raises SiteFailed without one."""
+        return ClientResult({MEMBERS.name: self.first.split(self.own(memory).model)[1]}, weight=1.0)
+
+    def keep_members(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the personal parts, by site."""
+        return self.members.write(server, Members(result.collected.get(MEMBERS.name, {})))
+
+    @override
+    def step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """A round of stage 2. Without other models, nothing changes."""
+        if len(by_site(received[MEMBERS.name])) < LEAST_MODELS:
+            return ClientResult({}, weight=1.0)
+        return super().step(context, received, memory, data)
+
+    @override
+    def loss(self, context: StepContext, received: Mapping[str, State], network: FedOapUNet) -> Loss:
+        """L, with U over the models of all members."""
+        config, gamma = self.config, received[WEIGHTS.name]
+        models = [
+            on_device(self.first.spec, {**gamma, **personal}, {}, context.device).eval()
+            for personal in by_site(received[MEMBERS.name]).values()
+        ]
+
+        def loss(images: Tensor, targets: Tensor) -> Tensor:
+            with torch.no_grad():
+                answers = [torch.sigmoid(logits(config, model, images)) for model in models]
+            differ = inconsistency(torch.stack(answers), config.inconsistency)
+            own = logits(config, network, images)
+            return calibration_loss(own, targets, differ, config.calibration_weight)
+
+        return loss
+
+
 @register(
     "feddp",
     FedDpConfig,
@@ -84,105 +180,8 @@ class FedDpConfig(FedOapConfig):
 class FedDp(FedOap):
     """FedDP on FedOAP's network, for a task with one foreground class."""
 
+    stages = (LocalQuery, Calibration)
+
     def __init__(self, config: FedDpConfig, task: Task) -> None:
-        models.check_task(task, "feddp")
+        check_task(task, "feddp")
         super().__init__(config, task)
-        self.config: FedDpConfig = config
-
-    @override
-    def plan(self) -> Plan:
-        """FedOAP's plan, with the collection of the sites' models and the calibration as stage 2."""
-        rounds = self.config.fine_tune_rounds
-        collect = Phase(
-            "collect",
-            1,
-            (),
-            (MEMBERS,),
-            self.collect_step,
-            self.keep_members,
-            expected=self.expect_members,
-            consent=True,
-            everyone=True,
-        )
-        calibrate = Phase(
-            "calibrate",
-            rounds,
-            (WEIGHTS, MEMBERS),
-            (),
-            self.calibrate_step,
-            broadcast=self.send_members,
-            consent=True,
-            everyone=True,
-        )
-        before = ("describe", "train", "validate")
-        others = [step for step in super().plan() if step.name != "finetune"]
-        first = [step for step in others if step.name in before]
-        return (*first, *((collect, calibrate) if rounds else ()), *others[len(first) :])
-
-    def expect_members(self, server: Memory) -> Mapping[str, State]:
-        """A personal part is one like that which was drawn."""
-        return {MEMBERS.name: part(server.tensors, "drawn")}
-
-    def send_members(self, server: Memory, site: str) -> Mapping[str, State]:
-        """What all models share, and their personal parts."""
-        return {
-            WEIGHTS.name: part(server.tensors, "global"),
-            MEMBERS.name: part(server.tensors, MEMBERS.name),
-        }
-
-    # ------------------------------------------------------------------ at a site
-
-    @override
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of stage 1, as configured."""
-        if self.config.first_loss == "dice":
-            return dice_loss(logits, targets)
-        return super().loss(logits, targets)
-
-    @override
-    def _network(self, context: StepContext, model: State, bank: State) -> FedOapUNet:
-        """The network of stage 1, with clipped gradients."""
-        network, clip = super()._network(context, model, bank), self.config.gradient_clip
-        if clip is not None:
-            for parameter in network.parameters():
-                parameter.register_hook(partial(torch.clamp, min=-clip, max=clip))  # type: ignore[no-untyped-call]
-        return network
-
-    def collect_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
-    ) -> ClientResult:
-        """Send the personal part of the model of stage 1. Raises SiteFailed without one."""
-        return ClientResult({MEMBERS.name: self._split(local.model_of(memory))[1]}, weight=1.0)
-
-    def calibrate_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
-    ) -> ClientResult:
-        """A round of stage 2. Without other models, nothing changes."""
-        config, members = self.config, models.entries(received[MEMBERS.name])
-        if len(members) < LEAST_MODELS:
-            return ClientResult({}, weight=1.0)
-        shared = received[WEIGHTS.name]
-        all_models = [
-            models.on_device(self.network, {**shared, **personal}, {}, context.device).eval()
-            for personal in members.values()
-        ]
-
-        def loss_of(network: FedOapUNet) -> local.Loss:
-            def loss(images: Tensor, targets: Tensor) -> Tensor:
-                with torch.no_grad():
-                    answers = [torch.sigmoid(self.logits(model, images)) for model in all_models]
-                differ = inconsistency(torch.stack(answers), config.inconsistency)
-                logits = self.logits(network, images)
-                return calibration_loss(logits, targets, differ, config.calibration_weight)
-
-            return loss
-
-        return local.fine_tune(config, self.network, context, memory, data, loss_of)
-
-    # ------------------------------------------------------------------ at the server
-
-    def keep_members(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the personal parts, by site."""
-        sent = result.collected.get(MEMBERS.name, {})
-        members = {f"{MEMBERS.name}/{site}": dict(state) for site, state in sent.items()}
-        return Memory({**server.tensors, **join(members)}, server.facts)

@@ -34,7 +34,7 @@ Stays:   images, labels, and everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -49,11 +49,10 @@ from personalization.fedbicross.teachers import Teacher
 from personalization.precision import mixed_precision, to_float32
 from training.algorithm import State, StepContext
 from training.errors import ConfigurationError
-from training.methods.one_student import OneStudent, OneStudentConfig, fallen, moments_of, with_moments
+from training.local.loop import mean_loss
+from training.methods.one_student import OneStudent, OneStudentConfig, descend, fallen, means, moments_of
 from training.methods.registry import register
-from training.state_tree import join, part
-
-_MOMENTS = "student_moments"
+from training.parts.part import Slot
 
 
 class FedIscaConfig(OneStudentConfig):
@@ -89,12 +88,21 @@ class FedIscaConfig(OneStudentConfig):
     }
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What an epoch leaves: the moments of the student's optimiser."""
+
+    moments: State = field(default_factory=dict)
+
+
 @register("fedisca", FedIscaConfig, kinds=("classification",))
-class FedIsca(OneStudent):
+class FedIsca(OneStudent[Stage]):
     """One upload per hospital, and a student of trajectories from noise to images.
 
     Raises ConfigurationError for a `synthesis_batch` in which not every class of the task has an image.
     """
+
+    stage = Slot("stage", Stage())
 
     def __init__(self, config: FedIscaConfig, task: Task) -> None:
         super().__init__(config, task)
@@ -110,20 +118,15 @@ class FedIsca(OneStudent):
 
     @override
     def epoch(
-        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: State
-    ) -> tuple[State, dict[str, float]]:
+        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: Stage
+    ) -> tuple[Stage, dict[str, Any]]:
         config = self.config
         trajectory, notes = self._trajectory(context, members)
         teacher = Teacher(members, of_batch=config.reading == "code")
         for images in reversed(trajectory):
             teacher.adapt(images.to(context.device))
         rate = fallen(config.student_rate, config.student_milestones, context)
-        sgd = with_moments(
-            torch.optim.SGD(
-                student.parameters(), lr=rate, momentum=config.momentum, weight_decay=config.weight_decay
-            ),
-            part(stage, _MOMENTS),
-        )
+        sgd = self.sgd(student, rate, stage.moments)
         student.train()
         losses = []
         for done, kept in enumerate(trajectory):
@@ -134,16 +137,13 @@ class FedIsca(OneStudent):
                 answers = student(images)
             share = 1 - done / len(trajectory)
             loss = distillation_loss(to_float32(answers), plain, adapted, share, config.temperature)
-            sgd.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            sgd.step()
-            losses.append(loss.detach())
-        notes["distillation"] = fmean(torch.stack(losses).tolist())
-        return join({_MOMENTS: moments_of(sgd)}), notes
+            losses.append(descend(loss, sgd))
+        notes["distillation"] = mean_loss(losses)
+        return Stage(moments_of(sgd)), notes
 
     def _trajectory(
         self, context: StepContext, members: Sequence[nn.Module]
-    ) -> tuple[list[Tensor], dict[str, float]]:
+    ) -> tuple[list[Tensor], dict[str, Any]]:
         """The images [B, C, H, W] after each step, on the CPU, and the means of the terms of their loss."""
         config, draw = self.config, context.generator("noise")
         images = torch.randn(config.synthesis_batch, *self.shape, generator=draw)
@@ -153,15 +153,10 @@ class FedIsca(OneStudent):
         adam = torch.optim.Adam([images], lr=config.image_rate)
         kept, notes = [], []
         for _ in range(config.steps):
-            adam.zero_grad(set_to_none=True)
             seen = jitter(images, draw) if config.jitter else images
             with mixed_precision(config.precision, context.device):
                 loss = inversion_loss(members, seen, labels, weights)
-            torch.autograd.backward(loss.total)
-            adam.step()
+            descend(loss.total, adam)
             kept.append(images.detach().cpu().clone())
-            terms = (loss.cross_entropy, loss.total_variation, loss.batch_norm)
-            notes.append(torch.stack([term.detach() for term in terms]))
-        names = ("cross_entropy", "total_variation", "batch_norm")
-        means = [fmean(values) for values in zip(*torch.stack(notes).tolist(), strict=True)]
-        return kept, dict(zip(names, means, strict=True))
+            notes.append(torch.stack([loss.cross_entropy, loss.total_variation, loss.batch_norm]).detach())
+        return kept, means(("cross_entropy", "total_variation", "batch_norm"), notes)

@@ -21,7 +21,7 @@ from typing_extensions import override
 from model_store.task import Task
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths
-from training.methods.fedavg import FedAvgConfig
+from training.choices.fedavg import FedAvgConfig
 from training.methods.personal_parts import PersonalFedAvg
 from training.methods.registry import register
 

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
+from training.choices.fedavg import FedAvgConfig
 from training.local.loop import Penalty
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.registry import register
 
 

@@ -25,12 +25,11 @@ from torch import nn
 from typing_extensions import override
 
 from model_store.task import Task
-from training.algorithm import StepContext
+from training.choices.fedavg import FedAvgConfig
 from training.local.loop import train_locally
-from training.local.scores import AnySiteData
-from training.methods.fedavg import FedAvgConfig
 from training.methods.fedper import FedPer
 from training.methods.registry import register
+from training.parts.train import SiteRound
 
 
 class FedRepConfig(FedAvgConfig):
@@ -48,13 +47,14 @@ class FedRep(FedPer):
         self.config: FedRepConfig = config
 
     @override
-    def train(self, context: StepContext, network: nn.Module, data: AnySiteData) -> float:
+    def fit(self, network: nn.Module, here: SiteRound) -> float:
         """Both turns, in place; returns the mean loss of the second."""
+        context, train = here.context, here.data.train
         schedule = self.schedule(context.round)
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(self.is_own(name))
         first = replace(schedule, epochs=self.config.head_epochs)
-        train_locally(network, data.train, first, context.generator("head"))
+        train_locally(network, train, first, context.generator("head"))
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(not self.is_own(name))
-        return train_locally(network, data.train, schedule, context.generator("train"))
+        return train_locally(network, train, schedule, context.generator("train"))

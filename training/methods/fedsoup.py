@@ -25,21 +25,23 @@ Stays:   P_k and n_k; the personal model's score until then; what stays in FedAv
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from pydantic import Field
 from torch import nn
 from typing_extensions import override
 
 from model_store.task import Task
-from training.algorithm import Memory, State, StepContext
+from training.algorithm import State, StepContext
+from training.choices.fedavg import FedAvgConfig
 from training.local.networks import network_of, parameter_names, state_of
 from training.local.norms import estimate_statistics
-from training.local.scores import AnySiteData, ValidationScore, evaluate
-from training.methods.fedavg import FedAvgConfig
+from training.local.scores import ValidationScore, evaluate
+from training.local.site import SiteData
 from training.methods.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.registry import register
-from training.state_tree import join, part
-
-_POOL, _COUNT = "pool", "pooled"
+from training.parts.part import Slot
+from training.parts.train import SiteRound
 
 
 class FedSoupConfig(FedAvgConfig):
@@ -50,9 +52,19 @@ class FedSoupConfig(FedAvgConfig):
     )
 
 
+@dataclass(frozen=True)
+class Pool:
+    """P_k and n_k; `count` is 0 while no global model has joined."""
+
+    mean: State = field(default_factory=dict)
+    count: int = 0
+
+
 @register("fedsoup", FedSoupConfig, kinds=("segmentation", "classification"))
 class FedSoup(FullPersonalFedAvg):
     """FedAvg of models that sites interpolate with a pool of global ones."""
+
+    pool = Slot("pool", Pool())
 
     def __init__(self, config: FedSoupConfig, task: Task) -> None:
         super().__init__(config, task)
@@ -60,17 +72,17 @@ class FedSoup(FullPersonalFedAvg):
         self._trained = parameter_names(self.network)
 
     @override
-    def train_both(
-        self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
-    ) -> LocalResult:
+    def train_both(self, network: nn.Module, here: SiteRound) -> LocalResult:
         """FedAvg's training; in the last rounds, the better candidate and the pool after it."""
+        context, memory, data = here.context, here.memory, here.data
         received = state_of(network)
-        loss = self.train(context, network, data)
+        loss = self.fit(network, here)
         trained = state_of(network)
         if context.round + 1 <= self.config.soup_start * context.rounds:
-            return LocalResult(trained, trained, loss)
+            return LocalResult(trained, trained, loss, memory)
         w_g = {name: received[name] for name in self._trained}
-        pool, count = part(memory.tensors, _POOL), int(memory.facts.get(_COUNT, 0))
+        before = self.pool.read(memory)
+        pool, count = before.mean, before.count
         without, score = self._candidate(context, trained, pool, count, data)
         widened = mean_with(pool, count, w_g)
         with_, its_score = self._candidate(context, trained, widened, count + 1, data)
@@ -79,11 +91,11 @@ class FedSoup(FullPersonalFedAvg):
         if better:
             pool, count = widened, count + 1
         soup = with_ if better else without
-        kept = Memory(join({_POOL: pool}), {_COUNT: count})
-        return LocalResult(soup, soup, loss, kept, afresh=_COUNT not in memory.facts)
+        kept = self.pool.write(memory, Pool(pool, count))
+        return LocalResult(soup, soup, loss, kept, afresh=not self.pool.holds(memory))
 
     def _candidate(
-        self, context: StepContext, trained: State, pool: State, count: int, data: AnySiteData
+        self, context: StepContext, trained: State, pool: State, count: int, data: SiteData
     ) -> tuple[State, ValidationScore]:
         """(w_k + n P) / (n + 1), and its score on the site's validation patients."""
         own = {name: trained[name] for name in self._trained}

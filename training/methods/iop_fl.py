@@ -26,14 +26,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
+from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.state import clone, ema, interpolate
 from training.algorithm import (
@@ -49,23 +50,19 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.choices.fedavg import FedAvgConfig, RotationHeadConfig
 from training.errors import SiteFailed
 from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
 from training.local.norms import with_statistics
 from training.local.schedule import Schedule
-from training.local.scores import (
-    AnySiteData,
-    ValidationScore,
-    check_score,
-    dice_per_patient,
-    evaluate,
-)
+from training.local.scores import ValidationScore, check_score, dice_per_patient, evaluate
 from training.local.site import SiteData
-from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, RotationHeadConfig
+from training.methods.fedavg import FedAvg
 from training.methods.registry import Panel, register
-from training.parts.test import predicting, score_once, scored_metrics, scoring_phase
-from training.state_tree import join, part
+from training.parts.part import Part, Slot
+from training.parts.test import Model, Predict, Test
+from training.parts.train import WEIGHTS, SiteRound, Train, Update
 
 # A site without a personal model sends none.
 PERSONAL = Group("personal", "weights", "collect", essential=False)
@@ -123,212 +120,222 @@ class IopFlConfig(RotationHeadConfig):
     PAPER: ClassVar[Mapping[str, Any]] = {**FedAvgConfig.PAPER, "personal": "moving-average"}
 
 
-@register("iop-fl", IopFlConfig, panels=(Panel("changes"),))
-class IopFl(FedAvg):
-    """FedAvg, and a personal model at each site."""
+@dataclass(frozen=True)
+class Average:
+    """A site's moving average P_k, the one worth publishing, and its score; without one, `best` is empty."""
 
-    def __init__(self, config: IopFlConfig, task: Task) -> None:
-        super().__init__(config, task)
-        self.config: IopFlConfig = config
+    personal: State = field(default_factory=dict)
+    best: State = field(default_factory=dict)
+    score: ValidationScore | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A site's w_g and P_k, and what each lambda of `shares` scores, and changes, on its patients."""
+
+    start: State = field(default_factory=dict)
+    tuned: State = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
+    scores: tuple[ValidationScore, ...] = ()
+    changes: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The lambda that all sites' patients together choose."""
+
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The exported P_k, what each is worth, and whether any site consented."""
+
+    models: Mapping[str, State] = field(default_factory=dict)
+    compared: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    consented: bool = False
+
+
+class Personalise(Part):
+    """Each site's own model, after the training: P_k, and how much of it."""
+
+    def __init__(self, method: IopFl) -> None:
+        self.method = method
+        self.average = Slot("moving_average", Average())
+        self.own = Slot("personalise", Tuned())
+        self.federation = Slot("personalise", Federation())
 
     @override
     def plan(self) -> Plan:
-        """FedAvg's plan, with each site's own model before the test of both, and the export after it."""
-        *before, _ = super().plan()
-        personalise = Phase(
-            "personalise",
-            1,
-            (WEIGHTS,),
-            (CHANGES,),
-            self.personalise_step,
-            self.choose_share,
-            self.send_selected,
-            everyone=True,
-        )
-        test = scoring_phase(self.task, (WEIGHTS, SHARE), self.score_step, self.send_tested, ("", "personal"))
-        export = Phase(
-            "export",
-            1,
-            (SHARE,),
-            (PERSONAL, COMPARISON),
-            self.export_step,
-            self.keep_exported,
-            self.send_share,
-            self.expect_personal,
-            consent=True,
-            everyone=True,
-        )
-        return (*before, personalise, test, export)
+        send = self.method.train.send_selected
+        return (Phase("personalise", 1, (WEIGHTS,), (CHANGES,), self.step, self.choose, send, everyone=True),)
 
     def send_share(self, server: Memory, site: str) -> Mapping[str, State]:
         """The federation's lambda."""
-        return {SHARE.name: {"share": torch.tensor(server.facts.get("share", 0.0))}}
-
-    def send_tested(self, server: Memory, site: str) -> Mapping[str, State]:
-        """The selected w_g, and the federation's lambda."""
-        return {**self.send_selected(server, site), **self.send_share(server, site)}
-
-    def expect_personal(self, server: Memory) -> Mapping[str, State]:
-        """An exported model is one like w_g."""
-        return {PERSONAL.name: self.selected(server)[0]}
+        return {SHARE.name: {"share": torch.tensor(self.federation.read(server).share)}}
 
     # ------------------------------------------------------------------ at a site
 
-    @override
-    def train_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """FedAvg's step; with the moving average, the personal model's after it."""
-        result = super().train_step(context, received, memory, data)
-        if self.config.personal == "interpolated":
-            return result
+    def follow(self, w_k: State, here: SiteRound) -> tuple[Memory, dict[str, float]]:
+        """The site's memory with its moving average after a round, and what that scores."""
+        method, config, context = self.method, self.method.config, here.context
         # A site that joins late starts from the first global model it sees.
-        previous = part(memory.tensors, "personal") or received[WEIGHTS.name]
-        personal = ema(previous, result.uploads[WEIGHTS.name], self.config.tau)
-        network = network_of(self.network, self._with_statistics(personal, data, context), context.device)
-        score = evaluate(network, data.val, self.classes, self.config.batch_size)
-        metrics = {**result.metrics, **score.metrics("personal_val_dice")}
-        return replace(
-            result, memory=self._remember(memory, personal, score, context.round + 1), metrics=metrics
+        before = self.average.read(here.memory).personal or here.received[WEIGHTS.name]
+        personal = ema(before, w_k, config.tau)
+        network = network_of(
+            method.network, self._with_statistics(personal, here.data, context), context.device
         )
+        score = evaluate(network, here.data.val, method.classes, config.batch_size)
+        kept = self.remember(here.memory, personal, score, context.round + 1)
+        return kept, score.metrics("personal_val_dice")
 
-    def _remember(self, memory: Memory, personal: State, score: ValidationScore, rounds_done: int) -> Memory:
+    def remember(self, memory: Memory, personal: State, score: ValidationScore, rounds_done: int) -> Memory:
         """The site's memory after so many rounds: P_k, and the P_k worth publishing."""
-        best = memory.facts.get("best")
-        improved = best is None or score.beats(ValidationScore(**best))
-        if self.config.selection == "best" and self.config.selectable(rounds_done) and improved:
-            best, kept = {"total": score.total, "patients": score.patients}, personal
-        else:
-            kept = part(memory.tensors, "best")
-        return Memory(join({"personal": personal, "best": kept}), {"best": best})
+        config, before = self.method.config, self.average.read(memory)
+        after = replace(before, personal=personal)
+        improved = before.score is None or score.beats(before.score)
+        if config.selection == "best" and config.selectable(rounds_done) and improved:
+            after = Average(personal, personal, ValidationScore(score.total, score.patients))
+        return self.average.write(memory, after)
 
-    def _with_statistics(self, personal: State, data: AnySiteData, context: StepContext) -> State:
+    def _with_statistics(self, personal: State, data: SiteData, context: StepContext) -> State:
         """P_k as it is, or with batch-norm statistics of its own site's."""
-        if self.config.personal_statistics == "averaged":
+        config = self.method.config
+        if config.personal_statistics == "averaged":
             return personal
-        return with_statistics(self.network, personal, data.all_train, self.config.batch_size, context.device)
+        network = self.method.network
+        return with_statistics(network, personal, data.all_train, config.batch_size, context.device)
 
-    def personalise_step(
+    def step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Choose what the site publishes, and compare it with w_g on its validation patients.
 
         A patient that P_k was trained on says nothing: a site without others has no comparison.
         """
-        global_model = received[WEIGHTS.name]
+        method, config, w_g = self.method, self.method.config, received[WEIGHTS.name]
 
         def dice(state: State) -> dict[str, float]:
             if not data.held_out:
                 return {}
-            network = network_of(self.network, state, context.device)
-            return dice_per_patient(network, data.val, self.classes, self.config.batch_size)
+            network = network_of(method.network, state, context.device)
+            return dice_per_patient(network, data.val, method.classes, config.batch_size)
 
         shares: tuple[float, ...]
-        if self.config.personal == "interpolated":
-            tuned, shares = self._tuned(context, global_model, data), LAMBDAS
+        if config.personal == "interpolated":
+            tuned, shares = self.tuned(context, w_g, data), LAMBDAS
         else:
+            average = self.average.read(memory)
             # A site that was in no round has the global model.
-            kept = part(memory.tensors, "best") or part(memory.tensors, "personal") or clone(global_model)
+            kept = average.best or average.personal or clone(w_g)
             tuned, shares = self._with_statistics(kept, data, context), (0.0, 1.0)
-        found = [dice(interpolate(global_model, tuned, share)) for share in shares]
-        scores = [ValidationScore.of(each) for each in found]
+        found = [dice(interpolate(w_g, tuned, share)) for share in shares]
+        scores = tuple(ValidationScore.of(each) for each in found)
         changes = changes_of(found)
-        facts = {
-            "shares": shares,
-            "scores": [[score.total, score.patients] for score in scores],
-            "changes": changes.tolist(),
-        }
-        own = shares[chosen(changes)] if self.config.personal == "interpolated" else 1.0
-        best = scores[shares.index(own)].metrics("personal_val_dice")
-        uploads = {CHANGES.name: {"changes": changes}} if self.config.personal == "interpolated" else {}
+        own = shares[chosen(changes)] if config.personal == "interpolated" else 1.0
+        rows = tuple(tuple(row) for row in changes.tolist())
         return ClientResult(
-            {CHANGES.name: {}, **uploads},
+            {CHANGES.name: {"changes": changes} if config.personal == "interpolated" else {}},
             weight=1.0,
-            memory=Memory(join({"start": global_model, "tuned": tuned}), facts),
-            metrics=best,
+            memory=self.own.write(self.average.clear(memory), Tuned(w_g, tuned, shares, scores, rows)),
+            metrics=scores[shares.index(own)].metrics("personal_val_dice"),
         )
 
-    def _tuned(self, context: StepContext, global_model: State, data: SiteData) -> State:
+    def tuned(self, context: StepContext, w_g: State, data: SiteData) -> State:
         """P_k, from w_g."""
-        config = self.config
-        network = network_of(self.network, global_model, context.device)
+        config = self.method.config
+        network = network_of(self.method.network, w_g, context.device)
         schedule = Schedule(
-            config.personal_epochs,
-            None,
-            config.batch_size,
-            config.personal_rate,
+            epochs=config.personal_epochs,
+            batch_size=config.batch_size,
+            learning_rate=config.personal_rate,
             augment=config.augment,
             precision=config.precision,
             optimiser="sgd",
             falls=True,
             intensity=config.intensity,
-            loss=self.loss,
+            loss=self.method.loss,
             randomise=config.domain_randomisation != "none",
             foreground=config.foreground,
         )
         train_locally(network, data.train, schedule, context.generator("personalise"))
         return state_of(network)
 
-    def _share(self, received: Mapping[str, State], memory: Memory) -> tuple[float, bool]:
-        """The site's lambda, and whether it is that of the federation, for want of patients."""
-        if self.config.personal == "moving-average":
+    def share(self, received: Mapping[str, State], own: Tuned) -> tuple[float, bool]:
+        """A site's lambda, and whether it is that of the federation, for want of patients."""
+        if self.method.config.personal == "moving-average":
             return 1.0, False
-        changes = torch.tensor(memory.facts["changes"], dtype=torch.float64)
+        changes = torch.tensor(own.changes, dtype=torch.float64)
         if int(changes[0, 2]) < LEAST_PATIENTS:
             return float(received[SHARE.name]["share"]), True
-        return memory.facts["shares"][chosen(changes)], False
+        return own.shares[chosen(changes)], False
+
+    # ------------------------------------------------------------------ at the server
+
+    def choose(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the lambda that all sites' patients together choose."""
+        together = result.reduced.get(CHANGES.name, {}).get("changes")
+        share = LAMBDAS[chosen(together)] if together is not None else 0.0
+        return self.federation.write(server, Federation(share))
+
+
+class ExportShare(Part):
+    """The export of P_k(lambda), of the sites that consent."""
+
+    def __init__(self, train: Train, personalise: Personalise, test: Test) -> None:
+        self.train = train
+        self.personalise = personalise
+        self.test = test
+        self.slot = Slot("export", Exported())
 
     @override
-    def score_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """Score the selected w_g and P_k(lambda) on the test patients. With lambda = 0, P_k is w_g."""
-        w_g = network_of(self.network, received[WEIGHTS.name], context.device)
-        shared, own = predicting(w_g, self.config.batch_size), None
-        if "shares" in memory.facts and (share := self._share(received, memory)[0]):
-            start, tuned = part(memory.tensors, "start"), part(memory.tensors, "tuned")
-            network = network_of(self.network, interpolate(start, tuned, share), context.device)
-            own = predicting(network, self.config.batch_size)
-        return score_once({"": shared, "personal": own}, data, self.task)
+    def plan(self) -> Plan:
+        return (
+            Phase(
+                "export",
+                1,
+                (SHARE,),
+                (PERSONAL, COMPARISON),
+                self.step,
+                self.keep,
+                self.personalise.send_share,
+                self.expect,
+                consent=True,
+                everyone=True,
+            ),
+        )
 
-    def export_step(
+    def expect(self, server: Memory) -> Mapping[str, State]:
+        """An exported model is one like w_g."""
+        return {PERSONAL.name: self.train.slot.read(server).selected}
+
+    def step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """P_k(lambda), by the site's own patients or the federation's.
 
         Raises SiteFailed at a site that was not there to tune it.
         """
-        facts = memory.facts
-        if "shares" not in facts:
+        if not self.personalise.own.holds(memory):
             raise SiteFailed("it has no personal model: it dropped out before the phase `personalise`")
-        shares, (share, borrowed) = facts["shares"], self._share(received, memory)
-        scores = [ValidationScore(total, patients) for total, patients in facts["scores"]]
-        before, after = scores[0], scores[shares.index(share)]
+        own = self.personalise.own.read(memory)
+        share, borrowed = self.personalise.share(received, own)
+        before, after = own.scores[0], own.scores[own.shares.index(share)]
         comparison: State = {
             "before": before.state()["score"],
             "after": after.state()["score"],
             "share": torch.tensor([share, borrowed], dtype=torch.float64),
         }
-        start, tuned = part(memory.tensors, "start"), part(memory.tensors, "tuned")
-        published = interpolate(start, tuned, share) if share else {}
+        published = interpolate(own.start, own.tuned, share) if share else {}
         return ClientResult(
             {COMPARISON.name: comparison, PERSONAL.name: published},
             weight=1.0,
             metrics=after.metrics("personal_val_dice") | {"personal_share": share},
         )
 
-    # ------------------------------------------------------------------ at the server
-
-    def choose_share(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the lambda that all sites' patients together choose."""
-        together = result.reduced.get(CHANGES.name, {}).get("changes")
-        share = LAMBDAS[chosen(together)] if together is not None else 0.0
-        return Memory(server.tensors, {**server.facts, "share": share})
-
-    def keep_exported(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+    def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Set the exported models beside the global one, and what each is worth."""
-        sent = {site: state for site, state in result.collected.get(PERSONAL.name, {}).items() if state}
-        inside = {f"inside/{site}": dict(state) for site, state in sent.items()}
+        sent = {site: dict(state) for site, state in result.collected.get(PERSONAL.name, {}).items() if state}
         compared = {
             site: {
                 "share": float(state["share"][0]),
@@ -338,38 +345,74 @@ class IopFl(FedAvg):
             }
             for site, state in result.collected.get(COMPARISON.name, {}).items()
         }
-        facts = {
-            **server.facts,
-            "exported": sorted(sent),
-            "personal": compared,
-            "consented": bool(result.weights),
-        }
-        return Memory({**server.tensors, **join(inside)}, facts)
+        models = {site: sent[site] for site in sorted(sent)}
+        return self.slot.write(server, Exported(models, compared, bool(result.weights)))
+
+    def drafts(self, server: Memory, network: NetworkSpec) -> tuple[ModelDraft, ...]:
+        """The exported models, ready to be published."""
+        exported = self.slot.read(server)
+        return tuple(
+            ModelDraft(
+                "inside",
+                network,
+                model,
+                site,
+                {
+                    name: value
+                    for name, value in exported.compared.get(site, {}).items()
+                    if name.startswith("val_dice") and value is not None
+                }
+                | self.test.metrics(server, "personal", (site,)),
+            )
+            for site, model in exported.models.items()
+        )
+
+
+@register("iop-fl", IopFlConfig, panels=(Panel("changes"),))
+class IopFl(FedAvg):
+    """FedAvg, and a personal model at each site."""
+
+    def __init__(self, config: IopFlConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.config: IopFlConfig = config
+        *before, _ = self.parts
+        self.personalise = Personalise(self)
+        self.test = Test(task, self.answers, ("", "personal"), (WEIGHTS, SHARE), self.send_tested)
+        self.export = ExportShare(self.train, self.personalise, self.test)
+        self.parts = (*before, self.personalise, self.test, self.export)
+
+    def send_tested(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The selected w_g, and the federation's lambda."""
+        return {**self.train.send_selected(server, site), **self.personalise.send_share(server, site)}
+
+    @override
+    def update(self, network: nn.Module, here: SiteRound) -> Update:
+        """FedAvg's update; with the moving average, the personal model's after it."""
+        update = super().update(network, here)
+        if self.config.personal == "interpolated":
+            return update
+        kept, metrics = self.personalise.follow(update.weights, here)
+        return replace(update, memory=kept, metrics=metrics)
+
+    @override
+    def answers(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory
+    ) -> Mapping[Model, Predict | None]:
+        """The models that a site tests: the selected w_g, and P_k(lambda). With lambda = 0, P_k is w_g."""
+        own, personal = self.personalise.own.read(memory), None
+        if own.shares and (share := self.personalise.share(received, own)[0]):
+            personal = self.train.answers(context, interpolate(own.start, own.tuned, share))
+        return {**super().answers(context, received, memory), "personal": personal}
 
     @override
     def publication(self, server: Memory) -> Publication:
         """A routing space of the global and the exported models; without consent, the global model alone."""
-        base = super().publication(server)
-        compared = server.facts.get("personal", {})
-        inside = tuple(
-            ModelDraft(
-                "inside",
-                self.network,
-                part(server.tensors, f"inside/{site}"),
-                site,
-                {
-                    name: value
-                    for name, value in compared.get(site, {}).items()
-                    if name.startswith("val_dice") and value is not None
-                }
-                | scored_metrics(server.facts, self.task, "personal", (site,)),
-            )
-            for site in server.facts.get("exported", ())
-        )
-        details = {**base.details, "personal": compared}
-        if not server.facts.get("consented"):
+        base, exported = super().publication(server), self.export.slot.read(server)
+        if not exported.consented:
             return base
-        return replace(base, kind="routing-space", models=(*base.models, *inside), details=details)
+        models = (*base.models, *self.export.drafts(server, self.network))
+        details = {**base.details, "personal": exported.compared}
+        return replace(base, kind="routing-space", models=models, details=details)
 
 
 def changes_of(dice: Sequence[Mapping[str, float]]) -> Tensor:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -42,18 +42,18 @@ from personalization.networks import outline
 from personalization.networks.capabilities import head_paths
 from personalization.networks.projected import OUTPUT
 from personalization.precision import Precision, mixed_precision, to_float32
-from training.algorithm import ClientResult, Memory, State, StepContext
+from training.algorithm import State
+from training.choices.fedavg import FedAvgConfig
 from training.errors import ConfigurationError
 from training.local.loop import Penalty, train_locally
 from training.local.networks import network_of, state_of
 from training.local.registry import kind_of
 from training.local.schedule import Schedule
-from training.local.scores import AnySiteData, evaluate, weight_of
-from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.registry import register
-from training.state_tree import join, part
+from training.parts.part import Slot
+from training.parts.train import WEIGHTS, SiteRound, Update
 
-_PREVIOUS = "previous"
 # The paper's, of a classification.
 _PROJECTION = 256
 
@@ -81,12 +81,21 @@ class MoonConfig(FedAvgConfig):
     }
 
 
+@dataclass(frozen=True)
+class Previous:
+    """The model that a site sent last; empty before its first round."""
+
+    model: State = field(default_factory=dict)
+
+
 @register("moon", MoonConfig, kinds=("segmentation", "classification"))
 class Moon(FedAvg):
     """FedAvg with the contrastive term.
 
     Raises ConfigurationError for a projection of a segmentation.
     """
+
+    previous = Slot("previous", Previous())
 
     def __init__(self, config: MoonConfig, task: Task) -> None:
         super().__init__(config, task)
@@ -122,35 +131,27 @@ class Moon(FedAvg):
         return replace(super().schedule(round_), weight_decay=self.config.weight_decay)
 
     @override
-    def train_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """FedAvg's step with the contrastive term; the site keeps the model that it sends."""
+    def update(self, network: nn.Module, here: SiteRound) -> Update:
+        """FedAvg's update with the contrastive term; the site keeps the model that it sends."""
         config = self.config
-        network = self.network_here(context, received[WEIGHTS.name], data)
-        score = evaluate(network, data.val, self.classes, config.batch_size)
-        schedule, draw = self.schedule(context.round), context.generator("train")
-        previous = part(memory.tensors, _PREVIOUS)
+        schedule, draw = self.schedule(here.context.round), here.context.generator("train")
+        data, device = here.data.train, here.context.device
+        previous = self.previous.read(here.memory).model
         if config.mu and previous:
             with contrast(
                 network,
-                network_of(self.network, received[WEIGHTS.name], context.device),
-                network_of(self.network, previous, context.device),
+                network_of(self.network, here.received[WEIGHTS.name], device),
+                network_of(self.network, previous, device),
                 self._compared,
                 mu=config.mu,
                 temperature=config.contrast_temperature,
                 precision=config.precision,
             ) as term:
-                loss = train_locally(network, data.train, schedule, draw, term)
+                loss = train_locally(network, data, schedule, draw, term)
         else:
-            loss = train_locally(network, data.train, schedule, draw)
+            loss = train_locally(network, data, schedule, draw)
         after = state_of(network)
-        return ClientResult(
-            {WEIGHTS.name: after, SCORES.name: score.state()},
-            weight_of(data, config.aggregation),
-            Memory(join({_PREVIOUS: after})),
-            {**score.metrics(self.metric), "loss": loss},
-        )
+        return Update(after, loss, memory=self.previous.write(here.memory, Previous(after)))
 
 
 def contrastive_loss(z_BF: Tensor, global_BF: Tensor, previous_BF: Tensor, temperature: float) -> Tensor:

@@ -3,14 +3,13 @@
 Every hospital trains a classifier, by default a ResNet-18, on its images and sends it, with its batch-norm
 statistics. All begin alike unless the configuration says otherwise: weights that begin apart have no average.
 The sites are sent a seed for it, 8 bytes. What the server makes of the uploads is the method's.
-
-The server keeps the uploads as `model/SITE/...`, and the sizes of the sites in the fact `sites`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,25 +20,16 @@ from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.precision import Precision
 from personalization.state import StreamingMean
-from training.algorithm import (
-    Algorithm,
-    ClientResult,
-    Group,
-    Memory,
-    Phase,
-    RoundResult,
-    State,
-    StepContext,
-)
+from training.algorithm import ClientResult, Group, Memory, Phase, Plan, RoundResult, State, StepContext
 from training.choices.network import NetworkConfig
 from training.choices.randomisation import RandomisationConfig
-from training.errors import TrainingError
+from training.errors import SiteFailed, TrainingError
 from training.local.classifier import ClassCounts, SgdSchedule, train_classifier
 from training.local.images import Images
 from training.local.networks import new_network, shapes_of, state_of
 from training.local.site import SiteData
-from training.parts.describe import STATISTICS, describe, merge_described
-from training.state_tree import join, part
+from training.parts.describe import STATISTICS, Described, describe
+from training.parts.part import Added, Part, Parted, Slot
 
 SEED = Group("seed", "statistics", "collect")
 MODEL = Group("model", "weights", "collect")
@@ -88,8 +78,121 @@ class OneShotConfig(RandomisationConfig, NetworkConfig):
         )
 
 
-class OneShot(Algorithm):
-    """The phase `local`, of every site."""
+# (context, the seed of the first weights, the site's data) -> the site's model, and numbers to watch
+TrainOnce = Callable[[StepContext, int, SiteData[Images]], tuple[State, Mapping[str, float]]]
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """The seed of the weights that all sites begin with; after the upload the models, and the numbers of
+    training images, by site."""
+
+    seed: State = field(default_factory=dict)
+    models: Mapping[str, State] = field(default_factory=dict)
+    images: Mapping[str, float] = field(default_factory=dict)
+
+    def student(
+        self, start: Start, network: NetworkSpec, draw: torch.Generator, sites: Collection[str]
+    ) -> State:
+        """The weights that a student of some uploads begins with: their plain mean, the one of the largest
+        site (the first of equals), or a draw."""
+        if start == "random":
+            return state_of(new_network(network, draw))
+        if start == "largest_client":
+            return self.models[max(sites, key=lambda site: self.images[site])]
+        mean = StreamingMean()
+        for site in sites:
+            mean.add(self.models[site], 1.0)
+        return mean.result()
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a site uploaded."""
+
+    model: State = field(default_factory=dict)
+
+
+class Upload(Part):
+    """The phase `local`, of every site. A site `keeps` its model if it needs it again.
+
+    A site sends its summary statistics beside it: there is no phase before.
+    """
+
+    def __init__(self, network: NetworkSpec, train: TrainOnce, *, keeps: bool) -> None:
+        self.network = network
+        self.train = train
+        self.keeps = keeps
+        self.slot = Slot("upload", Uploaded())
+        self.described = Slot("describe", Described())
+        self.own = Slot("own", Own())
+
+    @override
+    def begin(self, context: StepContext, server: Memory) -> Memory:
+        """The seed, from that of the run."""
+        seed = torch.randint(2**62, (1,), generator=context.generator("weights"))
+        return self.slot.write(server, Uploaded({"seed": seed}))
+
+    @override
+    def plan(self) -> Plan:
+        groups = (SEED,), (MODEL, STATISTICS)
+        return (Phase("local", 1, *groups, self.step, self.keep, self.send_seed, self.expect, everyone=True),)
+
+    def send_seed(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The seed, to every site the same."""
+        return {SEED.name: self.slot.read(server).seed}
+
+    def expect(self, server: Memory) -> Mapping[str, State]:
+        """An upload is a network of the task."""
+        return {MODEL.name: shapes_of(self.network)}
+
+    def step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
+    ) -> ClientResult:
+        """Train once."""
+        model, metrics = self.train(context, int(received[SEED.name]["seed"]), data)
+        kept = self.own.write(memory, Own(model)) if self.keeps else None
+        uploads = {MODEL.name: model, STATISTICS.name: describe(data)}
+        return ClientResult(uploads, float(len(data.train)), kept, metrics)
+
+    def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the uploads."""
+        models = {site: dict(result.collected[MODEL.name][site]) for site in result.weights}
+        after = self.slot.write(server, Uploaded(models=models, images=result.weights))
+        return self.described.write(after, Described.of(result))
+
+    def uploaded(self, memory: Memory) -> State:
+        """The model that a site uploaded. Raises SiteFailed without one."""
+        if not self.own.holds(memory):
+            raise SiteFailed("it has no model of its own: it dropped out of the phase 'local'")
+        return self.own.read(memory).model
+
+    @override
+    def publish(self, server: Memory) -> Added:
+        return Added(statistics=self.described.read(server).statistics)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The right answers by class on validation images, by site, as `ClassCounts.state` has them."""
+
+    counts: Mapping[str, State] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: RoundResult) -> Counted:
+        """What the sites that let them out sent as `COUNTS`."""
+        return cls({site: dict(state) for site, state in result.collected.get(COUNTS.name, {}).items()})
+
+    def metrics(self, sites: Collection[str] | None = None) -> dict[str, float]:
+        """The validation metrics of all sites together, or of some."""
+        found = [ClassCounts(**c) for site, c in self.counts.items() if sites is None or site in sites]
+        return sum(found[1:], found[0]).metrics("val_") if found else {}
+
+
+class OneShot(Parted):
+    """One upload of every hospital, of which a method makes what it will."""
+
+    keeps: ClassVar[bool] = False  # whether a hospital needs its model after the upload
 
     def __init__(self, config: OneShotConfig, task: Task) -> None:
         self.config = config
@@ -97,86 +200,23 @@ class OneShot(Algorithm):
         self.classes = len(task.classes)
         self.shape = (task.in_channels, *task.size)
         self.network = config.network_for(task)
-
-    @override
-    def initial(self, context: StepContext) -> Memory:
-        """The seed of the weights that all sites begin with."""
-        return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
-
-    def local_phase(self) -> Phase:
-        """The one upload."""
-        return Phase(
-            "local",
-            1,
-            (SEED,),
-            (MODEL, STATISTICS),
-            self.train_once,
-            self.keep_uploads,
-            self.send_seed,
-            self.expect_model,
-            everyone=True,
-        )
-
-    def send_seed(self, server: Memory, site: str) -> Mapping[str, State]:
-        """The seed, to every site the same."""
-        return {SEED.name: {"seed": server.tensors["seed"]}}
-
-    def expect_model(self, server: Memory) -> Mapping[str, State]:
-        """An upload is a network of the task."""
-        return {MODEL.name: shapes_of(self.network)}
-
-    def expect_counts(self, server: Memory) -> Mapping[str, State]:
-        """Counts are of the task's classes."""
-        none = torch.zeros(self.classes, dtype=torch.float64)
-        return {COUNTS.name: ClassCounts(none, none).state()}
+        self.upload = Upload(self.network, self.train_once, keeps=self.keeps)
+        self.parts: Sequence[Part] = (self.upload,)
 
     def train_once(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
-    ) -> ClientResult:
-        """Train once. The site's memory has the upload as `own/...`."""
-        start = torch.Generator().manual_seed(int(received[SEED.name]["seed"]))
-        if not self.config.common_start:
-            start = context.generator("weights")
+        self, context: StepContext, seed: int, data: SiteData[Images]
+    ) -> tuple[State, Mapping[str, float]]:
+        """f_k, trained on the site's images."""
+        common = self.config.common_start
+        start = torch.Generator().manual_seed(seed) if common else context.generator("weights")
         network = new_network(self.network, start).to(context.device)
         loss = train_classifier(network, data.train, self.config.local(), context.generator("train"))
         counts = ClassCounts.of(network, data.val, self.classes)
-        own = state_of(network)
-        weight = float(len(data.train))
-        return ClientResult(
-            {MODEL.name: own, **describe(data, weight).uploads},
-            weight,
-            Memory(join({"own": own})),
-            {"loss": loss, **counts.metrics("local_val_")},
-        )
+        return state_of(network), {"loss": loss, **counts.metrics("local_val_")}
 
-    def keep_uploads(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the uploads by site."""
-        models = {f"model/{site}": dict(state) for site, state in result.collected[MODEL.name].items()}
-        return Memory(join(models), {"sites": dict(result.weights), **merge_described(result)})
-
-
-def uploaded(server: Memory) -> dict[str, State]:
-    """The uploads that the server keeps, by site."""
-    return {site: part(server.tensors, f"model/{site}") for site in server.facts["sites"]}
-
-
-def first_student(
-    start: Start,
-    network: NetworkSpec,
-    models: Sequence[State],
-    sizes: Sequence[float],
-    generator: torch.Generator,
-) -> State:
-    """The weights that a student of some uploads begins with: their plain mean, the one of the largest site
-    (the first of equals), or a draw. `sizes` are those of the models' sites."""
-    if start == "random":
-        return state_of(new_network(network, generator))
-    if start == "largest_client":
-        return dict(models[max(range(len(models)), key=lambda index: sizes[index])])
-    mean = StreamingMean()
-    for model in models:
-        mean.add(model, 1.0)
-    return mean.result()
+    def expect_counts(self, server: Memory) -> Mapping[str, State]:
+        """Counts are of the task's classes."""
+        return {COUNTS.name: ClassCounts(*torch.zeros(2, self.classes, dtype=torch.float64)).state()}
 
 
 def check_student(what: str, student: nn.Module, rate: str) -> None:

@@ -1,23 +1,26 @@
 """One-shot methods that make one global model: the server distils a student from the uploads, epoch by epoch.
 
-A method has an `epoch`. The phases around it are here: the one upload, the student's validation at the sites,
-and its test. What an epoch leaves for the next one is in the server's memory as `stage/...`, the optimisers'
-moments too, so that a resumed run has the same bits. After the last epoch the student alone is kept.
+A method has an `epoch`, and a slot for what an epoch leaves for the next one, the optimisers' moments too, so
+that a resumed run has the same bits. After the last epoch the student alone is kept, for its validation at
+the sites and its test.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Generic, TypeVar
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
+from personalization.dense import Generator
+from personalization.networks import initialise
 from training.algorithm import (
     ClientResult,
     Memory,
@@ -30,25 +33,16 @@ from training.algorithm import (
     State,
     StepContext,
 )
-from training.local.classifier import ClassCounts, counts_from
+from training.local.classifier import ClassCounts
 from training.local.images import Images
 from training.local.networks import network_of, state_of
 from training.local.site import SiteData
-from training.methods.fedavg import WEIGHTS
-from training.methods.one_shot import (
-    COUNTS,
-    OneShot,
-    OneShotConfig,
-    Start,
-    check_student,
-    first_student,
-    uploaded,
-)
-from training.parts.describe import described
-from training.parts.test import predicting, score_once, scored_metrics, scoring_phase
-from training.state_tree import join, part
+from training.methods.one_shot import COUNTS, Counted, OneShot, OneShotConfig, Start, check_student
+from training.parts.part import Added, Part, Slot
+from training.parts.test import Model, Predict, Test, predicting
+from training.parts.train import WEIGHTS
 
-_STAGE, _STUDENT = "stage", "student"
+Left = TypeVar("Left")
 
 
 class OneStudentConfig(OneShotConfig):
@@ -60,109 +54,180 @@ class OneStudentConfig(OneShotConfig):
     student_rate: float = Field(0.01, gt=0, description="of the student's SGD, with `momentum`")
 
 
-class OneStudent(OneShot):
+@dataclass(frozen=True)
+class Distilled:
+    """The student, and the notes of every epoch."""
+
+    student: State = field(default_factory=dict)
+    log: tuple[Mapping[str, Any], ...] = ()
+
+
+class Distil(Part, Generic[Left]):
+    """The epochs at the server, and the validation of the student at the sites."""
+
+    def __init__(self, method: OneStudent[Left]) -> None:
+        self.method = method
+        self.slot = Slot("distil", Distilled())
+        self.counted = Slot("counts", Counted())
+
+    @override
+    def plan(self) -> Plan:
+        return (
+            ServerStage("distil", self.method.config.epochs, self.distil),
+            Phase(
+                "validate",
+                1,
+                (WEIGHTS,),
+                (COUNTS,),
+                self.step,
+                self.keep,
+                self.send,
+                self.method.expect_counts,
+                everyone=True,
+            ),
+        )
+
+    def distil(self, context: StepContext, server: Memory) -> Memory:
+        """One epoch; after the last one, the uploads and what epochs left are dropped."""
+        method, before = self.method, self.slot.read(server)
+        uploads = method.upload.slot.read(server)
+        members = [
+            network_of(method.network, model, context.device).eval().requires_grad_(False)
+            for model in uploads.models.values()
+        ]
+        begun = before.student or uploads.student(
+            method.config.init, method.network, context.generator("student"), uploads.models
+        )
+        student = network_of(method.network, begun, context.device)
+        left, notes = method.epoch(context, members, student, method.stage.read(server))
+        check_student("the student", student, "student_rate")
+        after = self.slot.write(server, Distilled(state_of(student), (*before.log, notes)))
+        if context.round == context.rounds - 1:
+            return method.upload.slot.clear(method.stage.clear(after))
+        return method.stage.write(after, left)
+
+    def send(self, server: Memory, site: str) -> Mapping[str, State]:
+        """S, to every site the same."""
+        return {WEIGHTS.name: self.slot.read(server).student}
+
+    def step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
+    ) -> ClientResult:
+        """Count the student's right answers."""
+        student = network_of(self.method.network, received[WEIGHTS.name], context.device)
+        counts = ClassCounts.of(student, data.val, self.method.classes)
+        return ClientResult(
+            {COUNTS.name: counts.state()}, float(len(data.train)), metrics=counts.metrics("val_")
+        )
+
+    def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the right answers."""
+        return self.counted.write(server, Counted.of(result))
+
+    @override
+    def publish(self, server: Memory) -> Added:
+        return Added(self.counted.read(server).metrics())
+
+
+class OneStudent(OneShot, Generic[Left]):
     """One upload per hospital, and one student of all of them."""
+
+    # What an epoch leaves for the next one.
+    stage: Slot[Left]
 
     def __init__(self, config: OneStudentConfig, task: Task) -> None:
         super().__init__(config, task)
         self.config: OneStudentConfig = config
+        self.distil = Distil(self)
+        self.test = Test(task, self.answers, ("",), (WEIGHTS,), self.distil.send)
+        self.parts = (self.upload, self.distil, self.test)
 
     @abstractmethod
     def epoch(
-        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: State
-    ) -> tuple[State, dict[str, Any]]:
+        self, context: StepContext, members: Sequence[nn.Module], student: nn.Module, stage: Left
+    ) -> tuple[Left, dict[str, Any]]:
         """Train the student in place for an epoch.
 
         `members` are the uploads, in evaluation mode and without gradients. `stage` is what the last epoch
         returned, empty before the first one. Returns what the next one needs, and the means of its losses.
         """
 
-    @override
-    def plan(self) -> Plan:
-        """Train and upload; distil; validate and test the student at the hospitals."""
-        return (
-            replace(self.local_phase(), client_step=self.upload),
-            ServerStage("distil", self.config.epochs, self.distil),
-            Phase(
-                "validate",
-                1,
-                (WEIGHTS,),
-                (COUNTS,),
-                self.count_right,
-                self.add_counts,
-                self.send_student,
-                self.expect_counts,
-                everyone=True,
-            ),
-            scoring_phase(self.task, (WEIGHTS,), self.score_step, self.send_student),
-        )
+    def sgd(self, student: nn.Module, rate: float, moments: State) -> torch.optim.Optimizer:
+        """The student's optimiser, which goes on from these moments."""
+        decay, momentum = self.config.weight_decay, self.config.momentum
+        sgd = torch.optim.SGD(student.parameters(), lr=rate, momentum=momentum, weight_decay=decay)
+        return with_moments(sgd, moments)
 
-    def send_student(self, server: Memory, site: str) -> Mapping[str, State]:
-        """S, to every site the same."""
-        return {WEIGHTS.name: part(server.tensors, f"{_STAGE}/{_STUDENT}")}
-
-    def upload(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
-    ) -> ClientResult:
-        """Train once. The hospital does not need its model again."""
-        return replace(self.train_once(context, received, memory, data), memory=None)
-
-    def count_right(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
-    ) -> ClientResult:
-        """Count the student's right answers."""
+    def answers(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory
+    ) -> Mapping[Model, Predict | None]:
+        """The model that a site tests: S."""
         student = network_of(self.network, received[WEIGHTS.name], context.device)
-        counts = ClassCounts.of(student, data.val, self.classes)
-        return ClientResult(
-            {COUNTS.name: counts.state()}, float(len(data.train)), metrics=counts.metrics("val_")
-        )
-
-    def score_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData[Images]
-    ) -> ClientResult:
-        """Score the student on the test images."""
-        student = network_of(self.network, received[WEIGHTS.name], context.device)
-        return score_once({"": predicting(student, self.config.batch_size)}, data, self.task)
-
-    def add_counts(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Add up the right answers."""
-        found = [ClassCounts(**state) for state in result.collected.get(COUNTS.name, {}).values()]
-        if not found:
-            return server
-        total = sum(found[1:], found[0])
-        facts = {**server.facts, "counts": [total.right.tolist(), total.images.tolist()]}
-        return Memory(server.tensors, facts)
-
-    def distil(self, context: StepContext, server: Memory) -> Memory:
-        """One epoch; after the last one, the uploads and what epochs left are dropped."""
-        members = [network_of(self.network, state, context.device) for state in uploaded(server).values()]
-        for member in members:
-            member.eval().requires_grad_(False)
-        stage = part(server.tensors, _STAGE)
-        begun = part(stage, _STUDENT) or self._first(context, server)
-        student = network_of(self.network, begun, context.device)
-        left, notes = self.epoch(context, members, student, stage)
-        check_student("the student", student, "student_rate")
-        facts = {**server.facts, "log": [*server.facts.get("log", ()), notes]}
-        after = join({_STUDENT: state_of(student)})
-        if context.round == context.rounds - 1:
-            return Memory(join({_STAGE: after}), facts)
-        models = {name: t for name, t in server.tensors.items() if name.startswith("model/")}
-        return Memory({**models, **join({_STAGE: {**after, **left}})}, facts)
-
-    def _first(self, context: StepContext, server: Memory) -> State:
-        models = list(uploaded(server).values())
-        sizes = list(server.facts["sites"].values())
-        return first_student(self.config.init, self.network, models, sizes, context.generator("student"))
+        return {"": predicting(student, self.config.batch_size)}
 
     @override
     def publication(self, server: Memory) -> Publication:
-        counts = server.facts.get("counts")
-        metrics = counts_from(counts).metrics("val_") if counts else {}
-        metrics |= scored_metrics(server.facts, self.task)
-        weights = part(server.tensors, f"{_STAGE}/{_STUDENT}")
-        draft = ModelDraft("global", self.network, weights, metrics=metrics)
-        return Publication("model", (draft,), statistics=described(server.facts))
+        """S."""
+        added, student = self.added(server), self.distil.slot.read(server).student
+        draft = ModelDraft("global", self.network, student, metrics=added.metrics)
+        return Publication("model", (draft,), statistics=added.statistics)
+
+
+class GeneratorConfig(OneStudentConfig):
+    """The generator of a method that has one."""
+
+    generator_steps: int = Field(10, ge=1, description="T_G, steps of the generator in an epoch")
+    noise_size: int = Field(256, ge=1, description="values of z")
+    generator_width: int = Field(32, ge=1, description="channels of the generator at full resolution")
+    generator_rate: float = Field(0.001, gt=0, description="of Adam on the generator")
+
+
+class GeneratorStudent(OneStudent[Left]):
+    """The student learns from what a generator makes."""
+
+    def __init__(self, config: GeneratorConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.config: GeneratorConfig = config
+
+    def generator(self, context: StepContext, state: State) -> Generator:
+        """G with this state; without one, drawn."""
+        generator = Generator(self.config.noise_size, self.config.generator_width, self.shape)
+        if state:
+            generator.load_state_dict(state)
+        else:
+            initialise(generator, context.generator("generator"))
+        return generator.to(context.device)
+
+    def noise(self, context: StepContext, draw: torch.Generator) -> Tensor:
+        """A batch of z."""
+        return torch.randn(self.config.synthesis_batch, self.config.noise_size, generator=draw).to(
+            context.device
+        )
+
+    def labels(self, context: StepContext, draw: torch.Generator) -> Tensor:
+        """A class y for each z of a batch."""
+        return torch.randint(self.classes, (self.config.synthesis_batch,), generator=draw).to(context.device)
+
+    def pooled(self, before: State, newest: State, epochs: int) -> State:
+        """What an epoch made, after what the earlier ones did, of so many `epochs` in all."""
+        most = (epochs - 1) * self.config.synthesis_batch
+        if not before or not most:
+            return newest
+        return {name: torch.cat([before[name][-most:], tensor]) for name, tensor in newest.items()}
+
+
+def descend(loss: Tensor, optimiser: torch.optim.Optimizer) -> Tensor:
+    """One step down a loss; returns it without its graph."""
+    optimiser.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    optimiser.step()
+    return loss.detach()
+
+
+def means(names: Sequence[str], notes: Sequence[Tensor]) -> dict[str, Any]:
+    """The mean over the steps of every term of a loss: `notes` are one tensor of all terms for each step."""
+    columns = zip(*torch.stack(list(notes)).tolist(), strict=True)
+    return dict(zip(names, map(fmean, columns), strict=True))
 
 
 def moments_of(optimiser: torch.optim.Optimizer) -> State:

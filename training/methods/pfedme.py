@@ -39,16 +39,16 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, RoundResult, State, StepContext
+from training.choices.fedavg import FedAvgConfig
 from training.local.loop import mean_loss, new_optimiser, scheduled_batches, take_step
 from training.local.networks import network_of, parameter_names, state_of
 from training.local.norms import estimate_statistics, least_batch, with_statistics
 from training.local.schedule import Schedule
-from training.local.scores import AnySiteData
-from training.methods.fedavg import FedAvgConfig
+from training.local.site import SiteData
 from training.methods.fedprox import proximal_term
 from training.methods.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.registry import register
-from training.state_tree import join, part
+from training.parts.train import WEIGHTS, SiteRound
 
 
 class PFedMeConfig(FedAvgConfig):
@@ -82,7 +82,7 @@ class PFedMe(FullPersonalFedAvg):
         self._trained = parameter_names(self.network)
 
     @override
-    def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
+    def network_here(self, context: StepContext, w_g: State, data: SiteData) -> nn.Module:
         """FedAvg's network, with this site's statistics where w_g is not the mean."""
         config = self.config
         if config.server_rate != 1 and config.statistics == "estimated":
@@ -90,10 +90,9 @@ class PFedMe(FullPersonalFedAvg):
         return super().network_here(context, w_g, data)
 
     @override
-    def train_both(
-        self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
-    ) -> LocalResult:
+    def train_both(self, network: nn.Module, here: SiteRound) -> LocalResult:
         """theta, and w in `network`. The loss is theta's, with the distance, over all its steps."""
+        context, data = here.context, here.data
         config, schedule = self.config, self.schedule(context.round)
         theta = network_of(self.network, state_of(network), context.device)
         least = least_batch(theta, data.train, schedule.batch_size)
@@ -115,7 +114,7 @@ class PFedMe(FullPersonalFedAvg):
         else:
             after = state_of(network)
             shared = {**personal, **{name: after[name] for name in self._trained}}
-        return LocalResult(shared, personal, mean_loss(losses))
+        return LocalResult(shared, personal, mean_loss(losses), here.memory)
 
     @override
     def schedule(self, round_: int) -> Schedule:
@@ -124,12 +123,12 @@ class PFedMe(FullPersonalFedAvg):
     @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """FedAvg's step, only part of the way to the mean."""
-        after = super().average(context, server, result)
-        if self.config.server_rate == 1:
-            return after
-        before, mean = part(server.tensors, "global"), part(after.tensors, "global")
-        moved = {
-            name: before[name] + self.config.server_rate * (mean[name] - before[name])
-            for name in self._trained
-        }
-        return Memory({**after.tensors, **join({"global": moved})}, after.facts)
+        w_g, mean, beta = (
+            self.train.slot.read(server).w_g,
+            result.reduced[WEIGHTS.name],
+            self.config.server_rate,
+        )
+        if beta == 1:
+            return self.train.moved(server, mean)
+        moved = {name: w_g[name] + beta * (mean[name] - w_g[name]) for name in self._trained}
+        return self.train.moved(server, {**mean, **moved})

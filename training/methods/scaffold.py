@@ -20,7 +20,7 @@ Stays:   c_k; what stays in FedAvg.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -28,14 +28,15 @@ from torch import Tensor, nn, stack, zeros_like
 from typing_extensions import override
 
 from model_store.task import Task
-from training.algorithm import ClientResult, Group, Memory, Phase, RoundResult, State, StepContext
+from training.algorithm import Group, Memory, RoundResult, State, StepContext
+from training.choices.fedavg import FedAvgConfig
 from training.local.loop import train_locally
-from training.local.networks import network_of, parameter_names, state_of
+from training.local.networks import parameter_names, state_of
 from training.local.schedule import Schedule
-from training.local.scores import AnySiteData, evaluate, weight_of
-from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.registry import register
-from training.state_tree import join, part
+from training.parts.part import Slot
+from training.parts.train import WEIGHTS, SiteRound, Update
 
 CONTROL = Group("control", "weights", "mean")
 # It has another name than what was sent, because clips and norms compare an upload with what was sent.
@@ -59,9 +60,21 @@ class ScaffoldConfig(FedAvgConfig):
     SUITED: ClassVar[Mapping[str, Mapping[str, Any]]] = SUITED_TO_SGD
 
 
+@dataclass(frozen=True)
+class Control:
+    """c at the server, c_k at a site; empty at a site before its first round, where it is 0."""
+
+    variate: State = field(default_factory=dict)
+
+
 @register("scaffold", ScaffoldConfig, kinds=("segmentation", "classification"))
 class Scaffold(FedAvg):
     """FedAvg with local steps that control variates correct."""
+
+    downloads = (CONTROL,)
+    uploads = (CHANGE,)
+    control = Slot("control", Control())
+    while_training = (control,)
 
     def __init__(self, config: ScaffoldConfig, task: Task) -> None:
         super().__init__(config, task)
@@ -69,73 +82,48 @@ class Scaffold(FedAvg):
         self._trained = parameter_names(self.network)
 
     @override
-    def train_phase(self) -> Phase:
-        """FedAvg's phase; the controls travel beside the weights."""
-        return replace(
-            super().train_phase(),
-            downloads=(WEIGHTS, CONTROL),
-            uploads=(WEIGHTS, CHANGE, SCORES),
-            broadcast=self.send_control,
-            expected=self.expect_change,
-        )
-
-    @override
     def initial(self, context: StepContext) -> Memory:
-        drawn = super().initial(context).tensors
-        weights = part(drawn, "global")
-        return Memory({**drawn, **join({_C: {name: zeros_like(weights[name]) for name in self._trained}})})
-
-    def send_control(self, server: Memory, site: str) -> Mapping[str, State]:
-        """w_g and c."""
-        return {**self.send_global(server, site), CONTROL.name: part(server.tensors, _C)}
-
-    def expect_change(self, server: Memory) -> Mapping[str, State]:
-        """A change is as large as c, and begins at 0."""
-        return {CHANGE.name: {name: zeros_like(t) for name, t in part(server.tensors, _C).items()}}
+        server = super().initial(context)
+        w_g = self.train.slot.read(server).w_g
+        return self.control.write(server, Control({name: zeros_like(w_g[name]) for name in self._trained}))
 
     @override
-    def train_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """FedAvg's step with corrected gradients, and the change of c_k."""
-        network = network_of(self.network, received[WEIGHTS.name], context.device)
-        score = evaluate(network, data.val, self.classes, self.config.batch_size)
-        mean = received[CONTROL.name]
-        own = part(memory.tensors, _C) or {name: zeros_like(tensor) for name, tensor in mean.items()}
+    def send_beside(self, server: Memory) -> Mapping[str, State]:
+        """c."""
+        return {CONTROL.name: self.control.read(server).variate}
+
+    @override
+    def expect_beside(self, server: Memory) -> Mapping[str, State]:
+        """A change is as large as c, and begins at 0."""
+        variate = self.control.read(server).variate
+        return {CHANGE.name: {name: zeros_like(tensor) for name, tensor in variate.items()}}
+
+    @override
+    def update(self, network: nn.Module, here: SiteRound) -> Update:
+        """FedAvg's update with corrected gradients, and the change of c_k."""
+        w_g, mean = here.received[WEIGHTS.name], here.received[CONTROL.name]
+        own = self.control.read(here.memory).variate or {name: zeros_like(c) for name, c in mean.items()}
         correction = Correction(network, {name: mean[name] - own[name] for name in self._trained})
-        schedule = self.schedule(context.round)
-        loss = train_locally(network, data.train, schedule, context.generator("train"), correction)
+        schedule, draw = self.schedule(here.context.round), here.context.generator("train")
+        loss = train_locally(network, here.data.train, schedule, draw, correction)
         after = state_of(network)
         length = correction.steps * schedule.learning_rate
-        change = {
-            name: (received[WEIGHTS.name][name] - after[name]) / length - mean[name] for name in self._trained
-        }
-        kept = {name: own[name] + change[name] for name in self._trained}
-        return ClientResult(
-            {WEIGHTS.name: after, CHANGE.name: change, SCORES.name: score.state()},
-            weight_of(data, self.config.aggregation),
-            Memory(join({_C: kept})),
-            {**score.metrics(self.metric), "loss": loss},
-        )
+        change = {name: (w_g[name] - after[name]) / length - mean[name] for name in self._trained}
+        kept = Control({name: own[name] + change[name] for name in self._trained})
+        return Update(after, loss, {CHANGE.name: change}, self.control.write(here.memory, kept))
 
     @override
     def schedule(self, round_: int) -> Schedule:
         return replace(super().schedule(round_), momentum=0.0)
 
     @override
-    def note_described(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the weight of all sites beside what they describe."""
-        after = super().note_described(context, server, result)
-        return Memory(after.tensors, {**after.facts, _WEIGHT: sum(result.weights.values())})
-
-    @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        after = super().average(context, server, result)
-        here = sum(result.weights.values())
-        share = here / max(here, server.facts[_WEIGHT])
+        """FedAvg's step; c moves by the share of all sites that was there."""
+        share = self.describe.share(server, result)
         change = result.reduced[CHANGE.name]
-        mean = {name: c + share * change[name] for name, c in part(server.tensors, _C).items()}
-        return Memory({**after.tensors, **join({_C: mean})}, after.facts)
+        before = self.control.read(server).variate
+        mean = Control({name: c + share * change[name] for name, c in before.items()})
+        return self.control.write(super().average(context, server, result), mean)
 
 
 class Correction:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -40,15 +41,14 @@ from typing_extensions import override
 
 from model_store.task import Task
 from training.algorithm import Memory, RoundResult, State, StepContext
-from training.errors import TrainingError
+from training.choices.fedavg import FedAvgConfig
 from training.local.networks import parameter_names
 from training.local.norms import moments_of, with_statistics
-from training.local.scores import AnySiteData
-from training.methods.fedavg import MOMENTS, FedAvg, FedAvgConfig
+from training.local.site import SiteData
+from training.methods.fedavg import FedAvg
 from training.methods.registry import register
-from training.state_tree import join, part
-
-_MOMENTS = "server"
+from training.parts.part import Slot
+from training.parts.train import WEIGHTS
 
 
 class MovedConfig(FedAvgConfig):
@@ -85,12 +85,14 @@ class FedAdagradConfig(AdaptiveConfig):
 class MovedFedAvg(FedAvg):
     """FedAvg in which w_g is not the sites' mean, so that batch norm's statistics have to be measured."""
 
+    bare = True
+
     def __init__(self, config: MovedConfig, task: Task) -> None:
         super().__init__(config, task)
         self.trained = parameter_names(self.network)
 
     @override
-    def network_here(self, context: StepContext, w_g: State, data: AnySiteData) -> nn.Module:
+    def network_here(self, context: StepContext, w_g: State, data: SiteData) -> nn.Module:
         """FedAvg's network, with batch-norm statistics of this site, if it has any."""
         if not moments_of(self.network):
             return super().network_here(context, w_g, data)
@@ -98,19 +100,19 @@ class MovedFedAvg(FedAvg):
         own = with_statistics(self.network, w_g, data.all_train, size, context.device)
         return super().network_here(context, own, data)
 
-    @override
-    def take_moments(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's step. Raises TrainingError when no site lets the statistics of the published model out."""
-        if not result.reduced.get(MOMENTS.name):
-            raise TrainingError(
-                "phase 'estimate': no site sent batch-norm statistics, and the trained model has none: let "
-                "`statistics` leave one site (egress) and resume, or use fedavg"
-            )
-        return super().take_moments(context, server, result)
+
+@dataclass(frozen=True)
+class Moments:
+    """The moments of the server's optimiser, m and v, of each of w_g's tensors."""
+
+    of: Mapping[str, State] = field(default_factory=dict)
 
 
 class _ServerOptimised(MovedFedAvg):
     """FedAvg in which the server's step is an optimiser's."""
+
+    moments = Slot("server_optimiser", Moments())
+    while_training = (moments,)
 
     @abstractmethod
     def step(self, delta: Tensor, moments: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -119,16 +121,14 @@ class _ServerOptimised(MovedFedAvg):
 
     @override
     def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """FedAvg's step, then the optimiser's step towards the average."""
-        after = super().average(context, server, result)
-        states = {"global": part(after.tensors, "global"), "best": part(after.tensors, "best")}
-        before = part(server.tensors, "global")
-        moments: dict[str, State] = {}
+        """The optimiser's step towards the mean. What is not trained is the mean's."""
+        w_g, mean = self.train.slot.read(server).w_g, result.reduced[WEIGHTS.name]
+        before, after = self.moments.read(server).of, dict[str, State]()
+        moved = dict(mean)
         for name in self.trained:
-            kept = part(server.tensors, f"{_MOMENTS}/{name}")
-            added, moments[f"{_MOMENTS}/{name}"] = self.step(states["global"][name] - before[name], kept)
-            states["global"][name] = before[name] + added
-        return Memory(join({**states, **moments}), after.facts)
+            added, after[name] = self.step(mean[name] - w_g[name], before.get(name, {}))
+            moved[name] = w_g[name] + added
+        return self.moments.write(self.train.moved(server, moved), Moments(after))
 
 
 @register("fedavgm", FedAvgMConfig, kinds=("segmentation", "classification"))

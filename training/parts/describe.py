@@ -1,14 +1,18 @@
-"""The phase in which sites tell, once, what their training scans look like: what a service's guard knows."""
+"""What the sites' training scans look like, told once: what a service's guard knows.
+
+Shared:  summary statistics of the training scans; the number of training examples.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial, reduce
-from typing import Any
+from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from model_store.guard import ReferenceStatistics
 from training.algorithm import (
@@ -16,14 +20,15 @@ from training.algorithm import (
     Group,
     Memory,
     Phase,
+    Plan,
     RoundResult,
-    ServerStep,
     SiteSize,
     State,
     StepContext,
 )
-from training.local.scores import Aggregation, AnySiteData, weight_of
+from training.local.scores import Aggregation, weight_of
 from training.local.site import SiteData
+from training.parts.part import Added, Part, Slot
 
 MOST_BYTES = 2**20
 MOST_SCANS = 2**40
@@ -68,44 +73,56 @@ def _check(state: State, size: SiteSize) -> None:
 STATISTICS = Group("statistics", "statistics", "collect", essential=False, check=_check)
 
 
-def describe(data: SiteData, weight: float) -> ClientResult:
-    """A site's part of the phase."""
-    return ClientResult({STATISTICS.name: _pack(data.statistics)}, weight)
+def describe(data: SiteData) -> State:
+    """A site's upload."""
+    return _pack(data.statistics)
 
 
-def merge_described(result: RoundResult) -> dict[str, Any]:
-    """Merge the statistics of the sites that let them out, into a fact that the server keeps."""
-    found = [_unpack(state) for state in result.collected.get(STATISTICS.name, {}).values()]
-    known = [statistics for statistics in found if statistics is not None]
-    return {"statistics": reduce(ReferenceStatistics.merge, known).model_dump(mode="json") if known else None}
+@dataclass(frozen=True)
+class Described:
+    """What the sites that let it out said together, and the weight in means of all of them."""
+
+    statistics: ReferenceStatistics | None = None
+    weight: float = 0.0
+
+    @classmethod
+    def of(cls, result: RoundResult) -> Described:
+        """What a round says, of which `describe` made the uploads."""
+        found = [_unpack(state) for state in result.collected.get(STATISTICS.name, {}).values()]
+        known = [statistics for statistics in found if statistics is not None]
+        together = reduce(ReferenceStatistics.merge, known) if known else None
+        return cls(together, sum(result.weights.values()))
 
 
-def keep_described(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
-    """The server step of the phase: its memory with the merged statistics."""
-    return Memory(server.tensors, {**server.facts, **merge_described(result)})
+class Describe(Part):
+    """One phase, in which a site announces its weight in means beside its statistics."""
 
+    def __init__(self, aggregation: Aggregation) -> None:
+        self.aggregation: Aggregation = aggregation
+        self.slot = Slot("describe", Described())
 
-def describe_phase(aggregation: Aggregation, server_step: ServerStep = keep_described) -> Phase:
-    """The phase, in which a site announces its weight in means beside its statistics."""
-    client_step = partial(_describe, aggregation=aggregation)
-    return Phase("describe", 1, (), (STATISTICS,), client_step, server_step, everyone=True)
+    @override
+    def plan(self) -> Plan:
+        return (Phase("describe", 1, (), (STATISTICS,), self.step, self.keep, everyone=True),)
 
+    def step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """A site's part of the phase."""
+        return ClientResult({STATISTICS.name: describe(data)}, weight_of(data, self.aggregation))
 
-def _describe(
-    context: StepContext,  # noqa: ARG001
-    received: Mapping[str, State],  # noqa: ARG001
-    memory: Memory,  # noqa: ARG001
-    data: AnySiteData,
-    *,
-    aggregation: Aggregation,
-) -> ClientResult:
-    return describe(data, weight_of(data, aggregation))
+    def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Merge the statistics."""
+        return self.slot.write(server, Described.of(result))
 
+    def share(self, server: Memory, result: RoundResult) -> float:
+        """The share of a round's sites in the weight of all."""
+        here = sum(result.weights.values())
+        return here / max(here, self.slot.read(server).weight)
 
-def described(facts: Mapping[str, Any]) -> ReferenceStatistics | None:
-    """What `merge_described` put into the server's facts."""
-    content = facts.get("statistics")
-    return None if content is None else ReferenceStatistics.model_validate(content)
+    @override
+    def publish(self, server: Memory) -> Added:
+        return Added(statistics=self.slot.read(server).statistics)
 
 
 def _pack(statistics: ReferenceStatistics | None) -> State:

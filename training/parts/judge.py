@@ -6,28 +6,33 @@ Both are scored at the sites, patient by patient; the sums of a site leave it. N
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from scipy.special import stdtrit
+from typing_extensions import override
 
 from model_store.task import Task
 from personalization.metrics import metrics_of
 from training.algorithm import (
     ClientResult,
-    ClientStep,
     Group,
     Memory,
     Phase,
+    Plan,
     RoundResult,
     SiteSize,
     State,
     StepContext,
 )
 from training.local.data import Data
-from training.local.scores import AnySiteData
+from training.local.site import SiteData
+from training.parts.own import ChooseOwn
+from training.parts.part import Added, Part, Slot
 from training.parts.test import Predict
+from training.parts.train import WEIGHTS, Train
 
 JUDGE = "judge"
 PARENT = Group("parent", "weights")
@@ -54,16 +59,7 @@ def check_judged(state: State, size: SiteSize) -> None:
 JUDGED = Group("judged", "statistics", "collect", essential=False, check=check_judged)
 
 
-def judging_phase(
-    downloads: tuple[Group, ...],
-    client_step: ClientStep,
-    broadcast: Callable[[Memory, str], Mapping[str, State]],
-) -> Phase:
-    """The phase. `broadcast` sends, as `downloads`, the parent and what `client_step` compares with it."""
-    return Phase(JUDGE, 1, downloads, (JUDGED,), client_step, keep_judged, broadcast, everyone=True)
-
-
-def judge_once(parent: Predict, version: Predict | None, data: AnySiteData, classes: int) -> ClientResult:
+def judge_once(parent: Predict, version: Predict | None, data: SiteData, classes: int) -> ClientResult:
     """A site's part: nothing where it has no version, or no patients that are not trained on."""
     if version is None or data.val is data.all_train or not len(data.val):
         return ClientResult({JUDGED.name: {}}, 1.0)
@@ -80,32 +76,80 @@ def judge_once(parent: Predict, version: Predict | None, data: AnySiteData, clas
     return ClientResult({JUDGED.name: {"sums": torch.stack([each.double() for each in sums])}}, 1.0)
 
 
-def keep_judged(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
-    """The server step: its memory with the sums of the sites that let them out."""
-    found = {
-        site: state["sums"].tolist() for site, state in result.collected.get(JUDGED.name, {}).items() if state
-    }
-    return Memory(server.tensors, {**server.facts, JUDGED.name: found})
+@dataclass(frozen=True)
+class Judged:
+    """The sums of the sites that let them out."""
 
+    sums: Mapping[str, list[float]] = field(default_factory=dict)
 
-def judgement(facts: Mapping[str, Any], task: Task, parent: str | None) -> dict[str, Any]:
-    """For a publication's details: the change against the parent at each site and of all patients together.
+    @classmethod
+    def of(cls, result: RoundResult) -> Judged:
+        """What a round says, of which `judge_once` made the uploads."""
+        sent = result.collected.get(JUDGED.name, {})
+        return cls({site: state["sums"].tolist() for site, state in sent.items() if state})
 
-    `low` and `high` bound the mean change with 95 % certainty (Student's t over patients, or over images of
-    a classification); None for fewer than two. Empty where nothing was judged.
-    """
-    sums = facts.get(JUDGED.name)
-    if not sums:
-        return {}
-    total = torch.tensor(list(sums.values()), dtype=torch.float64).sum(dim=0).tolist()
-    return {
-        JUDGED.name: {
-            "parent": parent,
-            "metric": metrics_of(task.kind)[0].name,
-            "sites": {site: _change(found) for site, found in sums.items()},
-            "all": _change(total),
+    def facts(self, task: Task, parent: str | None) -> dict[str, Any]:
+        """For a publication's details: the change against the parent at each site and of all patients
+        together.
+
+        `low` and `high` bound the mean change with 95 % certainty (Student's t over patients, or over images
+        of a classification); None for fewer than two. Empty where nothing was judged.
+        """
+        if not self.sums:
+            return {}
+        total = torch.tensor(list(self.sums.values()), dtype=torch.float64).sum(dim=0).tolist()
+        return {
+            JUDGED.name: {
+                "parent": parent,
+                "metric": metrics_of(task.kind)[0].name,
+                "sites": {site: _change(found) for site, found in self.sums.items()},
+                "all": _change(total),
+            }
         }
-    }
+
+
+class Judge(Part):
+    """One phase of a run that started from a version which answers by itself; none of another run.
+
+    The selected model is compared or, with `own`, each site's own one.
+    """
+
+    def __init__(self, train: Train, own: ChooseOwn | None = None) -> None:
+        self.train = train
+        self.own = own
+        self.config = train.learner.config
+        self.slot = Slot(JUDGE, Judged())
+
+    @override
+    def plan(self) -> Plan:
+        if not self.config.is_judged:
+            return ()
+        downloads = (PARENT,) if self.own else (WEIGHTS, PARENT)
+        return (Phase(JUDGE, 1, downloads, (JUDGED,), self.step, self.keep, self.send, everyone=True),)
+
+    def send(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The weights that the run started from, and the selected ones; to every site the same."""
+        parent = {PARENT.name: self.config.start_state()}
+        return parent if self.own else {**self.train.send_selected(server, site), **parent}
+
+    def step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Score both models on the validation patients."""
+        parent = self.train.answers(context, received[PARENT.name])
+        if self.own:
+            version = self.own.answers(context, memory)
+        else:
+            version = self.train.answers(context, received[WEIGHTS.name])
+        return judge_once(parent, version, data, len(self.train.learner.task.classes))
+
+    def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the sums."""
+        return self.slot.write(server, Judged.of(result))
+
+    @override
+    def publish(self, server: Memory) -> Added:
+        return Added(details=self.slot.read(server).facts(self.train.learner.task, self.config.start))
 
 
 def _change(sums: list[float]) -> dict[str, Any]:

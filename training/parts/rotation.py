@@ -14,9 +14,29 @@ from torch import Tensor, nn
 from personalization.networks.rotation import required_turns, rotation_loss
 from personalization.precision import Precision, mixed_precision
 from personalization.transfer import sent
-from training.local.data import Examples
+from training.algorithm import StepContext
+from training.choices.fedavg import FedAvgConfig, RotationHeadConfig
+from training.local.data import Examples, slices_of
 from training.local.loop import Penalty
 from training.local.norms import held_statistics
+from training.local.site import SiteData
+from training.parts.part import Part
+
+
+class RotationHead(Part):
+    """A term of every batch's loss, of a run that trains the head."""
+
+    def __init__(self, config: FedAvgConfig) -> None:
+        self.config = config
+
+    def term(self, context: StepContext, network: nn.Module, data: SiteData) -> Penalty | None:
+        """The loss of the head, at a site; None without one."""
+        config = self.config
+        if not isinstance(config, RotationHeadConfig) or not config.rotation_head:
+            return None
+        draw = context.generator("rotation")
+        # No network of volumes has the head.
+        return rotation_term(network, slices_of(data.train), config.batch_size, config.precision, draw)
 
 
 def rotation_term(

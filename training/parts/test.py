@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -24,7 +24,6 @@ from personalization.surfaces import surface_distances
 from training.algorithm import (
     Algorithm,
     ClientResult,
-    ClientStep,
     Group,
     Memory,
     Phase,
@@ -37,8 +36,11 @@ from training.algorithm import (
     send_nothing,
 )
 from training.engine.history import TEST
-from training.local.data import Answers, Data
-from training.local.scores import AnySiteData, check_score, predict
+from training.local.data import Answers as Classes
+from training.local.data import Data
+from training.local.scores import check_score, predict
+from training.local.site import SiteData
+from training.parts.part import Added, Part, Slot
 
 Split = Literal["test", "val"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -47,22 +49,93 @@ Model = Literal["", "cluster", "personal"]
 MODELS: tuple[Model, ...] = get_args(Model)
 # (images and their answers) -> the class index of every pixel [N, H, W], or of every image [N], uint8; of
 # volumes [X, Y, Z] each
-Predict = Callable[[Data], Answers]
+Predict = Callable[[Data], Classes]
 
 
-def scoring_phase(
-    task: Task,
-    downloads: tuple[Group, ...],
-    client_step: ClientStep,
-    broadcast: Callable[[Memory, str], Mapping[str, State]] = send_nothing,
-    models: tuple[Model, ...] = ("",),
-) -> Phase:
-    """The phase. `broadcast` sends, as `downloads`, what `client_step` scores by `score_once`: `models`."""
-    scores = tuple(
-        Group(_group(model), "statistics", "collect", essential=False, check=_Check(len(task.labels)))
-        for model in models
-    )
-    return Phase(TEST, 1, downloads, scores, client_step, keep_scores, broadcast, everyone=True)
+# (context, received groups, the site's memory) -> the models that are scored; None where the site has none
+Answers = Callable[[StepContext, Mapping[str, State], Memory], Mapping[Model, Predict | None]]
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """The scores [2, 1 + L, 2] of each kind of model, by site, of the sites that let them out."""
+
+    scores: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: RoundResult) -> FinalScores:
+        """What a round says, of which `score_once` made the uploads."""
+        found = {
+            model: {
+                site: state["scores"].tolist()
+                for site, state in result.collected.get(_group(model), {}).items()
+                if state
+            }
+            for model in MODELS
+        }
+        return cls({model: sent for model, sent in found.items() if sent})
+
+    def metrics(
+        self, task: Task, model: Model = "", sites: Collection[str] | None = None
+    ) -> dict[str, float]:
+        """The scores of a model at all sites together, or at some, by the names of `_metrics` without its
+        own."""
+        tensors = [
+            torch.tensor(scores, dtype=torch.float64)
+            for site, scores in self.scores.get(model, {}).items()
+            if sites is None or site in sites
+        ]
+        if not tensors:
+            return {}
+        return _metrics(torch.stack(tensors).sum(dim=0), task)
+
+
+class Test(Part):
+    """One phase. `send` sends, as `downloads`, what `answers` needs to answer with each of `models`."""
+
+    __test__ = False  # not pytest's
+
+    def __init__(
+        self,
+        task: Task,
+        answers: Answers,
+        models: tuple[Model, ...] = ("",),
+        downloads: tuple[Group, ...] = (),
+        send: Callable[[Memory, str], Mapping[str, State]] = send_nothing,
+    ) -> None:
+        self.task = task
+        self.answers = answers
+        self.models = models
+        self.downloads = downloads
+        self.send = send
+        self.slot = Slot(TEST, FinalScores())
+
+    @override
+    def plan(self) -> Plan:
+        check = _Check(len(self.task.labels))
+        scores = tuple(
+            Group(_group(model), "statistics", "collect", essential=False, check=check)
+            for model in self.models
+        )
+        return (Phase(TEST, 1, self.downloads, scores, self.step, self.keep, self.send, everyone=True),)
+
+    def step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Score the models on the test patients."""
+        return score_once(self.answers(context, received, memory), data, self.task)
+
+    def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the scores."""
+        return self.slot.write(server, FinalScores.of(result))
+
+    def metrics(self, server: Memory, model: Model, sites: Collection[str] | None = None) -> dict[str, float]:
+        """The scores of a model at all sites together, or at some."""
+        return self.slot.read(server).metrics(self.task, model, sites)
+
+    @override
+    def publish(self, server: Memory) -> Added:
+        return Added(self.metrics(server, ""))
 
 
 class Untested(Algorithm):
@@ -93,7 +166,7 @@ def predicting(network: nn.Module, batch_size: int) -> Predict:
     return partial(predict, network, batch_size=batch_size)
 
 
-def score_once(models: Mapping[Model, Predict | None], data: AnySiteData, task: Task) -> ClientResult:
+def score_once(models: Mapping[Model, Predict | None], data: SiteData, task: Task) -> ClientResult:
     """A site's part: the scores of each model on its test patients, and on validation patients that are not
     trained on. A model that the site does not have, None, has no scores."""
     labels = _classes_of(task)
@@ -111,33 +184,6 @@ def score_once(models: Mapping[Model, Predict | None], data: AnySiteData, task: 
     return ClientResult(uploads, 1.0, metrics=metrics)
 
 
-def keep_scores(context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG001
-    """The server step: its memory with the scores of the sites that let them out."""
-    facts = {
-        _group(model): {
-            site: state["scores"].tolist()
-            for site, state in result.collected.get(_group(model), {}).items()
-            if state
-        }
-        for model in MODELS
-    }
-    return Memory(server.tensors, {**server.facts, **{group: sent for group, sent in facts.items() if sent}})
-
-
-def scored_metrics(
-    facts: Mapping[str, Any], task: Task, model: Model = "", sites: Collection[str] | None = None
-) -> dict[str, float]:
-    """The scores of a model at all sites together, or at some, by the names of `_metrics` without its own."""
-    tensors = [
-        torch.tensor(scores, dtype=torch.float64)
-        for site, scores in facts.get(_group(model), {}).items()
-        if sites is None or site in sites
-    ]
-    if not tensors:
-        return {}
-    return _metrics(torch.stack(tensors).sum(dim=0), task)
-
-
 def _group(model: Model) -> str:
     return f"{model}_tested" if model else "tested"
 
@@ -147,7 +193,7 @@ def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
 
 
 def _scores(
-    predicted: Answers | None, examples: Data | None, labels: Mapping[str, tuple[int, ...]]
+    predicted: Classes | None, examples: Data | None, labels: Mapping[str, tuple[int, ...]]
 ) -> Tensor:
     """Sum and count [1 + L, 2] float64 of all foreground, or of right images, and of each label.
 
@@ -169,7 +215,7 @@ def _scores(
 
 
 def _surface_metrics(
-    predicted: Answers | None, examples: Data, labels: Mapping[str, tuple[int, ...]], model: Model
+    predicted: Classes | None, examples: Data, labels: Mapping[str, tuple[int, ...]], model: Model
 ) -> dict[str, float]:
     """The means over test patients of `test_hd95/LABEL`, `test_assd/LABEL` and `test_nsd/LABEL`.
 

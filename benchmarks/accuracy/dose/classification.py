@@ -20,10 +20,10 @@ from benchmarks.accuracy.unseen.hospital import MOST_SLICES, halves, short
 from benchmarks.harness.evaluation import predict
 from model_store.preprocessing import prepare
 from model_store.task import Task
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.cases import Federation, LabelledCase
 from training.data.scan_files import read_scan
-from training.methods.fedavg import FedAvgConfig
 from training.run import Run
 
 

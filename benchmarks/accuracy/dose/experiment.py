@@ -25,9 +25,9 @@ from benchmarks.accuracy.dose.report import changes_by_severity, not_computed, s
 from benchmarks.accuracy.unseen.experiment import PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from training.choices.fedavg import FedAvgConfig
 from training.data.cases import Federation
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 from training.report.charts import forest_chart
 from training.tasks import template
 

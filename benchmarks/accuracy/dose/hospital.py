@@ -43,10 +43,10 @@ from personalization.gate import ROUTING, ObservedRouting, consensus, judge, shi
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE, Spread
 from personalization.test_time.ladder import blended
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.cases import Federation
 from training.data.scan_files import read_scan
-from training.methods.fedavg import FedAvgConfig
 from training.run import Run, execute
 
 # A rung of the ladder, or a kind of shift.

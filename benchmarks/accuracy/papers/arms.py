@@ -19,13 +19,14 @@ from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.state import State
 from training.algorithm import Publication
+from training.choices.fedavg import FedAvgConfig
 from training.config import MethodConfig, RunConfig
 from training.data.cases import Case, Federation, Site
 from training.data.splits import folds
 from training.engine.client import RunEnvironment
 from training.engine.history import TEST, RoundEntry
 from training.local.networks import network_of
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.local_only import LocalOnly
 from training.methods.registry import method
 from training.parts.export import EXPORT

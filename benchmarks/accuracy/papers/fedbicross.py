@@ -35,25 +35,18 @@ from benchmarks.accuracy.papers.own_data import readable_errors
 from benchmarks.accuracy.papers.report import published
 from benchmarks.harness.cells import Cell
 from benchmarks.harness.experiment import Options, Table
-from model_store.task import Task
 from personalization.state import State, StreamingMean
-from training import state_tree
-from training.algorithm import ClientResult, Memory, ModelDraft, Plan, Publication, StepContext
+from training.algorithm import Memory, ModelDraft, Publication, StepContext
+from training.config import MethodConfig
 from training.engine.history import RoundEntry
 from training.local.classifier import logits_of, train_classifier
 from training.local.images import Images
 from training.local.networks import network_of, state_of
 from training.local.scores import predict
 from training.local.site import SiteData
-from training.methods.co_boosting import CoBoosting, CoBoostingConfig
-from training.methods.dafl import Dafl, DaflConfig
-from training.methods.dense import Dense, DenseConfig
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
-from training.methods.fedbicross.method import FedBiCross
-from training.methods.fedisca import FedIsca, FedIscaConfig
-from training.methods.one_shot import MODEL, OneShot, OneShotConfig
-from training.methods.one_student import OneStudentConfig
-from training.parts.describe import describe
+from training.methods.one_shot import OneShot
+from training.methods.registry import method
 
 SETS = ("pneumoniamnist", "wbc5_28_shift")
 PUBLISHED = ("blood", "derma", "OCT", "tissue")
@@ -82,74 +75,39 @@ class Arm:
     published: Mapping[str, float] = field(default_factory=dict)
 
 
-class Uploads(FedBiCross):
-    """FedBiCross's first phase only: every hospital trains and uploads once."""
-
-    def plan(self) -> Plan:
-        """Train and upload."""
-        return super().plan()[:1]
+class Uploads(OneShot):
+    """The first phase only: every hospital trains and uploads once."""
 
     def publication(self, server: Memory) -> Publication:
         """The uploads, by site."""
-        sites = server.facts["sites"]
-        drafts = (
-            ModelDraft("local", self.network, state_tree.part(server.tensors, f"model/{s}"), s) for s in sites
+        models = self.upload.slot.read(server).models.items()
+        return Publication(
+            "uploads", tuple(ModelDraft("local", self.network, model, site) for site, model in models)
         )
-        return Publication("uploads", tuple(drafts))
 
 
-class GivenUploads(OneShot):
-    """A method of one upload from given uploads, so that arms differ only in what they make of them."""
+@dataclass(frozen=True)
+class Given:
+    """Given uploads in place of training, so that arms differ only in what they make of them."""
 
-    def __init__(self, config: Any, task: Task, uploads: Mapping[str, State]) -> None:
-        super().__init__(config, task)
-        self._uploads = uploads
+    uploads: Mapping[str, State]
 
-    def train_once(
+    def __call__(
         self,
         context: StepContext,
-        received: Mapping[str, State],  # noqa: ARG002
-        memory: Memory,  # noqa: ARG002
-        data: SiteData[Images],
-    ) -> ClientResult:
-        """Return the given upload instead of training."""
+        seed: int,  # noqa: ARG002
+        data: SiteData[Images],  # noqa: ARG002
+    ) -> tuple[State, Mapping[str, float]]:
+        """The site's upload."""
         assert context.site is not None
-        own, weight = self._uploads[context.site], float(len(data.train))
-        return ClientResult(
-            {MODEL.name: own, **describe(data, weight).uploads}, weight, Memory(state_tree.join({"own": own}))
-        )
-
-
-class FromUploads(GivenUploads, FedBiCross):
-    """FedBiCross from given uploads."""
-
-
-class DaflFromUploads(GivenUploads, Dafl):
-    """DAFL from given uploads."""
-
-
-class DenseFromUploads(GivenUploads, Dense):
-    """DENSE from given uploads."""
-
-
-class FedIscaFromUploads(GivenUploads, FedIsca):
-    """FedISCA from given uploads."""
-
-
-class CoBoostingFromUploads(GivenUploads, CoBoosting):
-    """Co-Boosting from given uploads."""
+        return self.uploads[context.site], {}
 
 
 ALONE, AVERAGE, TUNED, ENSEMBLE = "Local-only", "FedAvg-1", "FedAvg-1 + fine-tuning", "Output ensemble"
 DENSE, WHOLE, NO_STAGE_3 = "DENSE", "FedBiCross", "w/o PKD"
 DAFL, ISCA, BOOSTED = "DAFL", "FedISCA", "Co-Boosting"
-# Arms with one student: the registered name, the configuration and the method from given uploads.
-ONE_STUDENT: Mapping[str, tuple[str, type[OneStudentConfig], Callable[..., GivenUploads]]] = {
-    DAFL: ("dafl", DaflConfig, DaflFromUploads),
-    DENSE: ("dense", DenseConfig, DenseFromUploads),
-    ISCA: ("fedisca", FedIscaConfig, FedIscaFromUploads),
-    BOOSTED: ("co-boosting", CoBoostingConfig, CoBoostingFromUploads),
-}
+# Arms with one student, and their methods.
+ONE_STUDENT = {DAFL: "dafl", DENSE: "dense", ISCA: "fedisca", BOOSTED: "co-boosting"}
 ARMS: dict[str, tuple[Arm, ...]] = {
     "comparison": (
         Arm(MOST_FREQUENT),
@@ -270,8 +228,8 @@ PROFILES = {
         {**PAPER_SIZES, "epochs": 20, "checkpoint_every": 100},
         {},
         by_arm={
-            arm: {name: value for name, value in config.PAPER.items() if name not in LOCAL}
-            for arm, (_, config, _) in ONE_STUDENT.items()
+            arm: {key: value for key, value in method(name).config.PAPER.items() if key not in LOCAL}
+            for arm, name in ONE_STUDENT.items()
         },
         alphas=(0.1, 0.2, 0.3, 0.5),
         device="cuda",
@@ -328,10 +286,10 @@ class PaperFedBiCross(PaperOnImages[Profile]):
             return {}
         return {"method": self._config(arm, set_).identity()}
 
-    def _config(self, arm: Arm, set_: str) -> OneShotConfig:
+    def _config(self, arm: Arm, set_: str) -> MethodConfig:
         fields = {**self.profile.method, **self.profile.by_set.get(set_, {})}
         if arm.name in ONE_STUDENT:
-            config = ONE_STUDENT[arm.name][1]
+            config = method(ONE_STUDENT[arm.name]).config
             local = {name: value for name, value in fields.items() if name in LOCAL}
             own = {n: value for n, value in self.profile.student.items() if n in config.model_fields}
             return config(**{**local, **own, **self.profile.by_arm.get(arm.name, {})})
@@ -392,12 +350,11 @@ class OneShots(Runs):
                 models = {site: of(self._tuned(clients, config, average, site)) for site in uploads}
                 spent["seconds"] += round((time.perf_counter() - started) / len(uploads), 1)
         else:
-            algorithm: GivenUploads
-            if arm in ONE_STUDENT:
-                name, configured, build = ONE_STUDENT[arm]
-                algorithm = build(configured(**cell["method"]), clients.task, uploads)
-            else:
-                name, algorithm = "fedbicross", FromUploads(config, clients.task, uploads)
+            name = ONE_STUDENT.get(arm, "fedbicross")
+            chosen = method(name)
+            algorithm = chosen.build(chosen.config(**cell["method"]), clients.task)
+            assert isinstance(algorithm, OneShot)
+            algorithm.upload.train = Given(uploads)
             identity = {"run": name, "method": cell["method"]}
             publication, history = self.run(algorithm, clients, identity)
             own = cost(history)
@@ -413,7 +370,7 @@ class OneShots(Runs):
 
     def _tuned(self, clients: Clients, config: FedBiCrossConfig, start: State, site: str) -> State:
         """Trained further at a site, for as long as Stage 3 takes."""
-        network = network_of(FromUploads(config, clients.task, {}).network, start, self.device)
+        network = network_of(config.network_for(clients.task), start, self.device)
         draw = torch.Generator().manual_seed(clients.seed)
         train_classifier(network, clients.data[site].train, config.personal(), draw)
         return state_of(network)

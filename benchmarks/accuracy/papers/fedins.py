@@ -50,8 +50,8 @@ from training.local.loop import train_locally
 from training.local.networks import network_of, new_network, state_of
 from training.local.schedule import Schedule
 from training.local.scores import predict
-from training.methods.fedins.client import PoolPicking, queries_of, routed
-from training.methods.fedins.config import FedInsConfig
+from training.methods.fedins.client import queries_of, routed
+from training.methods.fedins.config import FedInsConfig, PoolPicking
 from training.methods.fedins.method import FedIns, pool_network
 from training.methods.registry import method
 from training.weights.files import Weights

@@ -104,7 +104,7 @@ def _outside(arm: str) -> tuple[str, str]:
 def _one_shot(arm: str) -> tuple[str, str]:
     """What an arm of FedBiCross's runs, and its command."""
     if arm in fedbicross.ONE_STUDENT:
-        name = fedbicross.ONE_STUDENT[arm][0]
+        name = fedbicross.ONE_STUDENT[arm]
         return name, _trained(name, {})
     if arm == fedbicross.AVERAGE:
         return "fedavg-1", _measured("paper-fedbicross", arm)

@@ -25,10 +25,10 @@ from personalization.iop_fl.network import route
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import adapt, recipe_of
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.cases import Case, Federation
 from training.local.networks import network_of
-from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.run import Run, execute
 

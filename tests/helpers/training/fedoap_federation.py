@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
-from training.algorithm import Phase, RoundResult
+from training.algorithm import Phase, RoundResult, State
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
+from training.methods.fedoap.stages import Own
 
 CONFIG = FedOapConfig(
     width=2, heads=4, batch_size=4, rounds=2, local_steps=2, bank_minimum=4, learning_rate=0.01
@@ -49,6 +50,19 @@ class Federation:
             for round_ in range(self.phase(name).rounds):
                 self.round(name, round_)
         return self
+
+    @property
+    def gamma(self) -> State:
+        """What all sites share."""
+        return self.algorithm.first.slot.read(self.server).gamma
+
+    def rho(self, site: str) -> State:
+        """A site's personal part in stage 1."""
+        return self.algorithm.first.own.read(self.memories[site]).rho
+
+    def own(self, site: str) -> Own:
+        """What a site has from the end of stage 1 on."""
+        return self.algorithm.second.slot.read(self.memories[site])
 
     def bank(self, site: str) -> dict[str, torch.Tensor]:
         return dict(self.phase("train").broadcast(self.server, site)["bank"])

@@ -23,13 +23,13 @@ from personalization.dose import FILE, Playbook, Practice
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.networks import build
 from personalization.state import from_safetensors
+from training.choices.fedavg import FedAvgConfig
 from training.command import _locum
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, FederationError
 from training.exit_codes import FAILED
 from training.federate import federate
-from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
 from training.phantom.federation import nifti_bytes

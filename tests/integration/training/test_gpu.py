@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 from training.run import Run, execute
 
 pytestmark = pytest.mark.gpu

@@ -14,8 +14,8 @@ from personalization.networks import FedOapUNet, build
 from training.algorithm import Memory
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
+from training.methods.fedoap.stages import Federated
 from training.report.transmission import PAPER, PAPER_WIDTH
-from training.state_tree import join
 
 PAGE = Path(__file__).parents[3] / "docs/explanation/fedoap.md"
 TASK = Task(name="tumour", labels={"tumour": (1,)}, size=(128, 128))
@@ -67,8 +67,8 @@ def test_every_row_is_what_the_code_comes_to() -> None:
 
 def test_the_others_are_all_but_the_site_itself() -> None:
     entry = {"key": torch.zeros(4, 32), "value": torch.zeros(4, 32)}
-    bank = Memory(join({f"bank/{site}": entry for site in "ABCDE"}))
     method = FedOap(FedOapConfig(width=2), TASK)
+    bank = method.first.slot.write(Memory(), Federated(bank=dict.fromkeys("ABCDE", entry)))
     (train,) = (phase for phase in method.plan() if phase.name == "train")
     received = train.broadcast(bank, "C")["bank"]
     assert sum(t.numel() for t in received.values()) == (5 - 1) * sum(t.numel() for t in entry.values())

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from model_store.store import Store
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine.history import RoundEntry, Silent, SiteEntry
 from training.errors import ConfigurationError
-from training.methods.fedavg import FedAvgConfig
 from training.observers import MLflow, TensorBoard, WithLogs, few_notes, scalars_of
 from training.phantom import write_federation
 from training.run import Run, execute

@@ -12,14 +12,15 @@ from scipy.stats import norm
 
 from tests.helpers.training.sites import TASK, declared
 from training.algorithm import ClientResult
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig, parse
 from training.engine.egress import SiteSpec, check_plan, check_privacy, let_out, may_take_part
 from training.errors import ConfigurationError, EgressRefused
-from training.methods.fedavg import WEIGHTS as WEIGHT_GROUP
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
 from training.methods.scaffold import CONTROL, Scaffold, ScaffoldConfig
+from training.parts.train import WEIGHTS as WEIGHT_GROUP
 from training.privacy import Noising, PrivacyDemand, RunPrivacy, epsilon_of
 
 HOW = Noising(clip=1.0, noise=2.0)

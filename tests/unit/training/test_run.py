@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.training.sites import TASK
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.cases import Case, Federation, Site, Split
 from training.errors import FederationError
-from training.methods.fedavg import FedAvgConfig
 from training.run import Run
 
 

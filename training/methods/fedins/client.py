@@ -6,8 +6,6 @@ Legend: N images, B of a batch, M entries, Q width of a query, T tokens, D width
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,35 +14,16 @@ from personalization.augmentation import Augmentation
 from personalization.domain_randomisation import randomise_half
 from personalization.fedins import InstanceAdaptive, PoolOutput, fedins_loss, random_entries, usage_of
 from personalization.losses import Loss
-from personalization.precision import Precision, mixed_precision, to_float32
+from personalization.precision import mixed_precision, to_float32
 from personalization.transfer import sent
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
 from training.local.data import Examples
 from training.local.loop import mean_loss
-from training.local.schedule import task_loss
+from training.methods.fedins.config import FedInsConfig, PoolPicking
 
-PoolPicking = Literal["instance", "batch", "random"]
-Optimiser = Literal["adam", "sgd"]
 # For the images of one split at a site: 1,300 images of 224 pixels for a ViT-S/14.
 MOST_STEM_BYTES = 2**29
-
-
-@dataclass(frozen=True)
-class PoolTraining:
-    """How a pool is trained at a site. `penalty_M` is subtracted from similarities before choosing."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    key_weight: float
-    optimiser: Optimiser = "adam"
-    augment: bool = False
-    routing: PoolPicking = "instance"
-    penalty_M: Tensor | None = None
-    precision: Precision = "float32"
-    loss: Loss = task_loss
-    randomise: bool = False
 
 
 def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tensor:
@@ -72,6 +51,14 @@ def stems_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tens
         if len(data) * parts[0][0].nbytes > MOST_STEM_BYTES:
             return None
     return torch.cat(parts)
+
+
+def see(network: InstanceAdaptive, data: Examples, batch_size: int, *, stems: bool = True) -> State:
+    """{"queries": [N, Q]} and, of blocks that are kept, {"stems": [N, T, D]}."""
+    found = {"queries": queries_of(network, data, batch_size)}
+    if stems and (made := stems_of(network, data, batch_size)) is not None:
+        found["stems"] = made
+    return found
 
 
 def summed_queries(queries_NQ: Tensor, patients: Sequence[str], bounds: FeatureBounds, noise: Noise) -> State:
@@ -115,69 +102,61 @@ def routed(
 def train_pool(
     network: InstanceAdaptive,
     data: Examples,
-    queries_NQ: Tensor,
-    training: PoolTraining,
+    seen: State,
+    config: FedInsConfig,
+    round_: int,
+    loss: Loss,
     generator: torch.Generator,
-    stems_NTD: Tensor | None = None,
+    penalty_M: Tensor | None = None,
 ) -> float:
-    """Train the pool in place; returns the mean loss of the batches.
+    """Train the pool in place for a round; returns the mean loss of the batches.
 
-    `generator` alone decides order, augmentation and random entries. `stems_NTD` are those of `stems_of`;
-    without them they are made for every batch. Raises ValueError without images.
+    `seen` has what `see` makes of the images. `generator` alone decides order, augmentation and random
+    entries. `penalty_M` is subtracted from similarities before choosing.
     """
-    if not len(data):
-        raise ValueError("there is no image to train on")
     device = network.pool.keys.device
+    rate = config.learning_rate * config.learning_rate_decay**round_
     optimisers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    optimiser = optimisers[training.optimiser](network.pool.parameters(), lr=training.learning_rate)
+    optimiser = optimisers[config.optimiser](network.pool.parameters(), lr=rate)
     network.train()
     losses: list[Tensor] = []
-    for _ in range(training.epochs):
-        for images, targets, chosen in _epoch(data, training, generator, device):
-            images, randomised = randomise_half(images, generator) if training.randomise else (images, False)
-            changed = training.augment or randomised
-            queries = network.query(images) if changed else sent(queries_NQ[chosen], device)
-            stem = None if changed or stems_NTD is None else sent(stems_NTD[chosen], device)
+    randomise = config.randomises(round_)
+    for _ in range(config.local_epochs):
+        for images, targets, chosen in _epoch(data, config, generator, device):
+            images, randomised = randomise_half(images, generator) if randomise else (images, False)
+            changed = config.augment or randomised
+            queries = network.query(images) if changed else sent(seen["queries"][chosen], device)
+            stem = sent(seen["stems"][chosen], device) if "stems" in seen and not changed else None
             optimiser.zero_grad(set_to_none=True)
-            with mixed_precision(training.precision, device):
-                found = routed(
-                    network, images, queries, training.routing, generator, training.penalty_M, stem
-                )
-            loss = fedins_loss(
-                training.loss(to_float32(found.logits), targets),
-                found.picked.similarities,
-                training.key_weight,
+            with mixed_precision(config.precision, device):
+                found = routed(network, images, queries, config.routing, generator, penalty_M, stem)
+            total = fedins_loss(
+                loss(to_float32(found.logits), targets), found.picked.similarities, config.key_weight
             )
-            torch.autograd.backward(loss)
+            torch.autograd.backward(total)
             optimiser.step()
-            losses.append(loss.detach())
+            losses.append(total.detach())
     return mean_loss(losses)
 
 
 @torch.no_grad()
 def predict_pool(
-    network: InstanceAdaptive,
-    data: Examples,
-    queries_NQ: Tensor,
-    batch_size: int,
-    routing: PoolPicking,
-    generator: torch.Generator,
-    stems_NTD: Tensor | None = None,
+    network: InstanceAdaptive, data: Examples, seen: State, config: FedInsConfig, generator: torch.Generator
 ) -> Tensor:
     """Class indices uint8 of every pixel, [N, H, W], or of every image, [N], with every image's own entries.
 
-    There is at least one image. `stems_NTD` are as in `train_pool`.
+    There is at least one image. Masks are what the task's `keep_largest` leaves.
     """
     device = network.pool.keys.device
-    found = []
-    for start in range(0, len(data), batch_size):
-        some = slice(start, start + batch_size)
+    parts = []
+    for start in range(0, len(data), config.batch_size):
+        some = slice(start, start + config.batch_size)
         images = torch.from_numpy(data.images[some].copy()).to(device)
-        queries = queries_NQ[some].to(device)
-        stem = None if stems_NTD is None else stems_NTD[some].to(device)
-        answer = routed(network, images, queries, routing, generator, stem=stem)
-        found.append(answer.logits.argmax(dim=1).to(torch.uint8).cpu())
-    return torch.cat(found)
+        queries = seen["queries"][some].to(device)
+        stem = seen["stems"][some].to(device) if "stems" in seen else None
+        answer = routed(network, images, queries, config.routing, generator, stem=stem)
+        parts.append(answer.logits.argmax(dim=1).to(torch.uint8).cpu())
+    return torch.from_numpy(data.answered(torch.cat(parts).numpy()))
 
 
 @torch.no_grad()
@@ -188,14 +167,14 @@ def usage_by(network: InstanceAdaptive, queries_NQ: Tensor) -> Tensor:
 
 
 def _epoch(
-    data: Examples, training: PoolTraining, generator: torch.Generator, device: torch.device
+    data: Examples, config: FedInsConfig, generator: torch.Generator, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Every image once, shuffled: images and targets on a device, and indices. No batch norm asks for more
     than one image."""
     images = torch.from_numpy(data.images)
     targets = torch.from_numpy(data.targets)
-    for chosen in torch.split(torch.randperm(len(images), generator=generator), training.batch_size):
+    for chosen in torch.split(torch.randperm(len(images), generator=generator), config.batch_size):
         batch, truth = sent(images[chosen], device), sent(targets[chosen], device)
-        if training.augment:
+        if config.augment:
             batch, truth = data.turned(batch, truth, *Augmentation().draw(len(chosen), generator))
         yield batch, truth, chosen

@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from typing_extensions import override
 
 from model_store.store import Store
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive, PromptAdaptive
-from personalization.networks import Backbone, BlockBackbone, outline
+from personalization.networks import BlockBackbone, outline
 from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
 from training.choices.loss import LossConfig
 from training.choices.randomisation import RandomisationConfig
 from training.config import Descent
 from training.errors import ConfigurationError
-from training.methods.fedins.client import Optimiser, PoolPicking
 
+PoolPicking = Literal["instance", "batch", "random"]
+Optimiser = Literal["adam", "sgd"]
 _MISSING = "FedIns adapts a backbone that is already trained"
 
 
@@ -129,11 +131,17 @@ class FedInsConfig(LossConfig, RandomisationConfig):
                 )
         return self.model_copy(update={"backbone": found.reference, "store": found.root})
 
-    def network(self, backbone: Backbone, classes: int) -> InstanceAdaptive:
+    def network(self, classes: int, device: torch.device) -> InstanceAdaptive:
         """A pool of zeros on the backbone. Raises NetworkError for prompts on another network than a ViT."""
+        backbone = self.frozen.load(device)
         if self.adapter == "prompt":
-            return PromptAdaptive(backbone, classes, self.entries, self.top, self.prompts, blocks=self.blocks)
-        return InstanceAdaptive(backbone, classes, self.entries, self.top, blocks=self.blocks)
+            found: InstanceAdaptive = PromptAdaptive(
+                backbone, classes, self.entries, self.top, self.prompts, blocks=self.blocks
+            )
+        else:
+            found = InstanceAdaptive(backbone, classes, self.entries, self.top, blocks=self.blocks)
+        found.pool.to(device)
+        return found
 
     @property
     def frozen(self) -> FrozenBackbone:

@@ -28,9 +28,8 @@ Stays:   images, masks, classes, queries; the backbone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +41,6 @@ from personalization.fedins import InstanceAdaptive, key_entropy, unused
 from personalization.metrics import metrics_of
 from personalization.networks import Backbone, outline
 from training.algorithm import (
-    Algorithm,
     ClientResult,
     Group,
     Memory,
@@ -57,29 +55,16 @@ from training.algorithm import (
 )
 from training.backbones import has_head_for
 from training.errors import SiteFailed
-from training.local.data import Data, Examples, slices_of
-from training.local.scores import AnySiteData, ValidationScore, scored, weight_of
-from training.methods.fedavg import SCORES, WEIGHTS, note_scores
-from training.methods.fedins.client import (
-    PoolTraining,
-    predict_pool,
-    queries_of,
-    stems_of,
-    summed_queries,
-    train_pool,
-    usage_by,
-)
+from training.local.data import Data, slices_of
+from training.local.scores import ValidationScore, scored, weight_of
+from training.local.site import SiteData
+from training.methods.fedins.client import predict_pool, see, train_pool, usage_by
 from training.methods.fedins.config import FedInsConfig
+from training.methods.fedins.queries import CENTRE, DescribeQueries, Seen
 from training.methods.registry import Panel, register
-from training.parts.describe import STATISTICS, describe, described, merge_described
-from training.parts.test import score_once, scored_metrics, scoring_phase
-from training.state_tree import join, part
-
-
-def check_queries(state: State, size: SiteSize) -> None:  # noqa: ARG001
-    """Raise ValueError without an image: the server divides by their number."""
-    if not state["count"].item() >= 1:
-        raise ValueError(f"expected the sum of 1 image at least, found {state['count'].item():g}")
+from training.parts.part import Added, Part, Parted, Slot
+from training.parts.test import Model, Predict, Test
+from training.parts.train import SCORES, WEIGHTS, Shared
 
 
 def check_usage(state: State, size: SiteSize) -> None:  # noqa: ARG001
@@ -88,12 +73,165 @@ def check_usage(state: State, size: SiteSize) -> None:  # noqa: ARG001
         raise ValueError(f"expected 0 to {_MOST_PICKS} picks of every entry, found another number")
 
 
-# A sum and a number are a mean of what a network makes of images.
-QUERIES = Group("queries", "features", "sum", essential=False, bounded=True, check=check_queries)
-CENTRE = Group("centre", "features")
 USAGE = Group("usage", "statistics", "sum", essential=False, check=check_usage)
 _FLOAT_BYTES = 4
 _MOST_PICKS = 2**40
+
+
+@dataclass(frozen=True)
+class Picked:
+    """How the keys of the pool after `round` rounds were used, over all sites that let it out."""
+
+    round: int
+    picks: list[int] | None = None
+    entropy: float | None = None
+    dead: int | None = None
+
+    @classmethod
+    def of(cls, round_: int, picks: Tensor | None) -> Picked:
+        """From the number of picks of every entry."""
+        if picks is None:
+            return cls(round_)
+        return cls(round_, [int(count) for count in picks.tolist()], key_entropy(picks), unused(picks))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The use of the keys by round, and the `picks` of the last round in which a site let them out."""
+
+    picks: State
+    rounds: tuple[Picked, ...] = ()
+
+
+class TrainPool(Part):
+    """The rounds in which the pool is averaged; the sites also score it, and count its picks."""
+
+    def __init__(self, method: FedIns) -> None:
+        self.method = method
+        self.config = method.config
+        self.slot = Slot("train", Shared())
+        self.usage = Slot("usage", Usage({"picks": torch.zeros(self.config.entries)}))
+        self.downloads = (WEIGHTS, CENTRE) if method.describe.centred else (WEIGHTS,)
+
+    @override
+    def begin(self, context: StepContext, server: Memory) -> Memory:
+        """The pool of round 0, from the run's seed."""
+        # The generator is the CPU's, so the pool of round 0 is the same on every device.
+        network = self.config.network(self.method.classes, torch.device("cpu"))
+        head = network.backbone.output_head if self.method.starts_at_head else None
+        network.pool.draw(context.generator("pool"), head)
+        return self.slot.write(server, Shared(pool_of(network)))
+
+    @override
+    def plan(self) -> Plan:
+        """The rounds, and the score of the last pool, which no round has."""
+        rounds, pool, said = self.config.rounds, self.downloads, (SCORES, USAGE)
+        down = (*pool, USAGE) if self.config.frequency_penalty else pool
+        train = Phase(
+            "train", rounds, down, (WEIGHTS, *said), self.step, self.average, self.send_all, self.expect
+        )
+        last = Phase("validate", 1, pool, said, self.score_step, self.keep_last, self.send, self.expect)
+        return train, replace(last, everyone=True)
+
+    @override
+    def publish(self, server: Memory) -> Added:
+        noted = self.slot.read(server).noted
+        rounds = self.usage.read(server).rounds
+        usage = [{"round": each.round, "entropy": each.entropy, "dead": each.dead} for each in rounds]
+        return Added(noted.metrics, {"selected_round": noted.round, "key_usage": usage})
+
+    def send(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The pool and the centre, to every site the same."""
+        return {WEIGHTS.name: self.slot.read(server).w_g, **self.method.describe.centre(server)}
+
+    def send_all(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The pool, the centre, and the picks of the round before where these count."""
+        picks = {USAGE.name: self.usage.read(server).picks} if self.config.frequency_penalty else {}
+        return {**self.send(server, site), **picks}
+
+    def send_selected(self, server: Memory, site: str) -> Mapping[str, State]:
+        """The pool that is published, and the centre."""
+        return {**self.send(server, site), WEIGHTS.name: self.slot.read(server).selected}
+
+    def expect(self, server: Memory) -> Mapping[str, State]:
+        """Picks, which are whole, unlike those that are sent."""
+        return {USAGE.name: {"picks": torch.zeros(self.config.entries, dtype=torch.int64)}}
+
+    # ------------------------------------------------------------------ at a site
+
+    def step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Score the pool that came and count its picks; then train from it."""
+        scored, network, seen = self._scored(context, received, memory, data)
+        images, draw = slices_of(data.train), context.generator("train")
+        penalty = self._penalty(context, received)
+        loss = train_pool(
+            network, images, seen.train, self.config, context.round, self.method.loss, draw, penalty
+        )
+        uploads = {**scored.uploads, WEIGHTS.name: pool_of(network)}
+        return replace(scored, uploads=uploads, metrics={**scored.metrics, "loss": loss})
+
+    def score_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Score the pool that came and count its picks."""
+        return self._scored(context, received, memory, data)[0]
+
+    def _scored(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> tuple[ClientResult, InstanceAdaptive, Seen]:
+        """What a site says of the pool that came, the network with it, and what the backbone makes of its
+        images."""
+        method, describe = self.method, self.method.describe
+        network = method.network_here(context, received)
+        seen = describe.see(network, memory, data)
+        if not len(data.train):
+            raise SiteFailed("expected at least one image to train on, found none")
+        score = ValidationScore()
+        if len(data.val):
+            val, draw = slices_of(data.val), context.generator("score")
+            score = scored(predict_pool(network, val, seen.val, self.config, draw), val, method.classes)
+        picks = usage_by(network, seen.train["queries"])
+        uploads = {SCORES.name: score.state(), USAGE.name: {"picks": picks}}
+        metrics = {
+            **score.metrics(method.metric),
+            "key_entropy": key_entropy(picks),
+            "dead_keys": float(unused(picks)),
+        }
+        # A site that was not there when queries were made keeps them from now on.
+        kept = None if describe.seen.holds(memory) else describe.seen.write(memory, seen)
+        weight = weight_of(data, self.config.aggregation)
+        return ClientResult(uploads, weight, kept, metrics), network, seen
+
+    def _penalty(self, context: StepContext, received: Mapping[str, State]) -> Tensor | None:
+        """[M], by the share of the images that picked an entry in the round before."""
+        config = self.config
+        if USAGE.name not in received:
+            return None
+        picks = received[USAGE.name]["picks"].to(context.device)
+        images = picks.sum() / min(config.top, config.entries)
+        return config.frequency_penalty * picks / images.clamp(min=1)
+
+    # ------------------------------------------------------------------ at the server
+
+    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Average (Eq. 8), once scores and picks of the pool that was sent are noted."""
+        noted = self.note(server, result, context.round)
+        shared = replace(self.slot.read(noted), w_g=result.reduced[WEIGHTS.name])
+        return self.slot.write(noted, shared)
+
+    def keep_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Note scores and picks of the pool of the last round."""
+        return self.note(server, result, self.config.rounds)
+
+    def note(self, server: Memory, result: RoundResult, rounds_done: int) -> Memory:
+        """The server's memory with scores and picks of its pool, and with that if it is the best so far."""
+        shared = self.slot.read(server).after(result, self.config, self.method.metric, rounds_done)
+        picks, usage = result.reduced.get(USAGE.name, {}).get("picks"), self.usage.read(server)
+        latest = usage.picks if picks is None else {"picks": picks.float()}
+        noted = Usage(latest, (*usage.rounds, Picked.of(rounds_done, picks)))
+        return self.usage.write(self.slot.write(server, shared), noted)
 
 
 def pool_network(
@@ -103,8 +241,7 @@ def pool_network(
     state: State,
 ) -> InstanceAdaptive:
     """A pool on its backbone, on the CPU."""
-    backbone = config.frozen.load(torch.device("cpu"))
-    network = config.network(backbone, len(task.classes))
+    network = config.network(len(task.classes), torch.device("cpu"))
     network.pool.load_state_dict(state)
     return network
 
@@ -119,7 +256,7 @@ def pool_network(
         "volumes": "its pool adapts a frozen U-Net or ViT for slices, and no backbone for volumes is known"
     },
 )
-class FedIns(Algorithm):
+class FedIns(Parted):
     """FedIns on a U-Net for a segmentation task, on a ViT for a classification."""
 
     def __init__(self, config: FedInsConfig, task: Task) -> None:
@@ -129,314 +266,57 @@ class FedIns(Algorithm):
         self.classes = len(task.classes)
         self.network = manifest.network
         self.loss = config.loss_for(task)
+        self.metric = f"val_{metrics_of(task.kind)[0].name}"
         backbone = outline(manifest.network.name, **manifest.network.arguments)
         assert isinstance(backbone, Backbone)  # `find_backbone` takes no other
-        self.metric = f"val_{metrics_of(task.kind)[0].name}"
-        self.centred = config.centre == "yes" or (config.centre == "auto" and backbone.centred_queries)
+        centred = config.centre == "yes" or (config.centre == "auto" and backbone.centred_queries)
         knows_task = has_head_for(manifest, task)
         self.starts_at_head = config.head == "backbone" or (config.head == "auto" and knows_task)
+        self.describe = DescribeQueries(config, self.classes, backbone.query_width, centred=centred)
+        self.train = TrainPool(self)
+        self.test = Test(task, self.answers, ("",), self.train.downloads, self.train.send_selected)
+        self.parts = (self.describe, self.train, self.test)
 
-    @override
-    def plan(self) -> Plan:
-        """Describe data and queries once, train, validate the last pool, which no round has, and test."""
-        once = (STATISTICS, QUERIES) if self.centred else (STATISTICS,)
-        pool = (WEIGHTS, CENTRE) if self.centred else (WEIGHTS,)
-        down = (*pool, USAGE) if self.config.frequency_penalty else pool
-        return (
-            Phase(
-                "describe",
-                1,
-                (),
-                once,
-                self.describe_step,
-                self.keep_centre,
-                expected=self.expect_queries,
-                everyone=True,
-            ),
-            Phase(
-                "train",
-                self.config.rounds,
-                down,
-                (WEIGHTS, SCORES, USAGE),
-                self.train_step,
-                self.average,
-                partial(self.send, groups=down),
-                self.expect_picks,
-            ),
-            Phase(
-                "validate",
-                1,
-                pool,
-                (SCORES, USAGE),
-                self.validate_step,
-                self.note_last,
-                partial(self.send, groups=pool),
-                self.expect_picks,
-                everyone=True,
-            ),
-            scoring_phase(self.task, pool, self.score_step, partial(self.send_selected, groups=pool)),
-        )
-
-    @override
-    def initial(self, context: StepContext) -> Memory:
-        """The pool of round 0, from the run's seed, and no centre yet."""
-        # The generator is the CPU's, so the pool of round 0 is the same on every device.
-        network = self._on(torch.device("cpu"))
-        backbone = network.backbone
-        head = backbone.output_head if self.starts_at_head else None
-        network.pool.draw(context.generator("pool"), head)
-        pool, centre = _split(network)
-        return Memory(join({"global": pool, "fixed": centre}))
-
-    def send(
-        self,
-        server: Memory,
-        site: str,
-        *,
-        groups: tuple[Group, ...],
-    ) -> Mapping[str, State]:
-        """The pool, the centre, and the picks of the round before; to every site the same."""
-        found = {
-            WEIGHTS.name: part(server.tensors, "global"),
-            CENTRE.name: part(server.tensors, "fixed"),
-            USAGE.name: part(server.tensors, "usage") or {"picks": torch.zeros(self.config.entries)},
-        }
-        return {group.name: found[group.name] for group in groups}
-
-    def send_selected(
-        self,
-        server: Memory,
-        site: str,
-        *,
-        groups: tuple[Group, ...],
-    ) -> Mapping[str, State]:
-        """The pool that is published, and the centre."""
-        return {**self.send(server, site, groups=groups), WEIGHTS.name: self.selected(server)[0]}
-
-    def expect_queries(self, server: Memory) -> Mapping[str, State]:
-        """A sum of queries, where they are centred."""
-        if not self.centred:
-            return {}
-        total = torch.zeros_like(part(server.tensors, "fixed")["centre"], dtype=torch.float64)
-        return {QUERIES.name: {"sum": total, "count": torch.zeros(())}}
-
-    def expect_picks(self, server: Memory) -> Mapping[str, State]:
-        """Picks, which are whole, unlike those that are sent."""
-        return {USAGE.name: {"picks": torch.zeros(self.config.entries, dtype=torch.int64)}}
-
-    # ------------------------------------------------------------------ at a site
-
-    def describe_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """Make the queries; describe the data and, where queries are centred, their sum."""
-        weight = weight_of(data, self.config.aggregation)
-        fixed = memory.tensors or self._fixed(self._on(context.device), data)
-        uploads = dict(describe(data, weight).uploads)
-        if self.centred:
-            patients, bounds = data.train.patients, context.bounds
-            uploads[QUERIES.name] = summed_queries(fixed["train"], patients, bounds, context.noise)
-        return ClientResult(uploads, weight, Memory(fixed))
-
-    def validate_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """Score the pool that came and count its picks."""
-        return self._scored(context, received, memory, data)[0]
-
-    def train_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """Score the pool that came and count its picks; then train from it."""
-        scored, network, fixed = self._scored(context, received, memory, data)
-        training = self._training(context, received.get(USAGE.name, {}))
-        loss = train_pool(
-            network,
-            slices_of(data.train),
-            fixed["train"],
-            training,
-            context.generator("train"),
-            fixed.get("train stems"),
-        )
-        uploads = {**scored.uploads, WEIGHTS.name: _split(network)[0]}
-        return replace(scored, uploads=uploads, metrics={**scored.metrics, "loss": loss})
-
-    def _scored(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> tuple[ClientResult, InstanceAdaptive, State]:
-        """What a site says of the pool that came, the network with it, and what the backbone makes of its
-        images."""
-        config = self.config
-        network = self._received(context, received)
-        fixed = memory.tensors or self._fixed(network, data)
-        if not len(data.train):
-            raise SiteFailed("expected at least one image to train on, found none")
-        score = ValidationScore()
-        if len(data.val):
-            val = slices_of(data.val)
-            found = self._predict(context, network, val, fixed["val"], "score", fixed.get("val stems"))
-            score = scored(found, val, self.classes)
-        picks = usage_by(network, fixed["train"])
-        uploads = {SCORES.name: score.state(), USAGE.name: {"picks": picks}}
-        metrics = {
-            **score.metrics(self.metric),
-            "key_entropy": key_entropy(picks),
-            "dead_keys": float(unused(picks)),
-        }
-        # A site that was not there when queries were made keeps them from now on.
-        kept = None if memory.tensors else Memory(fixed)
-        weight = weight_of(data, config.aggregation)
-        return ClientResult(uploads, weight, kept, metrics), network, fixed
-
-    def score_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
-    ) -> ClientResult:
-        """Score the selected pool on the test patients, with queries that are made for it."""
-        network = self._received(context, received)
-
-        def answer(data: Data) -> Tensor:
-            examples = slices_of(data)
-            queries = queries_of(network, examples, self.config.batch_size)
-            return self._predict(context, network, examples, queries, "test")
-
-        return score_once({"": answer}, data, self.task)
-
-    def _predict(
-        self,
-        context: StepContext,
-        network: InstanceAdaptive,
-        examples: Examples,
-        queries_NQ: Tensor,
-        purpose: str,
-        stems_NTD: Tensor | None = None,
-    ) -> Tensor:
-        config = self.config
-        draw = context.generator(purpose)
-        found = predict_pool(
-            network, examples, queries_NQ, config.batch_size, config.routing, draw, stems_NTD
-        )
-        return torch.from_numpy(examples.answered(found.numpy()))
-
-    def _received(self, context: StepContext, received: Mapping[str, State]) -> InstanceAdaptive:
+    def network_here(self, context: StepContext, received: Mapping[str, State]) -> InstanceAdaptive:
         """The backbone with the pool that came."""
-        network = self._on(context.device)
+        network = self.config.network(self.classes, context.device)
         # Where there is no centre, the empty pool's zeros stay.
-        centre = received.get(CENTRE.name, _split(network)[1])
+        centre = received.get(CENTRE.name, {"centre": network.pool.centre})
         network.pool.load_state_dict({**received[WEIGHTS.name], **centre})
         return network
 
-    def _fixed(self, network: InstanceAdaptive, data: AnySiteData) -> State:
-        """What the frozen backbone makes of the site's images: queries and, of the kept blocks, stems."""
-        size, found = self.config.batch_size, dict[str, Tensor]()
-        for split, own in (("train", data.train), ("val", data.val)):
-            if split == "val" and own is data.train:
-                return found | {name.replace("train", "val"): made for name, made in found.items()}
-            examples = slices_of(own)
-            found[split] = queries_of(network, examples, size)
-            # Images that are augmented give others in every batch.
-            wanted = split == "val" or not self.config.augment
-            if wanted and (stems := stems_of(network, examples, size)) is not None:
-                found[f"{split} stems"] = stems
-        return found
+    def answers(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory
+    ) -> Mapping[Model, Predict | None]:
+        """The model that a site tests: the selected pool, with queries that are made for it."""
+        return {"": partial(self._answer, context, self.network_here(context, received))}
 
-    def _training(self, context: StepContext, usage: State) -> PoolTraining:
-        config = self.config
-        penalty = None
-        if usage:
-            picks = usage["picks"].to(context.device)
-            images = picks.sum() / min(config.top, config.entries)
-            penalty = config.frequency_penalty * picks / images.clamp(min=1)
-        return PoolTraining(
-            config.local_epochs,
-            config.batch_size,
-            config.learning_rate * config.learning_rate_decay**context.round,
-            config.key_weight,
-            config.optimiser,
-            config.augment,
-            config.routing,
-            penalty,
-            config.precision,
-            self.loss,
-            config.randomises(context.round),
-        )
-
-    def _on(self, device: torch.device) -> InstanceAdaptive:
-        """The backbone with an empty pool."""
-        config = self.config
-        network = config.network(config.frozen.load(device), self.classes)
-        network.pool.to(device)
-        return network
-
-    # ------------------------------------------------------------------ at the server
-
-    def keep_centre(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep what the sites describe, and the mean query."""
-        fixed = self._centre(server, result.reduced.get(QUERIES.name))
-        tensors = {**server.tensors, **join({"fixed": fixed})}
-        return Memory(tensors, {**server.facts, **merge_described(result), "usage": []})
-
-    def average(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Average; note scores and picks of the pool that was sent, and keep it if it is the best so far."""
-        noted = self._noted(server, result, context.round)
-        return Memory({**noted.tensors, **join({"global": result.reduced[WEIGHTS.name]})}, noted.facts)
-
-    def note_last(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Note scores and picks of the pool of the last round, and keep it if it is the best."""
-        return self._noted(server, result, self.config.rounds)
-
-    def _noted(self, server: Memory, result: RoundResult, rounds_done: int) -> Memory:
-        selection = self.config.selection if self.config.selectable(rounds_done) else "last"
-        facts = note_scores(server.facts, result, self.metric, rounds_done, selection)
-        picks = result.reduced.get(USAGE.name, {}).get("picks")
-        facts["usage"] = [*facts["usage"], _seen(rounds_done, picks)]
-        states = {name: part(server.tensors, name) for name in ("global", "fixed", "best")}
-        if facts["best"] != server.facts.get("best"):
-            states["best"] = states["global"]
-        if picks is not None:
-            states["usage"] = {"picks": picks.float()}
-        return Memory(join(states), facts)
-
-    def _centre(self, server: Memory, total: State | None) -> State:
-        """The mean query of the training images; as it was (zero) where no site sends any."""
-        if total is None:
-            return part(server.tensors, "fixed")
-        return {"centre": (total["sum"] / total["count"].double()).float()}
-
-    def selected(self, server: Memory) -> tuple[State, dict[str, Any]]:
-        """The best pool, or the last one where nothing could be validated; its score and round."""
-        chosen = server.facts.get("best")
-        return part(server.tensors, "best" if chosen else "global"), chosen or server.facts["latest"]
+    def _answer(self, context: StepContext, network: InstanceAdaptive, data: Data) -> Tensor:
+        examples, draw = slices_of(data), context.generator("test")
+        seen = see(network, examples, self.config.batch_size, stems=False)
+        return predict_pool(network, examples, seen, self.config, draw)
 
     @override
     def publication(self, server: Memory) -> Publication:
         """The selected pool."""
-        facts = server.facts
-        pool, noted = self.selected(server)
-        weights = {**pool, **part(server.tensors, "fixed")}
-        metrics = {name: value for name, value in noted.items() if name != "round" and value is not None}
-        metrics |= scored_metrics(facts, self.task)
-        usage = next((seen["picks"] for seen in facts["usage"] if seen["round"] == noted["round"]), None)
+        config, added = self.config, self.added(server)
+        shared, rounds = self.train.slot.read(server), self.train.usage.read(server).rounds
+        weights = {**shared.selected, **self.describe.mean.read(server).query}
+        exchanged = self._exchanged(shared.selected)
         return Publication(
             "ssf-pool",
-            (ModelDraft("ssf-pool", self.network, weights, metrics=metrics),),
-            {
-                "selected_round": noted["round"],
-                "backbone": self.config.backbone,
-                "exchanged": self._exchanged(weights),
-                "key_usage": [
-                    {name: seen[name] for name in ("round", "entropy", "dead")} for seen in facts["usage"]
-                ],
-            },
-            described(facts),
+            (ModelDraft("ssf-pool", self.network, weights, metrics=added.metrics),),
+            {**added.details, "backbone": config.backbone, "exchanged": exchanged},
+            added.statistics,
             composite={
-                "backbone": self.config.frozen.artefact().digest,
-                "entries": self.config.entries,
-                "top": min(self.config.top, self.config.entries),
-                "usage": usage,
-                "routing": self.config.routing,
-                "blocks": self.config.blocks,
+                "backbone": config.frozen.artefact().digest,
+                "entries": config.entries,
+                "top": min(config.top, config.entries),
+                "usage": next((each.picks for each in rounds if each.round == shared.noted.round), None),
+                "routing": config.routing,
+                "blocks": config.blocks,
             },
-            exhibits=Memory({}, {"usage": facts["usage"], "exchanged": self._exchanged(weights)}),
+            exhibits=Memory({}, {"usage": [asdict(each) for each in rounds], "exchanged": exchanged}),
         )
 
     def _exchanged(self, pool: State) -> dict[str, int]:
@@ -444,25 +324,12 @@ class FedIns(Algorithm):
         full = outline(self.network.name, **self.network.arguments).state_dict()
         floats = [tensor for tensor in full.values() if tensor.is_floating_point()]
         return {
-            "pool": _FLOAT_BYTES * sum(t.numel() for name, t in pool.items() if name != "centre"),
+            "pool": _FLOAT_BYTES * sum(tensor.numel() for tensor in pool.values()),
             "full_fine_tuning": _FLOAT_BYTES * sum(tensor.numel() for tensor in floats),
         }
 
 
-def _split(network: InstanceAdaptive) -> tuple[State, State]:
-    """What is averaged, and the centre, on the CPU."""
-    state = {name: tensor.detach().cpu().clone() for name, tensor in network.pool.state_dict().items()}
-    centre = state.pop("centre")
-    return state, {"centre": centre}
-
-
-def _seen(round_: int, picks: Tensor | None) -> dict[str, object]:
-    """How the keys of the pool after `round_` rounds were used, over all sites that let it out."""
-    if picks is None:
-        return {"round": round_, "picks": None, "entropy": None, "dead": None}
-    return {
-        "round": round_,
-        "picks": [int(count) for count in picks.tolist()],
-        "entropy": key_entropy(picks),
-        "dead": unused(picks),
-    }
+def pool_of(network: InstanceAdaptive) -> State:
+    """What is averaged, on the CPU: all but the centre."""
+    state = network.pool.state_dict()
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items() if name != "centre"}

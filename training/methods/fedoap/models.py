@@ -1,4 +1,4 @@
-"""FedOAP's models: from the parts that a run keeps to networks, and to what is published."""
+"""FedOAP's models: from the parts that a run keeps to networks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from personalization.fedoap.parts import bank_state, identity, split, start_pers
 from personalization.networks import FedOapUNet
 from personalization.networks.fedoap import LEAST_SIDE
 from personalization.state import StreamingMean
-from training.algorithm import Memory, ModelDraft, Publication, State
+from training.algorithm import State
 from training.errors import ConfigurationError, PublishError
 from training.local.networks import network_of
 from training.methods.fedoap.config import FedOapConfig
-from training.parts.describe import described
-from training.parts.export import exported_models
-from training.parts.test import scored_metrics
 from training.state_tree import part
-
-OWN = "own"  # the first source of every attention: the image's own tokens
 
 
 def check_task(task: Task, method: str = "fedoap") -> None:
@@ -39,8 +34,8 @@ def check_task(task: Task, method: str = "fedoap") -> None:
         raise ConfigurationError(f"method {method} does not fit the task '{task.name}'", problems)
 
 
-def entries(bank: State) -> dict[str, State]:
-    """{"CS/key": ..., "CS/value": ...} by site."""
+def by_site(bank: State) -> dict[str, State]:
+    """{"CS/key": ..., "CS/value": ...} as {"CS": {"key": ..., "value": ...}}, sorted."""
     return {site: part(bank, site) for site in sorted({name.rpartition("/")[0] for name in bank})}
 
 
@@ -67,48 +62,26 @@ def on_device(spec: NetworkSpec, model: State, bank: Mapping[str, State], device
     return network
 
 
-def start(config: FedOapConfig, shared: State, drawn: State) -> State:
-    """A personal part to begin with: the query stage as configured, and an adapter that does nothing."""
-    return start_personal(shared, drawn) if config.personal_start == "shared" else identity(drawn)
-
-
-def publication(config: FedOapConfig, spec: NetworkSpec, task: Task, server: Memory) -> Publication:
-    """The global model, which attends to the whole bank, and each exported one, which leaves its own out.
-
-    Raises PublishError when there is nothing trained that the global one's query stage could be made of.
-    """
-    bank = entries(part(server.tensors, "bank"))
-    sources = (OWN, *bank) if config.attention else None
-    model, began = _zero_shot(config, server)
-    network, state = with_bank(spec, model, bank)
-    # Without a metric: members validate it joined to their own parts, which it is published without.
-    drafts = [ModelDraft("global", network, state, sources=sources)]
-    for site, (model, score) in exported_models(server).items():
-        network, state = with_bank(spec, model, bank, absent=(site,))
-        metrics = score.metrics("val_dice") | scored_metrics(server.facts, task, "personal", (site,))
-        drafts.append(ModelDraft("inside", network, state, site, metrics, sources=sources))
-    return Publication("cross-attention", tuple(drafts), {"zero_shot": began}, described(server.facts))
-
-
-def _zero_shot(config: FedOapConfig, server: Memory) -> tuple[State, str]:
+def zero_shot(
+    config: FedOapConfig, gamma: State, drawn: State, exported: Mapping[str, State]
+) -> tuple[State, str]:
     """gamma with a personal part for a hospital that has none, and what its query stage was made of.
 
     Keys that are personal have no shared counterpart: there it is the mean, or nothing. An untrained stage
-    would send random features through the residual into a trained decoder.
+    would send random features through the residual into a trained decoder. Raises PublishError when there is
+    nothing trained that it could be made of.
     """
     own_keys = config.own_keys
-    shared, drawn = part(server.tensors, "global"), part(server.tensors, "drawn")
-    sites = server.facts["exported"]
-    if own_keys and not sites:
+    if own_keys and not exported:
         raise PublishError(
             "kv: own keeps query stages, keys and values at the sites, and no site exported its model: a "
             "global model would answer with untrained ones. Add --resume and --consent all, or --consent "
             "SITE,SITE (on a network hospitals set `consents: true` in their policies): nothing is trained "
             "again. With kv: averaged the shared ones can stand in"
         )
-    if sites and (own_keys or config.zero_shot == "mean"):
+    if exported and (own_keys or config.zero_shot == "mean"):
         mean = StreamingMean()
-        for site in sites:
-            mean.add(split(part(server.tensors, f"inside/{site}"), own_keys=own_keys)[1], 1.0, f"site {site}")
-        return {**shared, **identity(mean.result())}, "mean"
-    return {**shared, **start_personal(shared, drawn)}, "shared"
+        for site, model in exported.items():
+            mean.add(split(model, own_keys=own_keys)[1], 1.0, f"site {site}")
+        return {**gamma, **identity(mean.result())}, "mean"
+    return {**gamma, **start_personal(gamma, drawn)}, "shared"

@@ -16,8 +16,8 @@ from benchmarks.accuracy.dose.hospital import LADDER, RUNGS
 from benchmarks.accuracy.unseen.experiment import PHANTOM
 from benchmarks.harness.experiment import Options
 from model_store.task import Task
+from training.choices.fedavg import FedAvgConfig
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 
 TINY = {"rounds": 1, "width": 4, "batch_size": 8}
 

@@ -21,8 +21,8 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import adapt
 from tests.helpers.personalization.routing_cases import images as routing_images
 from tests.helpers.personalization.routing_cases import space_of
+from training.choices.fedavg import FedAvgConfig
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 from training.tasks import template
 
 SET = "retina_vessels"

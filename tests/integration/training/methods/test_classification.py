@@ -11,6 +11,7 @@ import torch
 from tests.helpers.training.classified_sites import write_volumes
 from tests.helpers.training.sites import client_step
 from training.algorithm import Memory
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
@@ -18,7 +19,6 @@ from training.engine.client import RunEnvironment
 from training.errors import ConfigurationError, SiteFailed
 from training.local.site import SiteData
 from training.methods.dense import DenseConfig
-from training.methods.fedavg import FedAvgConfig
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
 from training.methods.iop_fl import IopFlConfig
@@ -108,10 +108,10 @@ def test_fedbicross_with_a_hospital_that_withholds_its_model_is_rejected(federat
 def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, monkeypatch):
     train = FedBiCross.train_once
 
-    def fail_at_fir(method, context, received, memory, data):
+    def fail_at_fir(method, context, seed, data):
         if context.site == "fir":
             raise SiteFailed("its line is down")
-        return train(method, context, received, memory, data)
+        return train(method, context, seed, data)
 
     monkeypatch.setattr(FedBiCross, "train_once", fail_at_fir)
     sites = [s.assigned(dict.fromkeys(s.patients, "train")) for s in federation.sites]
@@ -124,9 +124,9 @@ def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, m
 def test_fedbicross_leaves_out_a_hospital_with_another_network_by_name(federation, tmp_path, monkeypatch):
     train = FedBiCross.train_once
 
-    def train_wider_at_fir(method, context, received, memory, data):
+    def train_wider_at_fir(method, context, seed, data):
         wider = FedBiCross(CONFIG.model_copy(update={"width": 2}), federation.task)
-        return train(wider if context.site == "fir" else method, context, received, memory, data)
+        return train(wider if context.site == "fir" else method, context, seed, data)
 
     monkeypatch.setattr(FedBiCross, "train_once", train_wider_at_fir)
     result = run(federation, tmp_path)

@@ -20,6 +20,7 @@ from personalization.adamw import train_adamw
 from personalization.fedoap.parts import split
 from personalization.networks import build
 from personalization.state import from_safetensors
+from tests.helpers.training.sites import TASK
 from training.algorithm import Memory
 from training.bounds import FeatureBounds
 from training.config import RunConfig
@@ -29,10 +30,10 @@ from training.engine.folder import RunFolder, SiteFolder
 from training.federate import federate
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
+from training.methods.fedoap.stages import FirstStage, Own, SecondStage
 from training.methods.registry import method as find_method
 from training.phantom import write_federation
 from training.run import Run, execute
-from training.state_tree import join, part
 
 SMALL = {"width": 2, "heads": 4, "rounds": 2, "local_steps": 2, "batch_size": 4, "fine_tune_rounds": 1}
 
@@ -53,21 +54,31 @@ def remembered(folder: Path, site: str) -> Memory:
     return SiteFolder(folder, site).load(RunFolder(folder).checkpoint().site_slots[site])
 
 
+def own_of(folder: Path, site: str) -> Own:
+    """What a site has of stage 2 after the last round."""
+    return FedOap(FedOapConfig(**SMALL), TASK).second.slot.read(remembered(folder, site))
+
+
 # Float32 values that training does not reach, written twice: the bytes of a run contain one by chance about
 # once in 10^10 runs.
 CANARY, MOMENT = 0.012345679, 0.087654321
 PATTERN, MOMENTS = (struct.pack("<f", value) * 2 for value in (CANARY, MOMENT))
 
 
-class Planted(FedOap):
-    """FedOAP that fills the personal tensors of every site with canaries before each of its steps."""
+class Planting(FirstStage):
+    """Stage 1 that fills the personal tensors of every site with canaries before each of its steps."""
 
-    def train_step(self, context, received, memory, data):
-        start = {**self._start(context, received["weights"])}
+    def step(self, context, received, memory, data):
+        start = self.first_rho(context, received["weights"])
         planted = {name: torch.full_like(tensor, CANARY) for name, tensor in start.items()}
-        kept = {n: t for n, t in memory.tensors.items() if not n.startswith("personal/")}
-        memory = replace(memory, tensors={**kept, **join({"personal": planted})})
-        return super().train_step(context, received, memory, data)
+        memory = self.own.write(memory, replace(self.own.read(memory), rho=planted))
+        return super().step(context, received, memory, data)
+
+
+class Planted(FedOap):
+    """FedOAP with that stage."""
+
+    stages = (Planting, SecondStage)
 
 
 def with_planted_moments(*arguments):
@@ -84,7 +95,7 @@ def test_fedoap_never_exchanges_personal_tensors_before_the_export(options, data
     Moments of personal and shared tensors are never sent. With `kv: own` keys and values are personal.
     """
     config = FedOapConfig(**SMALL, **options, learning_rate=1e-30, least_rate=0.0, weight_decay=0.0)
-    monkeypatch.setattr("training.methods.fedoap.client.train_adamw", with_planted_moments)
+    monkeypatch.setattr("training.methods.fedoap.stages.train_adamw", with_planted_moments)
     job = replace(run_of(data, consent=("birch",)), config=config)
     method = replace(find_method("fedoap"), build=Planted)
     monkeypatch.setattr("training.run.method", lambda name: method)
@@ -118,7 +129,7 @@ def test_fedoap_never_exchanges_personal_tensors_before_the_export(options, data
     # Control: the only export with consent contains the weights.
     assert sum(PATTERN in content for content in crossed["export"]) == 1
     assert not any(MOMENTS in content for content in crossed["export"])
-    keys = part(remembered(tmp_path / "run", "aster").tensors, "model")["to_key.weight"]
+    keys = own_of(tmp_path / "run", "aster").model["to_key.weight"]
     assert bool((keys == torch.tensor(CANARY)).all()) == (options == {"kv": "own"})
 
 
@@ -223,5 +234,7 @@ def test_fedoap_site_memory_holds_one_model_after_stage_1(data, tmp_path):
     """The separate parts of stage 1 are dropped once they are combined into one model."""
     execute(run_of(data), tmp_path / "run", workers=0)
     memory = remembered(tmp_path / "run", "aster")
-    assert {name.split("/")[0] for name in memory.tensors} <= {"model", "bank", "optimiser", "best"}
-    assert part(memory.tensors, "model").keys() >= {"to_query.weight", "head.weight"}
+    assert {"/".join(name.split("/")[:2]) for name in memory.tensors} <= {
+        f"own/{kept}" for kept in ("model", "bank", "moments", "best")
+    }
+    assert own_of(tmp_path / "run", "aster").model.keys() >= {"to_query.weight", "head.weight"}

@@ -19,11 +19,11 @@ from personalization.metrics import metrics_of
 from personalization.networks import build
 from personalization.state import from_safetensors
 from tests.helpers.training.killing import Killable
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import PublishError
 from training.federate import federate
-from training.methods.fedavg import FedAvgConfig
 from training.methods.registry import method as find_method
 from training.phantom import write_federation
 from training.phantom.shapes import write_shapes

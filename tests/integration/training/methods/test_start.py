@@ -18,11 +18,11 @@ from personalization.networks import build, initialise
 from personalization.state import from_safetensors
 from tests.helpers.personalization.efficientnet import published
 from tests.helpers.training.backbones import publish, unet
+from training.choices.fedavg import FedAvgConfig
 from training.choices.start import StartConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError
 from training.federate import federate
-from training.methods.fedavg import FedAvgConfig
 from training.methods.registry import method
 from training.phantom import write_federation
 

@@ -118,7 +118,7 @@ def test_batch_norm_of_volumes_is_estimated_and_its_spread_measured(name: str, t
     means = [tensor for key, tensor in draft.weights.items() if key.endswith("running_mean")]
     assert means
     assert any(tensor.abs().max() > 0 for tensor in means)
-    assert "spread" in outcome.server.facts
+    assert outcome.server.facts["spread"]["spread"]["members"] == len(SITES)
     lineage = Lineage(method=name, run="0" * 16, sites=SITES, rounds=2, seed=3)
     artefacts = publish(Store(tmp_path / "store"), Origin("balls", BALLS, lineage), publication)
     assert "spread.json" in artefacts[-1].manifest.files

@@ -12,9 +12,9 @@ from benchmarks.harness.forked import Forked
 from benchmarks.network.consortium import Consortium, Member, until
 from model_store.store import Store
 from tests.helpers.training.backbones import publish, unet
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.network.kits import revoke
 from training.phantom import write_federation

@@ -49,9 +49,15 @@ def trajectory(clusters: int = 2, config: SynthesisConfig = CONFIG, seed: int = 
 
 
 def run(made: Trajectory, *steps: int) -> dict[str, torch.Tensor]:
+    """What a trajectory is after some steps: what it has to restore, its students and w."""
     for step in steps:
         made.step(step)
-    return made.tensors()
+    students = {
+        f"student/{index}/{name}": tensor.clone()
+        for index, student in enumerate(made.students)
+        for name, tensor in student.state_dict().items()
+    }
+    return {**made.tensors(), **students, "mixing": made.mixing.clone()}
 
 
 @pytest.mark.parametrize(
@@ -91,11 +97,10 @@ def test_images_start_as_distinct_standard_normal_noise() -> None:
 
 def test_restored_trajectory_equals_an_uninterrupted_one() -> None:
     whole = run(trajectory(), 1, 2, 3, 4)
-    half = run(trajectory(), 1, 2)
-    other = trajectory()
-    for student in other.students:
-        nn.init.zeros_(student.linear.weight)
-    other.restore(half)
+    half, other = trajectory(), trajectory()
+    run(half, 1, 2)
+    other.students, other.mixing = half.students, half.mixing
+    other.restore(half.tensors())
     found = run(other, 3, 4)
     assert found.keys() == whole.keys()
     assert [name for name, tensor in whole.items() if not torch.equal(tensor, found[name])] == []

@@ -141,7 +141,7 @@ def rounds(
     server = server_step(algorithm, context("describe", 0), server, RoundResult({}, {}, weights, {}))
     memories = dict.fromkeys(SITES, EMPTY)
     for round_, names in enumerate(drawn):
-        w_g = matrix(part(server.tensors, "global"))
+        w_g = matrix(part(server.tensors, "train/w_g"))
         results = {}
         for site in names:
             received = train.broadcast(server, site)
@@ -196,15 +196,15 @@ def test_scaffold(code: str) -> None:
                     y = y - RATE * (c - own[site])
             new = own[site] - c + (w_g - y) / (3 * RATE)
             close(matrix(results[site].uploads["weights"]), y)
-            close(matrix(part(results[site].memory.tensors, "control")), new)
+            close(matrix(part(results[site].memory.tensors, "control/variate")), new)
             moves.append(y - w_g)
             changes.append(new - own[site])
             own[site] = new
         share = len(names) / len(SITES)
         before, change = c, sum(changes) / len(names)
         c = before + (change * share if code == "ki-ljl" else change)
-        found = matrix(part(server.tensors, "control"))
-        close(matrix(part(server.tensors, "global")), w_g + sum(moves) / len(names))
+        found = matrix(part(server.tensors, "control/variate"))
+        close(matrix(part(server.tensors, "train/w_g")), w_g + sum(moves) / len(names))
         close((found - before) / share, change)
         if code == "ki-ljl":
             close(found, c)
@@ -217,10 +217,10 @@ def test_scaffold_weighs_sites_by_their_images_where_public_code_takes_plain_mea
     """NIID-Bench (as above) averages w by n_k and c plainly; Locum averages both by n_k, by default."""
     algorithm = Scaffold(ScaffoldConfig(**PLAIN, local_epochs=2, rounds=1), TASK)
     ((_, results, server),) = rounds(algorithm, [tuple(SITES)], "control_change")
-    controls = {site: matrix(part(r.memory.tensors, "control")) for site, r in results.items()}
+    controls = {site: matrix(part(r.memory.tensors, "control/variate")) for site, r in results.items()}
     plain = sum(controls.values()) / 3
     weighted = sum(c * len(SITES[site].train) for site, c in controls.items()) / 28
-    close(matrix(part(server.tensors, "control")), weighted)
+    close(matrix(part(server.tensors, "control/variate")), weighted)
     assert (plain - weighted).abs().max() > 1e-3
 
 
@@ -245,17 +245,19 @@ def server_rounds(algorithm: Callable[[int], FedAvg]) -> Iterator[tuple[Tensor, 
     server = algorithm(0).initial(context("initial", 0))
     draw = torch.Generator().manual_seed(2)
     for round_ in range(5):
-        w_g = matrix(part(server.tensors, "global"))
+        w_g = matrix(part(server.tensors, "train/w_g"))
         # The updates become smaller, so that Yogi's sign changes.
         away = 0.02 / 3**round_ * torch.randn(2, *w_g.shape, generator=draw, dtype=torch.float64)
         mean = (12 * (w_g + away[0]) + 7 * (w_g + away[1])) / 19
         result = RoundResult({"weights": state_of(mean)}, {}, {"A": 12.0, "B": 7.0}, {})
         server = server_step(algorithm(round_), context("train", round_, 5), server, result)
-        yield w_g, mean - w_g, matrix(part(server.tensors, "global")), server
+        yield w_g, mean - w_g, matrix(part(server.tensors, "train/w_g")), server
 
 
 def moment(server: Memory, name: str) -> Tensor:
-    return matrix({layer: part(server.tensors, f"server/{layer}")[name] for layer in state_of(ZERO)})
+    return matrix(
+        {layer: part(server.tensors, f"server_optimiser/of/{layer}")[name] for layer in state_of(ZERO)}
+    )
 
 
 def test_fedavgm() -> None:
@@ -334,18 +336,18 @@ def test_ditto() -> None:
             for _ in range(3):
                 v = v - RATE * (gradient(v, SITES[site].train) + 0.7 * (v - w_g))
                 w = w - RATE * gradient(w, SITES[site].train)
-            close(matrix(part(results[site].memory.tensors, "personal")), v)
+            close(matrix(part(results[site].memory.tensors, "personal/model")), v)
             close(matrix(results[site].uploads["weights"]), w)
             updates.append(w - w_g)
             own[site] = v
-        close(matrix(part(server.tensors, "global")), w_g + sum(updates) / len(names))
+        close(matrix(part(server.tensors, "train/w_g")), w_g + sum(updates) / len(names))
 
 
 def test_dittos_model_begins_with_the_first_weights_that_its_site_receives() -> None:
     """The difference that `test_ditto` leaves out, at a site that is first drawn in the second round."""
     config = DittoConfig(**PLAIN, local_epochs=1, attraction=0.7, rounds=2)
     (first, _, _), (w_g, results, _) = rounds(Ditto(config, TASK), (("A",), ("B",)))
-    found = matrix(part(results["B"].memory.tensors, "personal"))
+    found = matrix(part(results["B"].memory.tensors, "personal/model"))
     data = SITES["B"].train
     close(found, w_g - RATE * gradient(w_g, data))
     theirs = first - RATE * (gradient(first, data) + 0.7 * (first - w_g))
@@ -383,9 +385,9 @@ def test_pfedme(beta: float) -> None:
                     theta = theta - 0.05 * slope
                 local = local - lamda * rate * (local - theta)
             close(matrix(results[site].uploads["weights"]), local)
-            close(matrix(part(results[site].memory.tensors, "chosen")), theta)
+            close(matrix(part(results[site].memory.tensors, "own/model")), theta)
             mean += local * (len(SITES[site].train) / images)
-        close(matrix(part(server.tensors, "global")), (1 - beta) * w_g + beta * mean)
+        close(matrix(part(server.tensors, "train/w_g")), (1 - beta) * w_g + beta * mean)
 
 
 def test_fedsoup() -> None:
@@ -414,12 +416,11 @@ def test_fedsoup() -> None:
                 if better:
                     pools[site], counts[site] = (n * pool + w_g) / (n + 1), n + 1
                 w = with_ if better else without
-                facts = results[site].memory.facts
-                assert facts["pooled"] == counts[site]
+                assert FedSoup.pool.read(results[site].memory).count == counts[site]
                 if counts[site]:
-                    close(matrix(part(results[site].memory.tensors, "pool")), pools[site])
+                    close(matrix(part(results[site].memory.tensors, "pool/mean")), pools[site])
             close(matrix(results[site].uploads["weights"]), w)
-            close(matrix(part(results[site].memory.tensors, "chosen")), w)
+            close(matrix(part(results[site].memory.tensors, "own/model")), w)
     assert len(answers) == 10 * 3
     assert set(answers) == {True, False}
     assert max(counts.values()) > 1
@@ -530,12 +531,12 @@ def test_feddc_reading_code(clip: float | None, monkeypatch: pytest.MonkeyPatch)
             state[site] = new
             models.append(y)
             close(matrix(results[site].uploads["weights"]), y)
-            close(matrix(part(results[site].memory.tensors, "drift")), drift[site])
-            close(matrix(part(results[site].memory.tensors, "gradient")), new)
+            close(matrix(part(results[site].memory.tensors, "drifts/drift")), drift[site])
+            close(matrix(part(results[site].memory.tensors, "drifts/gradient")), new)
         mean_state = mean_state + moved / len(SITES)
         expected = sum(models) / len(models) + sum(drift.values()) / len(SITES)
-        close(matrix(part(server.tensors, "global")), expected)
-        close(matrix(part(server.tensors, "gradient")), mean_state)
+        close(matrix(part(server.tensors, "train/w_g")), expected)
+        close(matrix(part(server.tensors, "drifts/gradient")), mean_state)
     assert mean_state.abs().max() > 1e-3
     assert (clipped > 0) == (clip is not None)
 
@@ -575,7 +576,7 @@ def test_moon(monkeypatch: pytest.MonkeyPatch) -> None:
     train = next(step for step in algorithm.plan() if isinstance(step, Phase) and step.name == "train")
     data, memory = SITES["A"], EMPTY
     x, labels = torch.from_numpy(data.train.images).flatten(1), torch.from_numpy(data.train.targets)
-    w_g = dict(part(algorithm.initial(context("initial", 0)).tensors, "global"))
+    w_g = dict(part(algorithm.initial(context("initial", 0)).tensors, "train/w_g"))
     previous: State = {}
     for round_ in range(3):
         result = train.client_step(context("train", round_, 3, "A"), {"weights": w_g}, memory, data)

@@ -15,7 +15,8 @@ from tests.helpers.training.sites import (
     server_step,
     site_data,
 )
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.choices.fedavg import FedAvgConfig
+from training.methods.fedavg import FedAvg
 
 SITE = site_data("A", 4, 4, 0)
 

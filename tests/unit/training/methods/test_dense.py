@@ -22,7 +22,7 @@ from tests.helpers.training.sites import (
 from training.algorithm import Memory, Phase, ServerStage, State
 from training.errors import TrainingError
 from training.methods.dense import Dense, DenseConfig
-from training.state_tree import join, part
+from training.methods.one_student import Distilled
 
 SMALL = {
     "width": 1,
@@ -62,19 +62,20 @@ def test_an_epoch_is_a_plain_loop(epoch: int) -> None:
     """Each of three epochs from the same memory: the pool grows to two epochs, and then moves on."""
     algorithm = Dense(DenseConfig(**SMALL), CORNERS)
     server = uploads(algorithm)
-    for before in range(epoch):
-        server = server_stage(algorithm, context("distil", before, 4), server)
+    for earlier in range(epoch):
+        server = server_stage(algorithm, context("distil", earlier, 4), server)
     here = context("distil", epoch, 4)
     after = server_stage(algorithm, here, server)
 
-    members = [loaded(algorithm, part(server.tensors, f"model/{site}")).eval() for site in SITES]
-    models = [part(server.tensors, f"model/{site}") for site in SITES]
-    begun = part(server.tensors, "stage/student") or {
+    models = list(algorithm.upload.slot.read(server).models.values())
+    members = [loaded(algorithm, model).eval() for model in models]
+    before, left = algorithm.stage.read(server), algorithm.stage.read(after)
+    begun = algorithm.distil.slot.read(server).student or {
         n: (t + models[1][n]) / 2 if t.is_floating_point() else t for n, t in models[0].items()
     }
     student, generator = loaded(algorithm, begun), Generator(5, 2, (1, 16, 16))
     if epoch:
-        generator.load_state_dict(part(server.tensors, "stage/generator"))
+        generator.load_state_dict(before.generator)
     else:
         initialise(generator, here.generator("generator"))
     draw = here.generator("noise")
@@ -88,12 +89,12 @@ def test_an_epoch_is_a_plain_loop(epoch: int) -> None:
     student.zero_grad()
     with torch.no_grad():
         new = generator(noise)
-    pool = [*part(server.tensors, "stage/pool").get("images", torch.empty(0)).split(6)][-1:]
+    pool = [*before.pool.get("images", torch.empty(0)).split(6)][-1:]
     images = torch.cat([*(old for old in pool if len(old)), new])
     assert len(images) == (6 if epoch == 0 else 12)
-    torch.testing.assert_close(part(after.tensors, "stage/pool")["images"], images, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(left.pool["images"], images, rtol=1e-3, atol=1e-4)
     # From the pool that was checked, so that rounding does not grow.
-    images = part(after.tensors, "stage/pool")["images"]
+    images = left.pool["images"]
     with torch.no_grad():
         answers = (members[0](images) + members[1](images)) / 2
     velocity: State = {}
@@ -107,24 +108,22 @@ def test_an_epoch_is_a_plain_loop(epoch: int) -> None:
             for name, weight in student.named_parameters():
                 velocity[name] = 0.9 * velocity.get(name, 0) + weight.grad
                 weight -= 0.01 * velocity[name]
+    found = algorithm.distil.slot.read(after).student
     for name, tensor in student.state_dict().items():
-        torch.testing.assert_close(
-            part(after.tensors, "stage/student")[name], tensor, rtol=1e-2, atol=1e-3, msg=name
-        )
+        torch.testing.assert_close(found[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
 
 
 def test_after_the_last_epoch_the_server_keeps_the_student_alone() -> None:
     algorithm = Dense(DenseConfig(**{**SMALL, "epochs": 2}), CORNERS)
-    server = uploads(algorithm)
-    prefixes = []
-    for epoch in range(2):
-        server = server_stage(algorithm, context("distil", epoch, 2), server)
-        prefixes.append({"/".join(name.split("/")[:2]) for name in server.tensors})
-    assert prefixes == [
-        {"model/A", "model/B", "stage/generator", "stage/student", "stage/pool"},
-        {"stage/student"},
-    ]
-    assert [set(entry) for entry in server.facts["log"]] == [
+    server = server_stage(algorithm, context("distil", 0, 2), uploads(algorithm))
+    assert set(algorithm.upload.slot.read(server).models) == {"A", "B"}
+    assert algorithm.stage.holds(server)
+    server = server_stage(algorithm, context("distil", 1, 2), server)
+    assert not algorithm.upload.slot.holds(server)
+    assert not algorithm.stage.holds(server)
+    found = algorithm.distil.slot.read(server)
+    assert len(server.tensors) == len(found.student)
+    assert [set(entry) for entry in found.log] == [
         {"cross_entropy", "batch_norm", "disagreement", "distillation"}
     ] * 2
 
@@ -135,14 +134,14 @@ def test_the_student_sees_the_images_of_so_many_epochs(pool: int, kept: int) -> 
     server, newest = uploads(algorithm), []
     for epoch in range(3):
         server = server_stage(algorithm, context("distil", epoch, 4), server)
-        newest.append(server.tensors["stage/pool/images"][-6:])
-    assert torch.equal(server.tensors["stage/pool/images"], torch.cat(newest[-kept:]))
+        newest.append(algorithm.stage.read(server).pool["images"][-6:])
+    assert torch.equal(algorithm.stage.read(server).pool["images"], torch.cat(newest[-kept:]))
 
 
 def test_a_site_validates_the_student_and_the_counts_add_up() -> None:
     algorithm = Dense(DenseConfig(**SMALL), CORNERS)
-    student = part(uploads(algorithm).tensors, "model/A")
-    server = Memory(join({"stage/student": student}), {"sites": {"A": 8.0, "B": 4.0}})
+    student = algorithm.upload.slot.read(uploads(algorithm)).models["A"]
+    server = algorithm.distil.slot.write(Memory(), Distilled(student))
     validate = phase_of(algorithm, "validate")
     found = {
         site: client_step(
@@ -183,8 +182,8 @@ def test_what_travels_is_declared_by_group_kind_and_reduction() -> None:
 def test_a_student_that_diverges_is_named() -> None:
     algorithm = Dense(DenseConfig(**SMALL), CORNERS)
     server = uploads(algorithm)
-    for site in SITES:
-        server.tensors[f"model/{site}/linear.weight"].mul_(1e38)
+    for model in algorithm.upload.slot.read(server).models.values():
+        model["linear.weight"].mul_(1e38)
     with pytest.raises(TrainingError, match=r"the student diverged .*lower student_rate"):
         server_stage(algorithm, context("distil", 0, 3), server)
 

@@ -31,6 +31,7 @@ from tests.helpers.training.sites import (
     site_data,
 )
 from training.algorithm import Algorithm, RoundResult
+from training.choices.fedavg import FedAvgConfig
 from training.data.federation import load_federation
 from training.engine.history import Silent
 from training.local.loop import scheduled_batches, train_locally
@@ -38,11 +39,11 @@ from training.local.networks import new_network, state_of
 from training.local.schedule import Schedule
 from training.local.scores import ValidationScore
 from training.local.site import SiteData
-from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedbn import FedBn
 from training.methods.iop_fl import IopFlConfig
-from training.methods.personal_models import PersonalModels
 from training.methods.registry import method, methods
+from training.parts.train import SCORES
 from training.phantom import write_federation
 from training.run import Run, execute
 
@@ -170,7 +171,7 @@ def test_none_draws_nothing(name: str, kind: str, store: Store, monkeypatch: pyt
     def never(*_: object) -> None:
         raise AssertionError("a batch was randomised")
 
-    for module in ("local.data", "local.classifier", "methods.fedins.client", "methods.fedoap.client"):
+    for module in ("local.data", "local.classifier", "methods.fedins.client", "methods.fedoap.stages"):
         monkeypatch.setattr(f"training.{module}.randomise_half", never)
     task, data = SITES[kind]
     train(algorithm_of(name, task, store, domain_randomisation="none"), data, 1)
@@ -218,9 +219,9 @@ def scored_rounds(algorithm: FedAvg, dices: list[float]) -> int:
         scores = {"A": ValidationScore(dice, 1).state()}
         weights = phase_of(algorithm, "train").broadcast(server, "A")["weights"]
         result = RoundResult({"weights": weights}, {SCORES.name: scores}, {"A": 1.0}, {})
-        step = algorithm.average if done < len(dices) - 1 else algorithm.note_last
-        server = step(context("train", done), server, result)
-    return int(algorithm.selected(server)[1]["round"])
+        phase = phase_of(algorithm, "train" if done < len(dices) - 1 else "validate")
+        server = phase.server_step(context(phase.name, done), server, result)
+    return algorithm.train.slot.read(server).noted.round
 
 
 @pytest.mark.parametrize(
@@ -242,13 +243,14 @@ def test_a_model_from_before_the_randomised_rounds_is_not_selected(
 @pytest.mark.parametrize(("when", "chosen"), [("none", 2.0), ("late", 5.0)])
 def test_a_personal_model_from_before_the_randomised_rounds_is_replaced(when: Any, chosen: float) -> None:
     algorithm = FedBn(FedAvgConfig(rounds=4, width=2, domain_randomisation=when), TASK)
-    assert isinstance(algorithm, PersonalModels)
     memory = EMPTY
     # The site takes no part in round 3.
     for done, dice in ((1, 0.9), (2, 0.95), (4, 0.4)):
-        memory = algorithm.choose(memory, {"w": torch.full((1,), done + 1.0)}, ValidationScore(dice, 1), done)
+        memory = algorithm.own.choose(
+            memory, {"w": torch.full((1,), done + 1.0)}, ValidationScore(dice, 1), done
+        )
     expected = 3.0 if when == "none" else chosen
-    assert float(memory.tensors["chosen/w"]) == expected
+    assert float(algorithm.own.slot.read(memory).model["w"]) == expected
 
 
 def test_the_old_recipe_keeps_its_identity_and_a_new_one_has_another(tmp_path: Path) -> None:

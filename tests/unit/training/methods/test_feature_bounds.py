@@ -48,9 +48,9 @@ def test_of_each_bound_the_stricter_one_holds(
 
 def per_image(federation: Federation) -> tuple[torch.nn.Module, dict[str, Tensor]]:
     """A network of A's, and the keys and values of each of its training images, one after the other."""
-    start = federation.algorithm.initial(context("initial", 0)).tensors
-    state = {name.partition("/")[2]: tensor for name, tensor in start.items()}
-    network = federation.algorithm._network(context("train", 0, site="A"), state, {})
+    algorithm = federation.algorithm
+    state = algorithm.whole(algorithm.initial(context("initial", 0)))
+    network = algorithm.first.network(context("train", 0, site="A"), state, {})
     with torch.no_grad():
         found = [network.keys_and_values(torch.tensor(image)[None]) for image in DATA["A"].train.images]
     return network, {name: torch.cat([pair[i] for pair in found]) for i, name in enumerate(("key", "value"))}

@@ -22,16 +22,18 @@ from tests.helpers.training.sites import (
     site_data,
     slices,
 )
-from training.algorithm import Memory, RoundResult, SiteSize
+from training.algorithm import RoundResult, SiteSize
+from training.choices.fedavg import FedAvgConfig
 from training.engine.reduction import Reducer
 from training.local.loop import train_locally
 from training.local.networks import network_of, state_of
 from training.local.schedule import Schedule
 from training.local.scores import ValidationScore, evaluate
 from training.local.slices import batches
-from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig, note_scores
+from training.methods.fedavg import FedAvg
 from training.parts.describe import STATISTICS, _pack
-from training.state_tree import join, part
+from training.parts.train import SCORES, Noted, Shared
+from training.state_tree import part
 
 CONFIG = FedAvgConfig(recipe="paper", width=2, batch_size=4, rounds=3)
 SITES = {"A": site_data("A", 6, 4, 0), "B": site_data("B", 3, 2, 10), "C": site_data("C", 1, 0, 20)}
@@ -75,13 +77,13 @@ def test_one_round_equals_the_naive_computation(aggregation):
     for site, result in steps(algorithm, server).items():
         reducer.add(site, result.uploads, result.weight, result.metrics)
     after = server_step(algorithm, context("train", 0), server, reducer.result())
-    start_state = part(server.tensors, "global")
+    start_state = part(server.tensors, "train/w_g")
     local = {
         site: plain_training(start_state, data, context("train", 0, site=site).generator("train"))
         for site, data in SITES.items()
     }
     shares = {"A": 0.6, "B": 0.3, "C": 0.1} if aggregation == "sample" else dict.fromkeys("ABC", 1 / 3)
-    for name, tensor in part(after.tensors, "global").items():
+    for name, tensor in part(after.tensors, "train/w_g").items():
         if tensor.is_floating_point():
             expected = sum(shares[site] * local[site][name].double() for site in local)
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)
@@ -91,7 +93,7 @@ def test_one_round_equals_the_naive_computation(aggregation):
 
 def test_amsgrad_is_amsgrad():
     algorithm, server = start(CONFIG.model_copy(update={"amsgrad": True, "local_epochs": 4}))
-    before = part(server.tensors, "global")
+    before = part(server.tensors, "train/w_g")
 
     def draw():
         return context("train", 0, site="A").generator("train")
@@ -117,7 +119,7 @@ def test_the_server_keeps_the_global_model_with_the_best_dice():
     sent, dice = [], []
     for round_ in range(3):
         results = steps(algorithm, server, round_)
-        sent.append(part(server.tensors, "global"))
+        sent.append(part(server.tensors, "train/w_g"))
         scores = {site: r.uploads["scores"]["score"] for site, r in results.items()}
         # Planted: the second model that was sent is the best. C has no validation patient.
         planted = {"A": [[0.2, 2], [1.6, 2], [1.0, 2]][round_], "B": [[0.1, 1], [0.7, 1], [0.9, 1]][round_]}
@@ -127,8 +129,7 @@ def test_the_server_keeps_the_global_model_with_the_best_dice():
         dice.append(sum(s[0] for s in planted.values()) / 3)
         result = result_of(results, mean="weights", collect=("scores",))
         server = server_step(algorithm, context("train", round_), server, result)
-    best = server.facts["best"]
-    assert (best["val_dice"], best["round"]) == (pytest.approx(dice[1]), 1)
+    assert algorithm.train.slot.read(server).chosen == Noted(1, {"val_dice": pytest.approx(dice[1])})
     (draft,) = algorithm.publication(server).models
     assert all(torch.equal(draft.weights[name], sent[1][name]) for name in sent[1])
     assert draft.metrics["val_dice"] == pytest.approx(dice[1])
@@ -148,29 +149,30 @@ def test_a_site_that_is_away_counts_with_its_last_score():
     server = server_step(
         algorithm, context("train", 1), server, result_of(only, mean="weights", collect=("scores",))
     )
-    assert server.facts["latest"]["val_dice"] == pytest.approx((1.0 + 0.9) / 3)
+    latest = algorithm.train.slot.read(server).latest
+    assert latest.metrics["val_dice"] == pytest.approx((1.0 + 0.9) / 3)
 
 
 def test_the_best_round_is_chosen_among_those_scored_on_the_same_patients():
     """B's patients are harder: a round before they count is not better for that."""
-    facts, best = {}, []
+    shared, best = Shared(), []
     told = [("A", [1.8, 2.0]), ("B", [0.5, 1.0]), ("A", [1.6, 2.0]), ("B", [0.8, 1.0]), ("A", [1.6, 3.0])]
     for round_, (site, score) in enumerate(told):
         state = {"score": torch.tensor(score, dtype=torch.float64)}
         result = RoundResult({}, {"scores": {site: state}}, {site: 1.0}, {})
-        facts = note_scores(facts, result, "val_dice", round_, "best")
-        best.append((facts["best"]["round"], pytest.approx(facts["best"]["val_dice"])))
+        shared = shared.noting(result, "val_dice", round_).choosing(shared, "val_dice")
+        best.append((shared.chosen.round, pytest.approx(shared.chosen.metrics["val_dice"])))
     # A false alarm is one patient more at a site that counts already.
     assert best == [(0, 0.9), (1, 2.3 / 3), (1, 2.3 / 3), (3, 0.8), (3, 0.8)]
 
 
 def test_a_late_site_without_a_scored_patient_changes_nothing():
-    facts = {}
+    shared = Shared()
     for round_, told in enumerate([{"A": [1.8, 2.0]}, {"A": [1.0, 2.0]}, {"A": [1.0, 2.0], "B": [0.0, 0.0]}]):
         sent = {site: {"score": torch.tensor(score, dtype=torch.float64)} for site, score in told.items()}
         result = RoundResult({}, {"scores": sent}, dict.fromkeys(told, 1.0), {})
-        facts = note_scores(facts, result, "val_dice", round_, "best")
-    assert facts["best"] == {"val_dice": 0.9, "round": 0}
+        shared = shared.noting(result, "val_dice", round_).choosing(shared, "val_dice")
+    assert shared.chosen == Noted(0, {"val_dice": 0.9})
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def test_without_any_score_the_last_model_is_published():
         algorithm, context("train", 0), server, result_of(results, mean="weights", collect=())
     )
     (draft,) = algorithm.publication(server).models
-    last = part(server.tensors, "global")
+    last = part(server.tensors, "train/w_g")
     assert all(torch.equal(draft.weights[name], last[name]) for name in last)
     assert draft.metrics == {}
 
@@ -215,9 +217,9 @@ def test_the_last_model_on_request():
     validated = result_of(steps(algorithm, server, 0, "validate"), mean=None, collect=("scores",))
     after = server_step(algorithm, context("validate", 0), server, validated)
     (draft,) = algorithm.publication(after).models
-    last = part(server.tensors, "global")
+    last = part(server.tensors, "train/w_g")
     assert all(torch.equal(draft.weights[name], last[name]) for name in last)
-    assert draft.metrics["val_dice"] == pytest.approx(after.facts["latest"]["val_dice"])
+    assert draft.metrics["val_dice"] == algorithm.train.slot.read(after).latest.metrics["val_dice"]
 
 
 @pytest.mark.parametrize("selection", ["best", "last"])
@@ -226,12 +228,10 @@ def test_the_global_model_takes_the_statistics_of_all_sites_slices(selection):
     sites = {"A": SITES["A"], "B": site_data("B", 6, 2, 10)}
     config = FedAvgConfig(width=2, batch_size=6, rounds=1, selection=selection)
     algorithm, server = start(config)
-    weights = part(server.tensors, "global")
-    server = Memory(
-        {**server.tensors, **join({"best": weights})},
-        {"best": {"val_dice": 0.9, "round": 0} if selection == "best" else None, "scores": {}},
-    )
-    server = Memory(server.tensors, {**server.facts, "latest": {"val_dice": 0.9, "round": 0}})
+    weights = part(server.tensors, "train/w_g")
+    noted = Noted(0, {"val_dice": 0.9})
+    best = {"best": weights, "chosen": noted} if selection == "best" else {}
+    server = algorithm.train.slot.write(server, Shared(weights, latest=noted, **best))
 
     def run(phase, server, **reduction):
         results = {
@@ -244,7 +244,7 @@ def test_the_global_model_takes_the_statistics_of_all_sites_slices(selection):
 
     estimate, revalidate = algorithm.plan()[-3:-1]
     after = run(estimate, server, mean="moments", collect=())
-    found = algorithm.selected(after)[0]
+    found = algorithm.train.slot.read(after).selected
     images = torch.from_numpy(np.concatenate([data.train.images for data in sites.values()]))
     inputs = {}
     network = network_of(algorithm.network, weights, torch.device("cpu"))
@@ -271,10 +271,9 @@ def test_the_global_model_takes_the_statistics_of_all_sites_slices(selection):
 
 def test_without_statistics_from_any_site_the_running_ones_stay():
     algorithm, server = start(FedAvgConfig(width=2, rounds=1))
-    server = Memory(server.tensors, {"best": None, "latest": {"val_dice": None, "round": 0}})
     after = server_step(algorithm, context("estimate", 0), server, RoundResult({}, {}, {"A": 1.0}, {}))
-    before = part(server.tensors, "global")
-    assert all(torch.equal(algorithm.selected(after)[0][name], before[name]) for name in before)
+    before = part(server.tensors, "train/w_g")
+    assert all(torch.equal(algorithm.train.slot.read(after).selected[name], before[name]) for name in before)
 
 
 def test_the_learning_rate_falls_by_a_cosine_over_the_rounds():
@@ -335,7 +334,7 @@ def test_the_learning_rate_decays_by_round():
 def test_fixed_steps_run_over_epochs():
     """Seven batches of a site with two per epoch: batch norm counts them."""
     algorithm, server = start()
-    network = network_of(algorithm.network, part(server.tensors, "global"), torch.device("cpu"))
+    network = network_of(algorithm.network, part(server.tensors, "train/w_g"), torch.device("cpu"))
     train_locally(network, SITES["A"].train, Schedule(steps=7, batch_size=4), torch.Generator())
     counters = {t.item() for name, t in state_of(network).items() if name.endswith("num_batches_tracked")}
     assert counters == {7}
@@ -346,7 +345,7 @@ def test_bfloat16_is_for_the_products_only():
     algorithm, server = start()
     weights = {}
     for precision in get_args(Precision):
-        network = network_of(algorithm.network, part(server.tensors, "global"), torch.device("cpu"))
+        network = network_of(algorithm.network, part(server.tensors, "train/w_g"), torch.device("cpu"))
         schedule = Schedule(steps=1, batch_size=4, precision=precision)
         loss = train_locally(network, SITES["A"].train, schedule, torch.Generator().manual_seed(1))
         weights[precision] = state_of(network), loss
@@ -358,7 +357,7 @@ def test_bfloat16_is_for_the_products_only():
 
 def test_one_image_and_empty_masks_train_to_finite_weights():
     algorithm, server = start()
-    received = {"weights": part(server.tensors, "global")}
+    received = {"weights": part(server.tensors, "train/w_g")}
     for data in (site_data("one", 1, 1, 3), site_data("empty", 4, 2, 4, empty=True)):
         result = client_step(algorithm, context("train", 0, site=data.site), received, EMPTY, data)
         assert all(torch.isfinite(tensor).all() for tensor in result.uploads["weights"].values())
@@ -368,7 +367,7 @@ def test_one_image_and_empty_masks_train_to_finite_weights():
 def test_dice_of_a_patient_is_over_all_its_slices():
     """A network that says 'disc' everywhere: Dice = 2 * truth / (truth + everything), patient by patient."""
     algorithm, server = start()
-    state = part(server.tensors, "global")
+    state = part(server.tensors, "train/w_g")
     state = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     state["conv.bias"] = torch.tensor([0.0, 1.0])
     network = network_of(algorithm.network, state, torch.device("cpu"))
@@ -385,7 +384,7 @@ def test_dice_of_a_patient_is_over_all_its_slices():
 
 def test_an_empty_patient_that_is_left_empty_has_no_dice():
     algorithm, server = start()
-    state = {name: torch.zeros_like(tensor) for name, tensor in part(server.tensors, "global").items()}
+    state = {name: torch.zeros_like(tensor) for name, tensor in part(server.tensors, "train/w_g").items()}
     state["conv.bias"] = torch.tensor([1.0, 0.0])
     network = network_of(algorithm.network, state, torch.device("cpu"))
     score = evaluate(network, slices(4, 1, empty=True), 2)

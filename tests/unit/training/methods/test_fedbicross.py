@@ -12,7 +12,7 @@ from model_store.task import Task
 from personalization.fedbicross.inversion import InversionWeights
 from personalization.fedbicross.synthesis import SynthesisConfig
 from personalization.networks import build, initialise
-from tests.helpers.training.sites import context
+from tests.helpers.training.sites import client_step, context
 from training.algorithm import Memory, State
 from training.errors import ConfigurationError
 from training.local.images import Images
@@ -21,7 +21,7 @@ from training.methods.fedbicross import method
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
 from training.methods.fedbicross.timing import time_steps
-from training.state_tree import join, part
+from training.methods.one_shot import Own
 
 CLASSES, IMAGES = 3, 10
 
@@ -94,13 +94,14 @@ def stage_3(cluster: State, own: State, data: Images, config: FedBiCrossConfig) 
 def test_stage_3_is_the_plain_loop(options: dict[str, float]) -> None:
     config = FedBiCrossConfig(width=1, batch_size=4, personal_epochs=2, personal_rate=0.02, **options)
     cluster, own, data = opinionated(1), opinionated(2), hospital()
-    result = FedBiCross(config, task()).personalise(
-        context("personalise", 0, 1, "elm"), {"cluster": cluster}, Memory(join({"own": own})), data
-    )
+    algorithm = FedBiCross(config, task())
+    uploaded = algorithm.upload.own.write(Memory(), Own(own))
+    result = client_step(algorithm, context("personalise", 0, 1, "elm"), {"cluster": cluster}, uploaded, data)
     assert result.memory is not None
     expected = stage_3(cluster, own, data.train, config)
-    torch.testing.assert_close(part(result.memory.tensors, "personal"), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(part(result.memory.tensors, "own"), own, rtol=0, atol=0)
+    personal = algorithm.personalise.own.read(result.memory).model
+    torch.testing.assert_close(personal, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(algorithm.upload.uploaded(result.memory), own, rtol=0, atol=0)
     assert set(result.uploads) == {"counts"}
 
 
@@ -147,8 +148,7 @@ def test_forecast_counts_passes_over_images_and_synthesis_steps(monkeypatch: pyt
 @pytest.mark.parametrize(("sites", "clusters"), [(1, 1), (3, 2)])
 def test_timing_steps_leaves_the_number_of_threads_as_it_was(sites: int, clusters: int) -> None:
     config, threads = FedBiCrossConfig(width=1, batch_size=4, synthesis_batch=4), torch.get_num_threads()
-    network = FedBiCross(config, task()).network
-    found = time_steps(config, network, (1, 8, 8), CLASSES, sites, clusters, threads + 1)
+    found = time_steps(FedBiCross(config, task()), config, sites, clusters, threads + 1)
     assert all(seconds > 0 for seconds in found)
     assert torch.get_num_threads() == threads
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from model_store.manifest import NetworkSpec
-from tests.helpers.training.sites import context
+from model_store.task import Task
+from tests.helpers.training.sites import context, server_stage
 from training.algorithm import Memory, State
 from training.errors import TrainingError
 from training.local.networks import network_of, new_network, state_of
 from training.methods.fedbicross.config import FedBiCrossConfig
-from training.methods.fedbicross.server import cluster_models, synthesise
-from training.state_tree import join, part
+from training.methods.fedbicross.method import FedBiCross
+from training.methods.fedbicross.server import Clusters
+from training.methods.one_shot import Uploaded
 
-SPEC = NetworkSpec(name="resnet18", arguments={"in_channels": 1, "classes": 3, "width": 1})
-SHAPE = (1, 8, 8)
+TASK = Task(name="toy", kind="classification", class_names=("a", "b", "c"), size=(8, 8))
 CONFIG = FedBiCrossConfig(
     width=1, probes=4, epochs=1, steps=2, outer_steps=1, synthesis_batch=8, checkpoint_every=2
 )
+SPEC = CONFIG.network_for(TASK)
 # Two opinions, each of two sites with logits a hundred apart: a softmax does not see that.
 OPINIONS = {
     "elm": (4.0, 0.0, 0.0),
@@ -43,14 +46,21 @@ def upload(seed: int, opinion: tuple[float, ...]) -> State:
 UPLOADS = {site: upload(seed, opinion) for seed, (site, opinion) in enumerate(OPINIONS.items())}
 
 
-def clustered(**options: object) -> Memory:
-    server = Memory(join({f"model/{site}": state for site, state in UPLOADS.items()}), {"sites": SIZES})
-    config = CONFIG.model_copy(update=options)
-    return cluster_models(config, SPEC, SHAPE, context("cluster", 0, 1), server)
+def method(**options: object) -> FedBiCross:
+    return FedBiCross(CONFIG.model_copy(update=options), TASK)
 
 
-def students(server: Memory) -> list[State]:
-    return [part(server.tensors, f"stage/student/{k}") for k in range(len(server.tensors["stage/mixing"]))]
+def uploaded(algorithm: FedBiCross) -> Memory:
+    return algorithm.upload.slot.write(Memory(), Uploaded(models=UPLOADS, images=SIZES))
+
+
+def clustered(**options: object) -> Clusters:
+    algorithm = method(**options)
+    return algorithm.distil.slot.read(server_stage(algorithm, context("cluster", 0, 1), uploaded(algorithm)))
+
+
+def students(clusters: Clusters) -> list[State]:
+    return list(clusters.models.values())
 
 
 def same(a: State, b: State) -> bool:
@@ -59,17 +69,17 @@ def same(a: State, b: State) -> bool:
 
 @pytest.mark.parametrize(("output", "companion"), [("softmax", "fir"), ("logits", "hazel")])
 def test_models_are_compared_by_what_was_asked_for(output: str, companion: str) -> None:
-    assignment = clustered(probe_output=output).facts["assignment"]
+    assignment = clustered(probe_output=output).assignment
     assert {site for site, cluster in assignment.items() if cluster == "1"} == {"elm", companion}
 
 
 def test_a_structure_too_weak_for_the_configuration_is_none() -> None:
-    silhouettes = clustered(probe_output="logits").facts["silhouettes"]
+    silhouettes = clustered(probe_output="logits").silhouettes
     best = max(silhouettes.values())
     for least, count in ((best, 2), (best + 1e-6, 1)):
         found = clustered(probe_output="logits", min_silhouette=least)
-        assert len(set(found.facts["assignment"].values())) == count
-        assert found.tensors["stage/mixing"].tolist() == [[1 / count] * count] * count
+        assert len(set(found.assignment.values())) == count
+        assert found.mixing == ((1 / count,) * count,) * count
 
 
 def test_a_student_begins_as_its_largest_hospital() -> None:
@@ -101,20 +111,20 @@ def test_a_student_begins_at_random() -> None:
     assert same(first, students(clustered(init="random"))[0])
 
 
-def distilled(server: Memory, **options: object) -> Memory:
-    config = CONFIG.model_copy(update={"bilevel": False, **options})
-    return synthesise(config, SPEC, SHAPE, 3, context("synthesise+bilevel", 0, 1), server)
+def distilled(clusters: Clusters, **options: object) -> Memory:
+    algorithm = method(bilevel=False, **options)
+    server = algorithm.distil.slot.write(uploaded(algorithm), clusters)
+    return server_stage(algorithm, context("synthesise+bilevel", 0, 1), server)
 
 
 def test_finished_models_have_the_statistics_of_the_images_they_learned_from() -> None:
-    server = clustered()
-    mixing = torch.tensor([[0.75, 0.25], [0.4, 0.6]], dtype=torch.float64)
-    finished = distilled(Memory({**server.tensors, "stage/mixing": mixing}, server.facts)).tensors
-    assert torch.equal(finished["mixing"], mixing)
-    images = [finished[f"exhibit/{name}"] for name in ("1", "2")]
+    mixing = ((0.75, 0.25), (0.4, 0.6))
+    finished = method().distil.slot.read(distilled(replace(clustered(), mixing=mixing)))
+    assert finished.mixing == mixing
+    images = [finished.exhibits[name] for name in ("1", "2")]
     assert len(images[0]) == CONFIG.synthesis_batch  # all there are
-    for name, row in zip(("1", "2"), mixing.tolist(), strict=True):
-        state = part(finished, f"cluster/{name}")
+    for name, row in zip(("1", "2"), mixing, strict=True):
+        state = finished.models[name]
         network = network_of(SPEC, state, torch.device("cpu"))
         seen = [network.conv1(batch).detach() for batch in images]
         mean = sum(w * found.mean((0, 2, 3)) for w, found in zip(row, seen, strict=True))
@@ -124,8 +134,11 @@ def test_finished_models_have_the_statistics_of_the_images_they_learned_from() -
 
 
 def test_nothing_of_the_uploads_outlives_the_last_step() -> None:
-    kept = {name.split("/")[0] for name in distilled(clustered()).tensors}
-    assert kept == {"mixing", "cluster", "exhibit"}
+    server = distilled(clustered())
+    finished = method().distil.slot.read(server)
+    assert not method().upload.slot.holds(server)
+    assert (finished.seeds, finished.trajectory) == ((), {})
+    assert len(server.tensors) == 2 + sum(map(len, finished.models.values()))  # two sheets of images
 
 
 def test_students_that_diverge_end_the_run_and_the_first_is_named() -> None:
@@ -134,7 +147,7 @@ def test_students_that_diverge_end_the_run_and_the_first_is_named() -> None:
 
 
 def test_the_one_student_that_diverges_is_named() -> None:
-    server = clustered()
-    broken = {**server.tensors, "stage/student/1/linear.bias": torch.tensor([0.0, float("inf"), 0.0])}
+    clusters = clustered()
+    clusters.models["2"]["linear.bias"].copy_(torch.tensor([0.0, float("inf"), 0.0]))
     with pytest.raises(TrainingError, match=r"the model of cluster 2 diverged \('.+' is not finite\)"):
-        distilled(Memory(broken, server.facts))
+        distilled(clusters)

@@ -85,11 +85,11 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, data: dict[str, SiteData],
     algorithm = FedDc(FedDcConfig(**SMALL, rounds=3, learning_rate=RATE, alpha=ALPHA, shared=shared), task)
     trained = parameter_names(algorithm.network)
     server, memories = begun(algorithm, data), dict.fromkeys(data, EMPTY)
-    start = part(server.tensors, "global")
+    start = part(server.tensors, "train/w_g")
     none = {name: torch.zeros_like(start[name]) for name in trained}
     h, d_own, lengths, d = dict.fromkeys(data, none), {}, {}, none
     for round_, drawn in enumerate(DRAWN):
-        w_g = part(server.tensors, "global")
+        w_g = part(server.tensors, "train/w_g")
         found, server = round_of(algorithm, round_, drawn, server, memories, data)
         sums = {name: torch.zeros_like(start[name]) for name in trained}
         changes = {name: torch.zeros_like(start[name]) for name in trained}
@@ -125,14 +125,14 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, data: dict[str, SiteData],
                 if shared == "drift":
                     torch.testing.assert_close(sent["drift"][name], h[site][name], rtol=1e-2, atol=1e-4)
         d = changes
-        w_next = part(server.tensors, "global")
+        w_next = part(server.tensors, "train/w_g")
         for name in trained:
             torch.testing.assert_close(w_next[name], sums[name], rtol=1e-3, atol=2e-4, msg=name)
         # From what was compared, so that rounding does not grow.
-        h = {site: part(memory.tensors, "drift") or none for site, memory in memories.items()}
+        h = {site: part(memory.tensors, "drifts/drift") or none for site, memory in memories.items()}
         if shared == "drift":
-            d_own = {s: part(m.tensors, "change") for s, m in memories.items() if m is not EMPTY}
-            d = part(server.tensors, "change")
+            d_own = {s: part(m.tensors, "drifts/change") for s, m in memories.items() if m is not EMPTY}
+            d = part(server.tensors, "drifts/change")
     assert max(float(t.abs().max()) for t in h["A"].values()) > 1e-3
 
 
@@ -183,7 +183,7 @@ def test_gradients_are_clipped_with_both_terms() -> None:
     algorithm = FedDc(FedDcConfig(**SMALL, learning_rate=RATE, clip=1e-3), task)
     memories: dict[str, Memory] = {"A": EMPTY}
     server = begun(algorithm, data)
-    before: State = part(server.tensors, "global")
+    before: State = part(server.tensors, "train/w_g")
     found, _ = round_of(algorithm, 0, ("A",), server, memories, data)
     after = found["A"].uploads["weights"]
     square = sum(float((after[n] - before[n]).square().sum()) for n in parameter_names(algorithm.network))

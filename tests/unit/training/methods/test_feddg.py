@@ -29,9 +29,10 @@ from tests.helpers.training.sites import (
 )
 from training.algorithm import SiteSize
 from training.bounds import FeatureBounds
+from training.choices.fedavg import FedAvgConfig
 from training.errors import ConfigurationError
 from training.local.schedule import Batch
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.feddg import FedDg, FedDgConfig
 from training.state_tree import part
 
@@ -155,7 +156,7 @@ def test_a_site_keeps_the_others_amplitudes_alone() -> None:
     server = server_step(found, context("amplitudes", 0), server, collected)
     received = phase_of(found, "bank").broadcast(server, "A")
     kept = client_step(found, context("bank", 0, site="A"), received, EMPTY, SITES["A"]).memory
-    bank = part(kept.tensors, "bank")
+    bank = part(kept.tensors, "amplitudes/amplitudes")
     assert sorted(bank) == ["B", "C"]
     assert torch.equal(bank["B"], sent["B"]["amplitudes"])
 
@@ -351,7 +352,7 @@ def test_without_a_bank_and_an_outer_step_a_step_is_fedavg_s_of_twice_the_rate()
     """x' is x, w' is w and there is no contrast: the total is 2 L."""
     plain = FedAvg(FedAvgConfig(**SMALL, optimiser="sgd", learning_rate=0.02), TASK)
     options = {"inner_rate": 1e-12, "boundary_weight": 0.0, "optimiser": "sgd", "learning_rate": 0.01}
-    received = {"weights": part(plain.initial(context("initial", 0)).tensors, "global")}
+    received = {"weights": part(plain.initial(context("initial", 0)).tensors, "train/w_g")}
     once, twice = (
         client_step(method, context("train", 0, 1, "A"), received, EMPTY, SITES["A"]).uploads["weights"]
         for method in (plain, algorithm(**options))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from model_store.task import Task
+from personalization.adamw import cosine
 from personalization.feddp import calibration_loss, dice_loss, inconsistency
 from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet
@@ -23,14 +24,13 @@ from tests.helpers.training.sites import (
     server_step,
     site_data,
 )
-from training.algorithm import Memory, StepContext
+from training.algorithm import Memory, State, StepContext
 from training.errors import ConfigurationError
 from training.local.schedule import Batch
 from training.methods.feddp import FedDp, FedDpConfig
-from training.methods.fedoap import client, models
+from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
-from training.state_tree import part
 
 CONFIG = FedDpConfig(
     **{"width": 2, "heads": 4, "batch_size": 4, "rounds": 1, "local_steps": 2, "learning_rate": 0.01},
@@ -48,6 +48,10 @@ class Federation:
         self.server = self.algorithm.initial(context("initial", 0))
         self.memories: dict[str, Memory] = dict.fromkeys(DATA, EMPTY)
         self.sent: Mapping[str, Mapping[str, Mapping[str, Tensor]]] = {}
+
+    def model(self, site: str) -> State:
+        """A site's model, as it is now."""
+        return self.algorithm.second.slot.read(self.memories[site]).model
 
     def run(self, name: str, sites: str = "ABC") -> Federation:
         phase, results = phase_of(self.algorithm, name), {}
@@ -96,8 +100,8 @@ def test_queries_stay_in_stage_1_and_meet_in_the_collection() -> None:
     assert all(name.startswith(("query_stage.", "to_query.")) for name in names)
     received = phase_of(federation.algorithm, "calibrate").broadcast(federation.server, "A")
     assert {name.partition("/")[0] for name in received["members"]} == {"A", "C"}
-    own = part(federation.memories["C"].tensors, "model")
-    for name, tensor in models.entries(received["members"])["C"].items():
+    own = federation.model("C")
+    for name, tensor in models.by_site(received["members"])["C"].items():
         assert torch.equal(tensor, own[name])
 
 
@@ -203,10 +207,10 @@ def test_stage_1_is_a_plain_loop_with_clipped_gradients(
     where = context("train", 0, 1, "A")
     received = phase_of(algorithm, "train").broadcast(server, "A")
     result = client_step(algorithm, where, received, EMPTY, DATA["A"])
-    network = network_of(algorithm, algorithm._joined(where, received, EMPTY)).train()
+    network = network_of(algorithm, algorithm.first.joined(where, received, EMPTY)).train()
     adamw = torch.optim.AdamW(network.parameters(), weight_decay=CONFIG.weight_decay)
     clipped = 0
-    for rate, batch in zip(algorithm.rates(0), shuffled(where, 2, "A"), strict=True):
+    for rate, batch in zip(algorithm.first.rates(0), shuffled(where, 2, "A"), strict=True):
         adamw.zero_grad()
         loss(network.segment(batch.images)[0], batch.targets).backward()
         for parameter in network.parameters():
@@ -218,7 +222,7 @@ def test_stage_1_is_a_plain_loop_with_clipped_gradients(
     shared, personal = split(dict(network.state_dict()))
     for found, expected in (
         (result.uploads["weights"], shared),
-        (part(result.memory.tensors, "personal"), personal),
+        (algorithm.first.own.read(result.memory).rho, personal),
     ):
         for name, tensor in found.items():
             if tensor.ndim == 4:  # before an instance norm a bias has a gradient of rounding
@@ -246,11 +250,11 @@ def test_stage_2_is_a_plain_loop_over_the_models_of_stage_1(first_stage: Federat
     """With FedOAP's AdamW; U by every model of stage 1 in turn, the site's own among them."""
     federation = first_stage.run("collect")
     algorithm = federation.algorithm
-    begun = {site: part(memory.tensors, "model") for site, memory in federation.memories.items()}
+    begun = {site: federation.model(site) for site in federation.memories}
     networks = [network_of(algorithm, state).eval() for state in begun.values()]
     where, network = context("calibrate", 0, 1, "B"), network_of(algorithm, begun["B"]).train()
     adamw = torch.optim.AdamW(network.parameters(), weight_decay=CONFIG.weight_decay)
-    rates = client.cosine(CONFIG.learning_rate, CONFIG.least_rate, 2, range(2))
+    rates = cosine(CONFIG.learning_rate, CONFIG.least_rate, 2, range(2))
     for rate, batch in zip(rates, shuffled(where, 2, "B"), strict=True):
         with torch.no_grad():
             answers = torch.stack([n.segment(batch.images)[0].sigmoid() for n in networks])
@@ -265,7 +269,7 @@ def test_stage_2_is_a_plain_loop_over_the_models_of_stage_1(first_stage: Federat
         adamw.param_groups[0]["lr"] = rate
         adamw.step()
     federation.run("calibrate")
-    found = part(federation.memories["B"].tensors, "model")
+    found = federation.model("B")
     moved = 0.0
     for name, tensor in network.state_dict().items():
         if tensor.ndim == 4:

@@ -29,7 +29,6 @@ from training.local.site import SiteData
 from training.methods.fedins.client import summed_queries
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns
-from training.state_tree import part
 
 ENTRIES = 4
 
@@ -54,6 +53,25 @@ def pictures(labels, seed=0):
     return Images(
         images + labels[:, None, None, None].astype(np.float32), labels, names, names, (0,) * len(names)
     )
+
+
+def pool(method, server):
+    """The averaged part of the pool."""
+    return method.train.slot.read(server).w_g
+
+
+def centre(method, server):
+    return method.describe.mean.read(server).query["centre"]
+
+
+def usage(method, server):
+    """The use of the keys, round by round."""
+    return method.train.usage.read(server).rounds
+
+
+def seen(method, memory):
+    """What a site has of its training images."""
+    return method.describe.seen.read(memory).train
 
 
 def labelled(name, train, val=(0, 1, 2)):
@@ -99,30 +117,31 @@ def test_a_run_of_both_kinds_learns_and_publishes_what_was_best(store):
         best = max(
             range(3),
             key=lambda index: (
-                publication.exhibits.facts["usage"][index]["round"] == server.facts["best"]["round"]
+                publication.exhibits.facts["usage"][index]["round"]
+                == method.train.slot.read(server).chosen.round
             ),
         )
         assert publication.composite["usage"] == publication.exhibits.facts["usage"][best]["picks"]
         assert sum(publication.composite["usage"]) == 2 * sum(len(site.train) for site in data.values())
-        assert [seen["round"] for seen in publication.details["key_usage"]] == [0, 1, 2]
-        pool = publication.details["exchanged"]["pool"]
+        assert [each["round"] for each in publication.details["key_usage"]] == [0, 1, 2]
+        sent = publication.details["exchanged"]["pool"]
         (draft,) = publication.models
-        assert pool == 4 * sum(t.numel() for name, t in draft.weights.items() if name != "centre")
-        assert pool < publication.details["exchanged"]["full_fine_tuning"]
+        assert sent == 4 * sum(t.numel() for name, t in draft.weights.items() if name != "centre")
+        assert sent < publication.details["exchanged"]["full_fine_tuning"]
 
 
 def test_a_pool_of_prompts_learns_and_is_a_control_that_is_not_published(store):
     data = {"a": labelled("a", [0, 1, 2, 0, 1]), "b": labelled("b", [1, 1, 2])}
     method = method_of(store, PICTURES, adapter="prompt", prompts=2, learning_rate=0.02, local_epochs=2)
     server, memories = started(method, data)
-    before = part(server.tensors, "global")
+    before = pool(method, server)
     assert before["prompts"].shape == (ENTRIES, 2, 2, 16)
     losses = []
     for round_ in range(2):
         server, results = step(method, server, data, memories, "train", round_)
         losses.append(sum(result.metrics["loss"] for result in results.values()))
     assert losses[1] < losses[0]
-    assert not torch.equal(part(server.tensors, "global")["prompts"], before["prompts"])
+    assert not torch.equal(pool(method, server)["prompts"], before["prompts"])
     with pytest.raises(ConfigurationError, match="adapter: 'prompt' is a control for benchmarks"):
         FedInsConfig(adapter="prompt").prepared(store, PICTURES, "pool")
 
@@ -136,16 +155,15 @@ def test_the_last_blocks_train_on_stems_that_are_made_once_as_without_them(store
     monkeypatch.setattr(InstanceAdaptive, "stem", lambda self, x: (made.append(len(x)), stem(self, x))[1])
     server, memories = started(method, data)
     assert sum(made) == 5 + 3
-    kept = memories["a"].tensors
-    torch.testing.assert_close(
-        kept["train stems"], stem(method._on(torch.device("cpu")), torch.from_numpy(data["a"].train.images))
-    )
+    network = method.config.network(method.classes, torch.device("cpu"))
+    expected = stem(network, torch.from_numpy(data["a"].train.images))
+    torch.testing.assert_close(seen(method, memories["a"])["stems"], expected)
     found = step(method, server, data, memories, "train", 0)[1]["a"]
     assert sum(made) == 5 + 3
     # Where they would be too large, they are made for every batch: 3 images to validate, 5 twice to train.
     monkeypatch.setattr("training.methods.fedins.client.MOST_STEM_BYTES", 1)
     server, memories = started(method, data)
-    assert {*memories["a"].tensors} == {"train", "val"}
+    assert seen(method, memories["a"]).keys() == {"queries"}
     made.clear()
     again = step(method, server, data, memories, "train", 0)[1]["a"]
     assert sum(made) == 3 + 2 * 5
@@ -184,16 +202,16 @@ def test_every_image_is_trained_and_scored_with_its_own_query(store, monkeypatch
     data = {"a": sites.site_data("a", 4, 4, 0)}
     method = method_of(store)
     server, memories = started(method, data)
-    answer, seen = InstanceAdaptive.answer, []
+    answer, answered = InstanceAdaptive.answer, []
 
     def watched(self, images, query=None, penalty=None, stem=None):
         torch.testing.assert_close(query, self.query(images))
-        seen.append(len(images))
+        answered.append(len(images))
         return answer(self, images, query, penalty, stem)
 
     monkeypatch.setattr(InstanceAdaptive, "answer", watched)
     step(method, server, data, memories, "train", 0)
-    assert sum(seen) == 4 + method.config.local_epochs * 4
+    assert sum(answered) == 4 + method.config.local_epochs * 4
 
 
 @pytest.mark.parametrize("aggregation", ["sample", "uniform"])
@@ -203,7 +221,7 @@ def test_the_server_averages_pools_by_images_or_uniformly(store, aggregation):
     server, memories = started(method, data)
     server, results = step(method, server, data, memories, "train", 0)
     weights = (6 / 8, 2 / 8) if aggregation == "sample" else (0.5, 0.5)
-    for name, tensor in part(server.tensors, "global").items():
+    for name, tensor in pool(method, server).items():
         a, b = (results[site].uploads["weights"][name] for site in ("a", "b"))
         torch.testing.assert_close(tensor, weights[0] * a + weights[1] * b)
         assert not torch.equal(a, b)
@@ -219,8 +237,8 @@ def test_all_sites_start_from_one_draw_and_queries_are_made_once(store, monkeypa
     assert sum(asked) == 6 + 2 + 2 + 2
     train = method.plan()[1]
     assert train.broadcast(server, "a") == train.broadcast(server, "b")
-    first = method.initial(sites.context("initial", 0, 1)).tensors
-    assert all(torch.equal(first[name], server.tensors[name]) for name in first if name.startswith("global"))
+    first = pool(method, method.initial(sites.context("initial", 0, 1)))
+    assert all(torch.equal(tensor, pool(method, server)[name]) for name, tensor in first.items())
     for round_ in range(2):
         server, _ = step(method, server, data, memories, "train", round_)
     assert sum(asked) == 12
@@ -232,18 +250,20 @@ def test_all_sites_start_from_one_draw_and_queries_are_made_once(store, monkeypa
 
 def test_the_centre_is_the_mean_query_of_all_training_images(store):
     data = {"a": sites.site_data("a", 6, 2, 0), "b": sites.site_data("b", 2, 2, 5)}
-    server, memories = started(method_of(store), data)
-    queries = torch.cat([memory.tensors["train"] for memory in memories.values()])
-    torch.testing.assert_close(server.tensors["fixed/centre"], queries.mean(0))
-    assert server.tensors["fixed/centre"].any()
+    method = method_of(store)
+    server, memories = started(method, data)
+    queries = torch.cat([seen(method, memory)["queries"] for memory in memories.values()])
+    torch.testing.assert_close(centre(method, server), queries.mean(0))
+    assert centre(method, server).any()
     for task, option, centred in (
         (sites.TASK, "no", False),
         (PICTURES, "auto", False),
         (PICTURES, "yes", True),
     ):
         mine = data if task == sites.TASK else {"a": labelled("a", [0, 1])}
-        server, _ = started(method_of(store, task, centre=option), mine)
-        assert bool(server.tensors["fixed/centre"].any()) == centred
+        method = method_of(store, task, centre=option)
+        server, _ = started(method, mine)
+        assert bool(centre(method, server).any()) == centred
 
 
 def test_a_site_s_queries_are_features_that_leave_within_its_bounds_and_only_for_a_centre(store):
@@ -286,9 +306,9 @@ def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(
             out, memories[name] = run_step(method.plan()[0], context, own, {}, Memory(), data[name], folder)
             reducer.add(name, out.uploads, out.weight, out.metrics)
         server = server_step(method, sites.context("describe", 0, 1), server, reducer.result())
-        means = [memories[name].tensors["train"] for name in heard]
+        means = [seen(method, memories[name])["queries"] for name in heard]
         expected = torch.cat(means).mean(0) if means else torch.zeros(32)
-        torch.testing.assert_close(server.tensors["fixed/centre"], expected)
+        torch.testing.assert_close(centre(method, server), expected)
         step(method, server, data, memories, "train", 0)
 
 
@@ -310,7 +330,7 @@ def test_queries_and_picks_that_no_site_can_have_are_rejected(store, monkeypatch
         found = make(*arguments)
         return replace(found, uploads={**found.uploads, **bad})
 
-    monkeypatch.setattr(method, make.__name__, lying)
+    monkeypatch.setattr(make.__self__, make.__name__, lying)
     with pytest.raises(SiteFailed, match=f"group '{next(iter(bad))}'"):
         step(method, server, data, memories, phase, 0)
 
@@ -320,7 +340,7 @@ def test_where_no_site_lets_statistics_out_there_is_no_centre_and_no_usage(store
     server = method.initial(sites.context("initial", 0, 1))
     silent = RoundResult({}, {}, {"a": 1.0}, {})
     server = server_step(method, sites.context("describe", 0, 1), server, silent)
-    weights = part(server.tensors, "global")
+    weights = pool(method, server)
     server = server_step(
         method, sites.context("train", 0, 2), server, replace(silent, reduced={"weights": weights})
     )
@@ -337,10 +357,10 @@ def test_key_usage_is_of_the_pool_that_was_sent_over_all_sites(store):
     server, memories = started(method, data)
     server, results = step(method, server, data, memories, "train", 0)
     picks = [result.uploads["usage"]["picks"] for result in results.values()]
-    (seen,) = server.facts["usage"]
-    assert seen["picks"] == (picks[0] + picks[1]).tolist()
-    assert seen["entropy"] == pytest.approx(key_entropy(picks[0] + picks[1]))
-    assert seen["dead"] == sum(count == 0 for count in seen["picks"])
+    (picked,) = usage(method, server)
+    assert picked.picks == (picks[0] + picks[1]).tolist()
+    assert picked.entropy == pytest.approx(key_entropy(picks[0] + picks[1]))
+    assert picked.dead == sum(count == 0 for count in picked.picks)
     assert results["a"].metrics["key_entropy"] == pytest.approx(key_entropy(picks[0]))
 
 
@@ -358,7 +378,7 @@ def test_the_frequency_penalty_spreads_the_picks_in_training(store, monkeypatch)
     monkeypatch.setattr(InstanceAdaptive, "pick", watched)
     server, _ = step(method, server, data, memories, "train", 0)
     assert not any(p is not None and p.any() for p in penalties)  # nothing was picked before
-    share = torch.tensor(server.facts["usage"][0]["picks"]) / 8
+    share = torch.tensor(usage(method, server)[0].picks) / 8
     penalties.clear()
     step(method, server, data, memories, "train", 1)
     torch.testing.assert_close(penalties[-1], 10.0 * share)
@@ -370,7 +390,7 @@ def test_fewer_entries_than_are_picked_are_all_picked(store):
     method = method_of(store, entries=2, top=3)
     server, memories = started(method, data)
     server, _ = step(method, server, data, memories, "train", 0)
-    assert server.facts["usage"][0]["picks"] == [3, 3]
+    assert usage(method, server)[0].picks == [3, 3]
     assert method.publication(server).composite["top"] == 2
 
 
@@ -391,7 +411,7 @@ def test_a_site_that_comes_late_makes_its_queries_then(store):
     server, _ = started(method, data)
     _, results = step(method, server, data, {"a": Memory()}, "train", 0)
     assert results["a"].memory is not None
-    assert results["a"].memory.tensors["train"].shape == (4, 32)
+    assert seen(method, results["a"].memory)["queries"].shape == (4, 32)
 
 
 @pytest.mark.parametrize("routing", ["batch", "random"])
@@ -402,18 +422,17 @@ def test_controls_route_otherwise(store, routing):
         method = method_of(store, routing=chosen, head="drawn")
         server, memories = started(method, data)
         server, _ = step(method, server, data, memories, "train", 0)
-        pools.append(server.tensors["global/scale"])
+        pools.append(pool(method, server)["scale"])
     assert not torch.equal(*pools)
 
 
 def test_heads_start_at_the_backbones_where_it_knows_the_task(store):
     method = method_of(store)
     backbone = method.config.frozen.load(torch.device("cpu"))
-    head = method.initial(sites.context("initial", 0, 1)).tensors["global/head_weight"]
+    head = pool(method, method.initial(sites.context("initial", 0, 1)))["head_weight"]
     assert torch.equal(head[2], backbone.get_submodule("conv").weight.flatten(1))
-    drawn = (
-        method_of(store, head="drawn").initial(sites.context("initial", 0, 1)).tensors["global/head_weight"]
-    )
+    other = method_of(store, head="drawn")
+    drawn = pool(other, other.initial(sites.context("initial", 0, 1)))["head_weight"]
     assert not torch.equal(drawn[0], drawn[1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -20,8 +19,8 @@ from training.errors import ConfigurationError
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
+from training.methods.fedoap.stages import Personal
 from training.methods.fedoap.tokens import mean_tokens
-from training.state_tree import part
 
 
 def test_what_is_declared():
@@ -54,9 +53,9 @@ def test_no_personal_tensor_is_among_the_uploads_and_each_site_keeps_its_own():
         assert not any(
             name.startswith(("query_stage.", "to_query.", "adapter.")) for name in result.uploads["weights"]
         )
-    personal = {site: part(memory.tensors, "personal") for site, memory in federation.memories.items()}
+    personal = {site: federation.rho(site) for site in federation.memories}
     assert not torch.equal(personal["A"]["to_query.weight"], personal["B"]["to_query.weight"])
-    assert not set(part(federation.server.tensors, "global")) & set(personal["A"])
+    assert not set(federation.gamma) & set(personal["A"])
 
 
 def test_own_keys_and_values_stay_too():
@@ -97,7 +96,7 @@ def test_a_site_that_keeps_its_tokens_in_takes_part_and_is_not_attended_to():
     federation.round("train", 0, withheld=("tokens",))
     assert federation.bank("A") == {}
     assert set(federation.results["A"].uploads) == {"weights", "tokens"}
-    assert float(part(federation.server.tensors, "global")["head.weight"].abs().sum()) > 0
+    assert float(federation.gamma["head.weight"].abs().sum()) > 0
 
 
 def test_the_average_is_uniform_and_by_size_on_request():
@@ -107,7 +106,7 @@ def test_the_average_is_uniform_and_by_size_on_request():
         federation.round("train", 0)
         a, b = (federation.results[site].uploads["weights"]["head.weight"] for site in "AB")
         expected = weights[0] * a + weights[1] * b
-        torch.testing.assert_close(part(federation.server.tensors, "global")["head.weight"], expected)
+        torch.testing.assert_close(federation.gamma["head.weight"], expected)
 
 
 def test_two_rounds_of_a_lone_site_are_one_of_twice_the_steps():
@@ -116,20 +115,18 @@ def test_two_rounds_of_a_lone_site_are_one_of_twice_the_steps():
     data = {"A": site_data("A", 5, 2, 0)}  # one batch is the whole site, in some order
     twice = Federation(config, data).run("train")
     once = Federation(config.model_copy(update={"rounds": 1, "local_steps": 4}), data).run("train")
-    weights = {n: t for n, t in part(twice.server.tensors, "global").items() if t.ndim == 4}
+    weights = {n: t for n, t in twice.gamma.items() if t.ndim == 4}
     # Not the biases: before an instance norm their gradient is rounding, which Adam scales up.
     for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, part(once.server.tensors, "global")[name], rtol=1e-3, atol=1e-5)
-    assert twice.memories["A"].facts == once.memories["A"].facts == {"taken": 4}
+        torch.testing.assert_close(tensor, once.gamma[name], rtol=1e-3, atol=1e-5)
+    slot = twice.algorithm.first.own
+    assert [slot.read(each.memories["A"]).taken for each in (twice, once)] == [4, 4]
     forgetful = Federation(config, data)
     forgetful.round("train", 0)
-    kept = forgetful.memories["A"].tensors
-    forgetful.memories["A"] = replace(
-        EMPTY, tensors={n: t for n, t in kept.items() if n.startswith("personal/")}
-    )
+    forgetful.memories["A"] = slot.write(EMPTY, Personal(forgetful.rho("A")))
     forgetful.round("train", 1)
-    moved = part(forgetful.server.tensors, "global")["head.weight"]
-    assert not torch.allclose(moved, part(once.server.tensors, "global")["head.weight"], atol=1e-4)
+    moved = forgetful.gamma["head.weight"]
+    assert not torch.allclose(moved, once.gamma["head.weight"], atol=1e-4)
 
 
 def test_a_round_is_a_plain_loop_that_attends_to_the_others_tokens():
@@ -139,10 +136,10 @@ def test_a_round_is_a_plain_loop_that_attends_to_the_others_tokens():
     federation.round("train", 0, sites="BC")
     algorithm, data, where = federation.algorithm, DATA["A"], context("train", 1, 2, site="A")
     received = federation.phase("train").broadcast(federation.server, "A")
-    bank = models.entries(received["bank"])
+    bank = models.by_site(received["bank"])
     assert set(bank) == {"B", "C"}
     result = client_step(algorithm, where, received, EMPTY, data)
-    start = algorithm._joined(where, received, EMPTY)
+    start = algorithm.first.joined(where, received, EMPTY)
     network = models.on_device(algorithm.network, start, bank, torch.device("cpu")).train()
     adamw = torch.optim.AdamW(network.parameters(), weight_decay=config.weight_decay)
     draw = where.generator("train")
@@ -163,7 +160,7 @@ def test_a_round_is_a_plain_loop_that_attends_to_the_others_tokens():
         adamw.param_groups[0]["lr"] = config.least_rate + (config.learning_rate - config.least_rate) * swing
         adamw.step()
     for name, tensor in network.state_dict().items():
-        found = result.uploads["weights"].get(name, part(result.memory.tensors, "personal").get(name))
+        found = result.uploads["weights"].get(name, algorithm.first.own.read(result.memory).rho.get(name))
         if tensor.ndim == 4:  # before an instance norm a bias has a gradient of rounding
             torch.testing.assert_close(found, tensor, rtol=1e-3, atol=1e-4)
             if name in received["weights"]:
@@ -175,7 +172,7 @@ def test_bfloat16_is_for_the_products_of_training_only():
     for precision in get_args(Precision):
         config = CONFIG.model_copy(update={"precision": precision, "rounds": 1, "fine_tune_rounds": 1})
         found = Federation(config, {"A": DATA["A"]}).run("train", "validate", "finetune")
-        states[precision] = part(found.memories["A"].tensors, "model")
+        states[precision] = found.own("A").model
         assert {tensor.dtype for tensor in found.memories["A"].tensors.values()} == {torch.float32}
     moved = {name: float((states["bfloat16"][name] - t).abs().max()) for name, t in states["float32"].items()}
     assert 0 < max(moved.values()) < 0.1
@@ -187,20 +184,20 @@ def test_the_cosine():
     )
     algorithm = FedOap(config, TASK)
     # 0.2 + 0.8 (1 + cos(pi s / 4)) / 2 at s = 0, 1, 2, 3
-    assert algorithm.rates(0) == pytest.approx([1.0, 0.2 + 0.4 * (1 + 2**-0.5)])
-    assert algorithm.rates(1) == pytest.approx([0.6, 0.2 + 0.4 * (1 - 2**-0.5)])
+    assert algorithm.first.rates(0) == pytest.approx([1.0, 0.2 + 0.4 * (1 + 2**-0.5)])
+    assert algorithm.first.rates(1) == pytest.approx([0.6, 0.2 + 0.4 * (1 - 2**-0.5)])
     restarted = FedOap(config.model_copy(update={"cosine": "round"}), TASK)
-    assert restarted.rates(0) == restarted.rates(1) == pytest.approx([1.0, 0.6])
+    assert restarted.first.rates(0) == restarted.first.rates(1) == pytest.approx([1.0, 0.6])
 
 
 def test_a_site_that_joins_late_starts_from_the_shared_part_it_receives():
     federation = Federation()
     federation.round("train", 0, sites=("A", "B"))
-    shared = part(federation.server.tensors, "global")
-    late = federation.algorithm._start(context("train", 1, site="C"), shared)
+    shared = federation.gamma
+    late = federation.algorithm.first.first_rho(context("train", 1, site="C"), shared)
     assert torch.equal(late["query_stage.0.weight"], shared["keyvalue_stage.0.weight"])
     drawn = Federation(CONFIG.model_copy(update={"personal_start": "drawn"})).algorithm
-    other = drawn._start(context("train", 1, site="C"), shared)
+    other = drawn.first.first_rho(context("train", 1, site="C"), shared)
     assert not torch.equal(other["query_stage.0.weight"], shared["keyvalue_stage.0.weight"])
     assert not late["adapter.outer.weight"].any()
     assert not other["adapter.outer.weight"].any()
@@ -208,16 +205,16 @@ def test_a_site_that_joins_late_starts_from_the_shared_part_it_receives():
 
 def network_of_a():
     federation = Federation()
-    state = {**part(federation.server.tensors, "global"), **part(federation.server.tensors, "drawn")}
-    return federation.algorithm._network(context("train", 0, site="A"), state, {})
+    state = federation.algorithm.whole(federation.server)
+    return federation.algorithm.first.network(context("train", 0, site="A"), state, {})
 
 
 def test_tokens_are_those_of_what_the_site_has_after_its_steps():
     federation = Federation(CONFIG.model_copy(update={"learning_rate": 0.1}))
     federation.round("train", 0)
     sent = federation.results["A"].uploads
-    after = {**sent["weights"], **part(federation.memories["A"].tensors, "personal")}
-    network = federation.algorithm._network(context("train", 0, site="A"), after, {})
+    after = {**sent["weights"], **federation.rho("A")}
+    network = federation.algorithm.first.network(context("train", 0, site="A"), after, {})
     expected = mean_tokens(network, DATA["A"].train, 4, FeatureBounds(), noise)
     torch.testing.assert_close(sent["tokens"]["key"], expected["key"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sent["tokens"]["value"], expected["value"], rtol=1e-5, atol=1e-6)

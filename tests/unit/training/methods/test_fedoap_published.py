@@ -11,10 +11,7 @@ from personalization.fedoap.parts import split
 from tests.helpers.training.fedoap_federation import ALONE, CONFIG, Federation, export
 from training.errors import PublishError, SiteFailed
 from training.local.scores import ValidationScore
-from training.methods.fedoap import client
-from training.state_tree import part
-
-SCORING = ("training.methods.fedoap.method.evaluate", "training.methods.fedoap.client.evaluate")
+from training.methods.fedoap import stages
 
 
 @pytest.mark.parametrize(
@@ -29,21 +26,21 @@ SCORING = ("training.methods.fedoap.method.evaluate", "training.methods.fedoap.c
 )
 def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection, kept, monkeypatch):
     """Scores are put in the mouth of the validation, so that any of the three can be the best."""
-    for place in SCORING:
-        monkeypatch.setattr(place, lambda *_: ValidationScore(next(scores), 2))
+    monkeypatch.setattr(stages, "evaluate", lambda *_: ValidationScore(next(scores), 2))
     scores = iter([0.0, 0.0, found[0]])  # two rounds of stage 1, and its end
     federation = Federation(CONFIG.model_copy(update={"selection": selection}), ALONE)
     federation.run("train", "validate")
-    models = [part(federation.memories["A"].tensors, "model")]
+    models = [federation.own("A").model]
     for round_ in range(2):
         scores = iter([found[round_ + 1]])
         federation.round("finetune", round_)
-        models.append(part(federation.memories["A"].tensors, "model"))
+        models.append(federation.own("A").model)
     assert not torch.equal(models[0]["head.weight"], models[1]["head.weight"])
     assert not torch.equal(models[1]["head.weight"], models[2]["head.weight"])
-    facts = federation.memories["A"].facts
-    assert facts["best"] == {"total": found[kept], "patients": 2, "round": kept}
-    assert facts["latest"] == {"total": found[2], "patients": 2, "round": 2}
+    assert federation.own("A").chosen.keys() == models[kept].keys()
+    assert all(torch.equal(tensor, models[kept][n]) for n, tensor in federation.own("A").chosen.items())
+    assert federation.own("A").score == ValidationScore(found[kept], 2)
+    assert bool(federation.own("A").best) == (kept != 2)  # the last model is kept once
     federation.round("export")
     uploads = federation.results["A"].uploads
     assert uploads["personal"].keys() == models[kept].keys()
@@ -66,32 +63,33 @@ def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection
 )
 def test_false_alarms_count_against_a_round(start, round_, kept, monkeypatch):
     """Who has no tumour counts where one is found, and not otherwise: sums over patients do not compare."""
-    for place in SCORING:
-        monkeypatch.setattr(place, lambda *_: next(scores))
+    monkeypatch.setattr(stages, "evaluate", lambda *_: next(scores))
     scores = iter([ValidationScore(), ValidationScore(), start])
     federation = Federation(CONFIG, ALONE).run("train", "validate")
     scores = iter([round_])
     federation.round("finetune", 0)
-    assert federation.memories["A"].facts["best"]["round"] == kept
+    assert federation.own("A").score == (round_ if kept else start)
+    assert bool(federation.own("A").best) == (kept == 0)
 
 
 def test_fine_tuning_attends_to_the_bank():
     tuned = []
     for far in (0.0, 3.0):
         federation = Federation().run("train", "validate")
-        memory = federation.memories["A"]
-        moved = {n: t + far if n.startswith("bank/") else t for n, t in memory.tensors.items()}
-        federation.memories["A"] = replace(memory, tensors=moved)
+        slot, memory = federation.algorithm.second.slot, federation.memories["A"]
+        own = slot.read(memory)
+        moved = {site: {n: t + far for n, t in entry.items()} for site, entry in own.bank.items()}
+        federation.memories["A"] = slot.write(memory, replace(own, bank=moved))
         federation.round("finetune", 0, sites=("A",))
-        tuned.append(part(federation.memories["A"].tensors, "model"))
+        tuned.append(federation.own("A").model)
     assert not torch.equal(tuned[0]["to_output.weight"], tuned[1]["to_output.weight"])
 
 
 def test_fine_tuning_takes_its_own_steps_rate_and_loss(monkeypatch):
     """The cosine runs over both rounds: 0.2 + 0.8 (1 + cos(pi s / 4)) / 2 at s = 0, 1, 2, 3."""
     rates, losses = [], []
-    monkeypatch.setattr(client, "take_steps", _noting(client.take_steps, rates, 6))
-    monkeypatch.setattr(client, "second_stage_loss", _noting(client.second_stage_loss, losses))
+    monkeypatch.setattr(stages, "train_adamw", _noting(stages.train_adamw, rates, 3))
+    monkeypatch.setattr(stages, "second_stage_loss", _noting(stages.second_stage_loss, losses))
     options = {"fine_tune_rate": 1.0, "least_rate": 0.2, "pbl_threshold": 0.3, "pbl_variance": 0.7}
     config = CONFIG.model_copy(update={**options, "pbl_trade_off": 0.4, "fine_tune_steps": 2})
     federation = Federation(config, ALONE).run("train", "validate")
@@ -118,8 +116,8 @@ def test_fine_tuning_trains_every_weight_and_the_loss_is_an_option():
     for loss in ("perturbed", "plain"):
         config = CONFIG.model_copy(update={"fine_tune_loss": loss, "selection": "last", "pbl_threshold": 0.3})
         federation = Federation(config, ALONE).run("train", "validate")
-        before = part(federation.memories["A"].tensors, "model")
-        tuned[loss] = part(federation.run("finetune").memories["A"].tensors, "model")
+        before = federation.own("A").model
+        tuned[loss] = federation.run("finetune").own("A").model
         still = {name for name, tensor in before.items() if torch.equal(tensor, tuned[loss][name])}
         assert not still, still
     assert not torch.equal(tuned["plain"]["head.weight"], tuned["perturbed"]["head.weight"])
@@ -144,13 +142,12 @@ def test_what_is_published():
     assert (outside.metrics, set(member.metrics)) == ({}, {"val_dice"})
     assert outside.weights["bank_present"].tolist() == [True, True, True]
     assert member.weights["bank_present"].tolist() == [True, False, True]
-    gamma = part(federation.server.tensors, "global")
+    gamma = federation.gamma
     assert all(torch.equal(outside.weights[name], tensor) for name, tensor in gamma.items())
     assert torch.equal(outside.weights["query_stage.3.bias"], gamma["keyvalue_stage.3.bias"])
     assert not outside.weights["adapter.outer.weight"].any()
     assert publication.details == {"zero_shot": "shared"}
-    chosen = federation.memories["B"].tensors
-    own = part(chosen, "best") or part(chosen, "model")
+    own = federation.own("B").chosen
     assert all(torch.equal(member.weights[name], tensor) for name, tensor in own.items())
 
 
@@ -176,7 +173,7 @@ def test_no_untrained_query_stage_is_published():
     publication = federation.algorithm.publication(federation.server)
     outside, a, c = (model.weights for model in publication.models)
     assert publication.details == {"zero_shot": "mean"}
-    drawn = part(federation.server.tensors, "drawn")
+    drawn = federation.algorithm.first.slot.read(federation.server).drawn
     for name in ("query_stage.0.weight", "keyvalue_stage.0.weight", "to_key.weight", "to_value.bias"):
         torch.testing.assert_close(outside[name], (a[name] + c[name]) / 2)
         assert not torch.allclose(outside[name], drawn[name], atol=1e-4)

@@ -9,9 +9,10 @@ from model_store.task import Task
 from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
+from training.choices.fedavg import FedAvgConfig
 from training.local.schedule import task_loss
 from training.local.site import SiteData
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedprox import FedProx, FedProxConfig, proximal_term
 from training.state_tree import part
 
@@ -27,7 +28,7 @@ SITES = [(TASK, site_data("A", 8, 2, 0)), (CORNERS, labelled_data("A", 8, 2, 0))
 
 
 def received(algorithm: FedAvg) -> dict[str, dict[str, torch.Tensor]]:
-    return {"weights": part(algorithm.initial(context("initial", 0)).tensors, "global")}
+    return {"weights": part(algorithm.initial(context("initial", 0)).tensors, "train/w_g")}
 
 
 def sent(algorithm: FedAvg, data: SiteData) -> dict[str, torch.Tensor]:

@@ -16,13 +16,14 @@ from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import ClientResult, Memory, Phase, State
+from training.choices.fedavg import FedAvgConfig
 from training.errors import SiteFailed
 from training.local.networks import network_of, parameter_names
 from training.local.schedule import task_loss
 from training.local.scores import ValidationScore, evaluate
 from training.local.site import SiteData
 from training.methods.ditto import Ditto, DittoConfig
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedsoup import FedSoup, FedSoupConfig, mean_with
 from training.methods.local_only import LocalOnly
 from training.methods.personal_models import FullPersonalFedAvg
@@ -129,7 +130,7 @@ def run_beside(algorithm: FullPersonalFedAvg, kind: str, loop: Loop, beta: float
     _, sites = TASKS[kind]
     loose = kind == "classification"
     train, server = begin(algorithm)
-    w_g = part(server.tensors, "global")
+    w_g = part(server.tensors, "train/w_g")
     trained = set(parameter_names(algorithm.network))
     own: dict[str, State] = {}
     memories = dict.fromkeys(sites, EMPTY)
@@ -147,18 +148,18 @@ def run_beside(algorithm: FullPersonalFedAvg, kind: str, loop: Loop, beta: float
             close(found[site].uploads["weights"], uploads[site], loose)
             judged = network_of(algorithm.network, personal, torch.device("cpu"))
             score = evaluate(judged, sites[site].val, 2, 4)
-            assert found[site].metrics[algorithm.personal_metric] == pytest.approx(score.mean, abs=0.02)
+            assert found[site].metrics[algorithm.own_metric] == pytest.approx(score.mean, abs=0.02)
             if algorithm.config.selection == "last":
-                close(part(memories[site].tensors, "chosen"), personal, loose)
+                close(part(memories[site].tensors, "own/model"), personal, loose)
         server = server_step(
             algorithm, context("train", round_), server, result_of(found, mean="weights", collect=("scores",))
         )
         mean = average(uploads, weights)
         w_g = {n: w_g[n] + beta * (t - w_g[n]) if n in trained else t for n, t in mean.items()}
-        close(part(server.tensors, "global"), w_g, loose)
+        close(part(server.tensors, "train/w_g"), w_g, loose)
         # Every round begins with what was checked, so that rounding does not grow.
-        w_g = part(server.tensors, "global")
-        own = {site: part(memory.tensors, "personal") for site, memory in memories.items()}
+        w_g = part(server.tensors, "train/w_g")
+        own = {site: part(memory.tensors, "personal/model") for site, memory in memories.items()}
     return memories
 
 
@@ -235,7 +236,7 @@ def test_fedsoup_is_a_plain_loop(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
         return candidates[0], candidates[0]
 
     memories = run_beside(algorithm, kind, loop)
-    counts = {site: memory.facts["pooled"] for site, memory in memories.items()}
+    counts = {site: algorithm.pool.read(memory).count for site, memory in memories.items()}
     assert counts == {site: len(pool) for site, pool in pools.items()}
     # Both answers were given, so that both are compared.
     assert 0 < sum(counts.values()) < sum(map(len, DRAWN))
@@ -257,8 +258,8 @@ def test_ditto_with_lambda_0_is_local_only_and_fedavg() -> None:
         client_step(ditto, context("train", 1, site="A"), r, result.memory, sites["A"])
         for r in (received, moved)
     ]
-    for name, tensor in part(again[0].memory.tensors, "personal").items():
-        assert torch.equal(part(again[1].memory.tensors, "personal")[name], tensor)
+    for name, tensor in part(again[0].memory.tensors, "personal/model").items():
+        assert torch.equal(part(again[1].memory.tensors, "personal/model")[name], tensor)
 
 
 def test_a_large_lambda_holds_dittos_model_at_the_global_one() -> None:
@@ -273,7 +274,7 @@ def test_a_large_lambda_holds_dittos_model_at_the_global_one() -> None:
             memory = client_step(
                 ditto, context("train", round_, site="A"), {"weights": start}, memory, sites["A"]
             ).memory
-        own = part(memory.tensors, "personal")
+        own = part(memory.tensors, "personal/model")
         names = parameter_names(ditto.network)
         distances.append(sum(float((own[n] - start[n]).square().sum()) for n in names))
     assert distances[1] < distances[0] / 2
@@ -287,13 +288,13 @@ def test_fedsoup_pools_in_the_last_rounds_only_and_publishes_one_of_these() -> N
     for round_ in range(4):
         received = train.broadcast(server, "A")
         result = client_step(algorithm, context("train", round_, 4, site="A"), received, memory, sites["A"])
-        assert ("pooled" in result.memory.facts) == (round_ == 3)
+        assert algorithm.pool.holds(result.memory) == (round_ == 3)
         memory = result.memory
         if round_ == 2:
             # A score that no model reaches.
-            facts = {**memory.facts, "chosen": {"total": 2.0, "patients": 2}}
-            memory = replace(memory, facts=facts)
-    assert memory.facts["chosen"]["total"] < 2.0
+            chosen = replace(algorithm.own.slot.read(memory), score=ValidationScore(2.0, 2))
+            memory = algorithm.own.slot.write(memory, chosen)
+    assert algorithm.own.slot.read(memory).score.total < 2.0
 
 
 def test_a_soups_statistics_are_estimated_on_the_sites_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +306,7 @@ def test_a_soups_statistics_are_estimated_on_the_sites_slices(monkeypatch: pytes
     train, server = begin(algorithm)
     received = train.broadcast(server, "A")
     result = client_step(algorithm, context("train", 0, site="A"), received, EMPTY, sites["A"])
-    assert result.memory.facts["pooled"] == 1
+    assert algorithm.pool.read(result.memory).count == 1
     sent = result.uploads["weights"]
     network = network_of(algorithm.network, sent, torch.device("cpu")).train()
     norm = next(m for m in network.modules() if isinstance(m, nn.BatchNorm2d))
@@ -446,4 +447,4 @@ def test_without_exports_the_global_model_alone_is_published(method: type, confi
 def test_local_only_and_ditto_fit_beside_each_other_in_one_table() -> None:
     """Both give a site's score the same name, by which reports find it."""
     task, _ = TASKS["segmentation"]
-    assert Ditto(DittoConfig(**SMALL), task).personal_metric == LocalOnly(FedAvgConfig(**SMALL), task).metric
+    assert Ditto(DittoConfig(**SMALL), task).own_metric == LocalOnly(FedAvgConfig(**SMALL), task).metric

@@ -16,6 +16,7 @@ from training.local.scores import evaluate
 from training.methods import iop_fl
 from training.methods.fedavg import FedAvg
 from training.methods.iop_fl import CHANGES, COMPARISON, IopFl, IopFlConfig, changes_of, chosen
+from training.parts.train import Noted, Shared
 from training.state_tree import join, part
 
 CONFIG = IopFlConfig(recipe="paper", width=2, batch_size=4, rounds=3, tau=0.75)
@@ -43,13 +44,13 @@ def train(algorithm, state, memory, round_):
 def test_the_personal_model_is_the_moving_average_of_the_local_ones():
     """Three rounds, unrolled by hand: P3 = (1-tau)^3 w_g + tau sum_i (1-tau)^(2-i) w_i."""
     algorithm, server = start()
-    first = part(server.tensors, "global")
+    first = part(server.tensors, "train/w_g")
     state, memory, local = first, EMPTY, []
     for round_ in range(3):
         result = train(algorithm, state, memory, round_)
         state, memory = result.uploads["weights"], result.memory
         local.append(state)
-    personal = part(memory.tensors, "personal")
+    personal = part(memory.tensors, "moving_average/personal")
     for name, tensor in personal.items():
         if tensor.is_floating_point():
             expected = (
@@ -66,7 +67,7 @@ def test_the_personal_model_is_the_moving_average_of_the_local_ones():
 def test_the_federation_is_fedavg():
     """P_k never feeds back: what a site uploads is bit for bit what FedAvg's does."""
     algorithm, server = start()
-    received = {"weights": part(server.tensors, "global")}
+    received = {"weights": part(server.tensors, "train/w_g")}
     plain = client_step(FedAvg(CONFIG, TASK), context("train", 0, site="A"), received, EMPTY, DATA)
     personal = client_step(algorithm, context("train", 0, site="A"), received, EMPTY, DATA)
     assert plain.uploads.keys() == personal.uploads.keys()
@@ -76,7 +77,7 @@ def test_the_federation_is_fedavg():
 
 def test_memory_is_not_shared_with_what_is_uploaded_or_received():
     algorithm, server = start(CONFIG.model_copy(update={"tau": 1.0}))
-    received = part(server.tensors, "global")
+    received = part(server.tensors, "train/w_g")
     result = train(algorithm, received, EMPTY, 0)
     kept = {name: tensor.clone() for name, tensor in result.memory.tensors.items()}
     for tensor in (*received.values(), *result.uploads["weights"].values()):
@@ -92,7 +93,7 @@ def remember(algorithm, dices):
     for round_, dice in enumerate(dices):
         state = {"w": torch.full((2,), round_ + 1.0)}
         score = ValidationScore() if dice is None else ValidationScore(2 * dice, 2)
-        memory = algorithm._remember(memory, state, score, round_ + 1)
+        memory = algorithm.personalise.remember(memory, state, score, round_ + 1)
     return memory
 
 
@@ -112,24 +113,24 @@ def remember(algorithm, dices):
 def test_the_moving_average_with_the_best_dice_is_kept(selection, dices, chosen):
     algorithm, _ = start(CONFIG.model_copy(update={"selection": selection}))
     memory = remember(algorithm, dices)
-    kept = part(memory.tensors, "best") or part(memory.tensors, "personal")
+    kept = part(memory.tensors, "moving_average/best") or part(memory.tensors, "moving_average/personal")
     assert kept["w"].tolist() == [chosen, chosen]
 
 
 def test_a_site_that_was_in_no_round_has_the_global_model():
     algorithm, server = start()
-    state = part(server.tensors, "global")
+    state = part(server.tensors, "train/w_g")
     exported = export(algorithm, personalise(algorithm, state).memory)
     assert all(torch.equal(exported.uploads["personal"][name], tensor) for name, tensor in state.items())
 
 
 def test_what_a_site_has_is_compared_with_the_global_model_on_its_validation_patients():
     algorithm, server = start()
-    state = part(server.tensors, "global")
+    state = part(server.tensors, "train/w_g")
     memory = train(algorithm, state, EMPTY, 0).memory
     found = personalise(algorithm, state, memory)
     sent = export(algorithm, found.memory).uploads["comparison"]
-    for name, weights in (("before", state), ("after", part(memory.tensors, "personal"))):
+    for name, weights in (("before", state), ("after", part(memory.tensors, "moving_average/personal"))):
         network = network_of(algorithm.network, weights, torch.device("cpu"))
         score = evaluate(network, DATA.val, 2)
         assert sent[name].tolist() == [score.total, score.patients]
@@ -140,13 +141,13 @@ def interpolating(monkeypatch, share, least=0):
     monkeypatch.setattr(iop_fl, "LEAST_PATIENTS", least)
     monkeypatch.setattr(iop_fl, "chosen", lambda _changes: iop_fl.LAMBDAS.index(share))
     algorithm, server = start(IopFlConfig(width=2, batch_size=4, rounds=3, personal_epochs=2))
-    return algorithm, part(server.tensors, "global")
+    return algorithm, part(server.tensors, "train/w_g")
 
 
 def test_a_site_publishes_a_point_between_the_global_model_and_one_tuned_from_it(monkeypatch):
     algorithm, state = interpolating(monkeypatch, 0.25)
     published = export(algorithm, personalise(algorithm, state).memory).uploads["personal"]
-    tuned = algorithm._tuned(context("personalise", 0, site="A"), state, DATA)
+    tuned = algorithm.personalise.tuned(context("personalise", 0, site="A"), state, DATA)
     assert any(not torch.equal(tuned[name], tensor) for name, tensor in state.items())
     for name, tensor in state.items():
         if tensor.is_floating_point():
@@ -161,7 +162,7 @@ def test_a_site_that_gains_nothing_publishes_no_model_and_says_so(monkeypatch):
     assert exported.metrics["personal_share"] == 0.0
     uploads = exported.uploads
     assert uploads["personal"] == {}
-    server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
+    server = algorithm.train.slot.write(Memory(), Shared(state, latest=Noted(3, {"val_dice": 0.5})))
     groups = {"comparison": {"A": uploads["comparison"]}}
     after = server_step(algorithm, context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
     publication = algorithm.publication(after)
@@ -171,8 +172,9 @@ def test_a_site_that_gains_nothing_publishes_no_model_and_says_so(monkeypatch):
 
 def test_the_published_global_model_is_where_personal_ones_start():
     algorithm, server = start(IopFlConfig(width=2, batch_size=4, rounds=3))
-    best = {name: tensor + 1 for name, tensor in part(server.tensors, "global").items()}
-    server = Memory({**server.tensors, **join({"best": best})}, {"best": {"val_dice": 0.5, "round": 2}})
+    best = {name: tensor + 1 for name, tensor in part(server.tensors, "train/w_g").items()}
+    shared = replace(algorithm.train.slot.read(server), best=best, chosen=Noted(2, {"val_dice": 0.5}))
+    server = algorithm.train.slot.write(server, shared)
     phases = {phase.name: phase for phase in algorithm.plan()}
     sent = phases["personalise"].broadcast(server, "A")["weights"]
     assert all(torch.equal(sent[name], tensor) for name, tensor in best.items())
@@ -211,10 +213,10 @@ def test_the_patients_of_several_sites_add_up():
 def test_a_site_with_few_patients_takes_the_federation_s_share(monkeypatch):
     algorithm, state = interpolating(monkeypatch, 0.0, least=3)
     memory = personalise(algorithm, state).memory
-    assert memory.facts["changes"][0][2] == 2
+    assert algorithm.personalise.own.read(memory).changes[0][2] == 2
     uploads = export(algorithm, memory, share=0.5).uploads
     assert uploads["comparison"]["share"].tolist() == [0.5, 1.0]
-    tuned = part(memory.tensors, "tuned")
+    tuned = part(memory.tensors, "personalise/tuned")
     for name, tensor in uploads["personal"].items():
         if tensor.is_floating_point():
             expected = (state[name] + tuned[name]) / 2
@@ -233,7 +235,7 @@ def test_a_patient_that_was_trained_on_neither_chooses_the_share_nor_compares(mo
     COMPARISON.check(comparison, SiteSize(1, 1))
     # The site takes the federation's share, and the service has no gain by which to serve it.
     assert comparison["share"].tolist() == [0.5, 1.0]
-    server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
+    server = algorithm.train.slot.write(Memory(), Shared(state, latest=Noted(3, {"val_dice": 0.5})))
     groups = {name: {"A": exported.uploads[name]} for name in ("personal", "comparison")}
     after = server_step(algorithm, context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
     publication = algorithm.publication(after)
@@ -243,7 +245,7 @@ def test_a_patient_that_was_trained_on_neither_chooses_the_share_nor_compares(mo
 
 def test_the_federation_s_share_is_that_of_all_patients(monkeypatch):
     algorithm, state = interpolating(monkeypatch, 0.75)
-    server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
+    server = algorithm.train.slot.write(Memory(), Shared(state, latest=Noted(3, {"val_dice": 0.5})))
     result = RoundResult({"changes": {"changes": torch.zeros(5, 3)}}, {}, {"A": 1.0}, {})
     after = server_step(algorithm, context("personalise", 0), server, result)
     phases = {phase.name: phase for phase in algorithm.plan()}
@@ -254,9 +256,9 @@ def test_own_statistics_are_those_of_the_sites_slices_and_leave_the_average_alon
     config = CONFIG.model_copy(update={"personal_statistics": "own", "selection": "last"})
     algorithm, server = start(config)
     plain, _ = start(CONFIG.model_copy(update={"selection": "last"}))
-    state = part(server.tensors, "global")
+    state = part(server.tensors, "train/w_g")
     memories = [train(each, state, EMPTY, 0).memory for each in (algorithm, plain)]
-    personal, averaged = (part(memory.tensors, "personal") for memory in memories)
+    personal, averaged = (part(memory.tensors, "moving_average/personal") for memory in memories)
     assert all(torch.equal(personal[name], tensor) for name, tensor in averaged.items())
     exported = export(algorithm, personalise(algorithm, state, memories[0]).memory).uploads["personal"]
     # By hand for the first layer: 5 slices in batches of 4 are every other slice, 3 and 2 of them.
@@ -278,7 +280,7 @@ def test_a_site_without_a_personal_model_says_so():
 
 
 def trained(algorithm, server):
-    results = {"A": train(algorithm, part(server.tensors, "global"), EMPTY, 0)}
+    results = {"A": train(algorithm, part(server.tensors, "train/w_g"), EMPTY, 0)}
     result = result_of(results, mean="weights", collect=("scores",))
     return results["A"].memory, server_step(algorithm, context("train", 0), server, result)
 
@@ -289,7 +291,7 @@ def test_what_is_published_with_and_without_consent():
     alone = algorithm.publication(server)
     assert alone.kind == "model"
     assert [draft.role for draft in alone.models] == ["global"]
-    found = personalise(algorithm, part(server.tensors, "global"), memory)
+    found = personalise(algorithm, part(server.tensors, "train/w_g"), memory)
     exported = export(algorithm, found.memory)
     groups = {name: {"A": state} for name, state in exported.uploads.items()}
     server = server_step(algorithm, context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
@@ -297,7 +299,9 @@ def test_what_is_published_with_and_without_consent():
     assert space.kind == "routing-space"
     assert [(draft.role, draft.site) for draft in space.models] == [("global", None), ("inside", "A")]
     inside = space.models[1]
-    assert all(torch.equal(inside.weights[n], t) for n, t in part(memory.tensors, "personal").items())
+    assert all(
+        torch.equal(inside.weights[n], t) for n, t in part(memory.tensors, "moving_average/personal").items()
+    )
     assert inside.metrics["val_dice"] == pytest.approx(exported.metrics["personal_val_dice"])
     assert set(inside.metrics) == {"val_dice", "val_dice_global"}
 

@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 
 from tests.helpers.training.classified_sites import CORNERS
-from tests.helpers.training.sites import TASK, context, site_data
-from training.algorithm import Memory, RoundResult, SiteSize
-from training.parts.judge import JUDGED, check_judged, judge_once, judgement, keep_judged
+from tests.helpers.training.sites import TASK, site_data
+from training.algorithm import RoundResult, SiteSize
+from training.parts.judge import JUDGED, Judged, check_judged, judge_once
 
 
 def _sums(*values: float) -> dict[str, torch.Tensor]:
@@ -33,8 +33,7 @@ def test_the_change_is_that_of_patients_and_its_range_is_of_student() -> None:
 
     sent = judge_once(parent, version, data, 2)
     found = RoundResult({}, {JUDGED.name: {"s": sent.uploads[JUDGED.name]}}, {"s": 1.0}, {})
-    facts = keep_judged(context("judge", 0), Memory(), found).facts
-    judged = judgement(facts, TASK, "base@sha256:0")["judged"]["all"]
+    judged = Judged.of(found).facts(TASK, "base@sha256:0")["judged"]["all"]
 
     # Patient by patient, by the definition of Dice.
     changes, before = [], []
@@ -79,11 +78,11 @@ def test_nothing_is_judged_on_patients_that_are_trained_on_or_without_a_version(
     assert judge_once(answer, None, data, 2).uploads == {JUDGED.name: {}}
     trained = type(data)("s", data.train, data.all_train, data.test, None)
     assert judge_once(answer, answer, trained, 2).uploads == {JUDGED.name: {}}
-    assert judgement({}, CORNERS, "base") == {}
+    assert Judged().facts(CORNERS, "base") == {}
 
 
 def test_a_single_patient_has_a_change_and_no_range() -> None:
-    judged = judgement({JUDGED.name: {"s": [1.0, 0.5, 0.75, 0.25, 0.0625]}}, TASK, "b")["judged"]
+    judged = Judged({"s": [1.0, 0.5, 0.75, 0.25, 0.0625]}).facts(TASK, "b")["judged"]
     assert judged["all"] == judged["sites"]["s"]
     assert (judged["all"]["change"], judged["all"]["low"]) == (0.25, None)
 

@@ -13,10 +13,11 @@ from model_store.task import Task
 from personalization.losses import LOSSES, NamedLoss, soft_dice_loss
 from personalization.networks import build
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, phase_of, site_data
+from training.choices.fedavg import FedAvgConfig
 from training.config import MethodConfig
 from training.errors import ConfigurationError
 from training.local.networks import network_of
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedins.config import FedInsConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
 

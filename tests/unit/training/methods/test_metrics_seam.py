@@ -14,10 +14,11 @@ from model_store.task import Task
 from personalization.metrics import METRICS, Compared, Metric, metrics_of
 from tests.helpers.training.sites import site_data
 from training.algorithm import SiteSize
+from training.choices.fedavg import FedAvgConfig
 from training.data.federation import load_federation
 from training.local.scores import ValidationScore, evaluate
-from training.methods.fedavg import SCORES, FedAvgConfig
 from training.methods.registry import method
+from training.parts.train import SCORES
 from training.phantom import write_federation
 from training.progress.state import heading, in_order
 from training.record import RunRecord

@@ -17,10 +17,11 @@ from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, phase_of, site_data
 from training.algorithm import ClientResult, Memory, State
+from training.choices.fedavg import FedAvgConfig
 from training.errors import ConfigurationError
 from training.local.schedule import task_loss
 from training.local.site import SiteData
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.moon import Moon, MoonConfig, contrast, contrastive_loss, representation
 from training.state_tree import part
 
@@ -41,7 +42,7 @@ SITES = [(TASK, site_data("A", 8, 2, 0)), (CORNERS, labelled_data("A", 8, 2, 0))
 def two_rounds(algorithm: FedAvg, data: SiteData) -> tuple[State, ClientResult, ClientResult]:
     """A site's first two rounds, the second from weights that are not those that it sent."""
     server = algorithm.initial(context("initial", 0))
-    w_g = part(server.tensors, "global")
+    w_g = part(server.tensors, "train/w_g")
     first = client_step(algorithm, context("train", 0, site="A"), {"weights": w_g}, EMPTY, data)
     sent = first.uploads["weights"]
     between = {n: (t + sent[n]) / 2 if t.is_floating_point() else t for n, t in w_g.items()}
@@ -175,7 +176,7 @@ def test_the_site_keeps_its_model_and_sends_what_fedavg_sends() -> None:
         assert [g.name for g in found.downloads] == [g.name for g in expected.downloads]
     _, first, _ = two_rounds(moon, data)
     assert first.uploads.keys() == {"weights", "scores"}
-    assert same(part(first.memory.tensors, "previous"), first.uploads["weights"])
+    assert same(part(first.memory.tensors, "previous/model"), first.uploads["weights"])
 
 
 def test_a_classifier_gets_the_papers_projection_and_a_segmentation_none() -> None:

@@ -23,7 +23,6 @@ from training.algorithm import Memory, Phase, ServerStage, State, StepContext
 from training.errors import ConfigurationError, TrainingError
 from training.methods.one_student import OneStudent, fallen
 from training.methods.registry import method
-from training.state_tree import part
 
 LOCAL = {"width": 1, "local_epochs": 1, "batch_size": 4}
 SMALL: dict[str, Any] = {**LOCAL, "epochs": 3, "synthesis_batch": 6, "student_rate": 0.02}
@@ -42,14 +41,14 @@ LOSSES = {
 }
 
 
-def algorithm_of(name: str, **fields: Any) -> OneStudent:
+def algorithm_of(name: str, **fields: Any) -> OneStudent[Any]:
     chosen = method(name)
     built = chosen.build(chosen.config(**{**CONFIGS[name], **fields}), CORNERS)
     assert isinstance(built, OneStudent)
     return built
 
 
-def uploads(algorithm: OneStudent) -> Memory:
+def uploads(algorithm: OneStudent[Any]) -> Memory:
     """The server's memory after the phase `local`."""
     server = algorithm.initial(context("initial", 0))
     local = algorithm.plan()[0]
@@ -62,23 +61,23 @@ def uploads(algorithm: OneStudent) -> Memory:
     return server_step(algorithm, context("local", 0, 1), server, reduced)
 
 
-def loaded(algorithm: OneStudent, state: State) -> nn.Module:
+def loaded(algorithm: OneStudent[Any], state: State) -> nn.Module:
     network = build("resnet18", **algorithm.network.arguments)
     network.load_state_dict(state)
     return network.to(memory_format=torch.channels_last)
 
 
-def begun(algorithm: OneStudent, epoch: int) -> tuple[Memory, StepContext, list[nn.Module], nn.Module]:
+def begun(algorithm: OneStudent[Any], epoch: int) -> tuple[Memory, StepContext, list[nn.Module], nn.Module]:
     """The memory before an epoch, its context, the members and the student."""
     server = uploads(algorithm)
     for before in range(epoch):
         server = server_stage(algorithm, context("distil", before, 4), server)
-    models = [part(server.tensors, f"model/{site}") for site in SITES]
+    models = list(algorithm.upload.slot.read(server).models.values())
     members = [loaded(algorithm, model).eval() for model in models]
     for member in members:
         member.requires_grad_(False)
     first = {n: (t + models[1][n]) / 2 if t.is_floating_point() else t for n, t in models[0].items()}
-    student = loaded(algorithm, part(server.tensors, "stage/student") or first)
+    student = loaded(algorithm, algorithm.distil.slot.read(server).student or first)
     return server, context("distil", epoch, 4), members, student
 
 
@@ -109,11 +108,9 @@ def kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     return temperature**2 * (p * (p.log() - q)).sum(dim=1).mean()
 
 
-def check(after: Memory, student: nn.Module, sgd: Sgd) -> None:
-    found = part(after.tensors, "stage/student")
+def check(student: nn.Module, sgd: Sgd, found: State, moments: State) -> None:
     for name, tensor in student.state_dict().items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
-    moments = part(after.tensors, "stage/student_moments")
     for index, (name, _) in enumerate(student.named_parameters()):
         torch.testing.assert_close(
             moments[f"{index}/momentum_buffer"], sgd.velocity[name], rtol=2e-2, atol=2e-3, msg=name
@@ -125,19 +122,20 @@ def test_dafl_trains_both_on_the_same_images(epoch: int) -> None:
     algorithm = algorithm_of("dafl")
     server, here, members, student = begun(algorithm, epoch)
     after = server_stage(algorithm, here, server)
+    before, left = algorithm.stage.read(server), algorithm.stage.read(after)
     generator = Generator(5, 2, (1, 16, 16))
     if epoch:
-        generator.load_state_dict(part(server.tensors, "stage/generator"))
+        generator.load_state_dict(before.generator)
     else:
         initialise(generator, here.generator("generator"))
     adam = torch.optim.Adam(generator.parameters(), lr=0.001)
-    kept = part(server.tensors, "stage/generator_moments")
+    kept = before.generator_moments
     for index, weight in enumerate(generator.parameters()):
         if kept:
             names = ("step", "exp_avg", "exp_avg_sq")
             adam.state[weight] = {name: kept[f"{index}/{name}"].clone() for name in names}
     # Half of the four epochs at the whole rate.
-    sgd = Sgd(student, part(server.tensors, "stage/student_moments"), 0.02 if epoch < 2 else 0.002)
+    sgd = Sgd(student, before.student_moments, 0.02 if epoch < 2 else 0.002)
     draw = here.generator("noise")
     student.train()
     for _ in range(2):
@@ -148,11 +146,9 @@ def test_dafl_trains_both_on_the_same_images(epoch: int) -> None:
             answers = (members[0](images) + members[1](images)) / 2
         adam.step()
         sgd.step(kl(answers, student(images.detach()), 1.0))
-    check(after, student, sgd)
+    check(student, sgd, algorithm.distil.slot.read(after).student, left.student_moments)
     for name, tensor in generator.state_dict().items():
-        torch.testing.assert_close(
-            part(after.tensors, "stage/generator")[name], tensor, rtol=1e-2, atol=1e-3, msg=name
-        )
+        torch.testing.assert_close(left.generator[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
 
 
 @pytest.mark.parametrize("reading", ["paper", "code"])
@@ -170,7 +166,7 @@ def test_fedisca_learns_from_noise_to_images(epoch: int, reading: str) -> None:
         inversion_loss(members, jitter(x, draw), labels, InversionWeights()).total.backward()
         adam.step()
         trajectory.append(x.detach().clone())
-    adapted = [loaded(algorithm, part(server.tensors, f"model/{site}")) for site in SITES]
+    adapted = [loaded(algorithm, model) for model in algorithm.upload.slot.read(server).models.values()]
     first = next(iter(batch_norms(adapted[0]).values()))
     mean = first.running_mean.clone()
 
@@ -182,7 +178,7 @@ def test_fedisca_learns_from_noise_to_images(epoch: int, reading: str) -> None:
 
     for images in reversed(trajectory):
         pass_in_training(images)
-    sgd = Sgd(student, part(server.tensors, "stage/student_moments"), 0.02)
+    sgd = Sgd(student, algorithm.stage.read(server).moments, 0.02)
     student.train()
     for number, images in enumerate(trajectory):
         of_batch = pass_in_training(images)
@@ -194,7 +190,7 @@ def test_fedisca_learns_from_noise_to_images(epoch: int, reading: str) -> None:
         alpha, answers = number / 4, student(images)
         from_noise = kl(of_batch if reading == "code" else running, answers, 20)
         sgd.step(alpha * kl(plain, answers, 20) + (1 - alpha) * from_noise)
-    check(after, student, sgd)
+    check(student, sgd, algorithm.distil.slot.read(after).student, algorithm.stage.read(after).moments)
 
 
 @pytest.mark.parametrize("reading", ["paper", "code"])
@@ -204,7 +200,8 @@ def test_co_boosting_improves_weights_and_student_on_the_pool(epoch: int, readin
     algorithm = algorithm_of("co-boosting", reading=reading)
     server, here, members, student = begun(algorithm, epoch)
     after = server_stage(algorithm, here, server)
-    w = server.tensors.get("stage/ensemble/w", torch.full((2,), 0.5, dtype=torch.float64))
+    before, left = algorithm.stage.read(server), algorithm.stage.read(after)
+    w = torch.tensor(before.w or (0.5, 0.5), dtype=torch.float64)
     divided = reading == "code"
 
     def ensemble(logits: Tensor, weights: Tensor) -> Tensor:
@@ -228,8 +225,7 @@ def test_co_boosting_improves_weights_and_student_on_the_pool(epoch: int, readin
         adam.step()
     with torch.no_grad():
         newest = generator(noise)
-    old = part(server.tensors, "stage/pool")
-    pool = part(after.tensors, "stage/pool")
+    old, pool = before.pool, left.pool
     assert len(pool["labels"]) == (6 if epoch == 0 else 12)
     torch.testing.assert_close(pool["images"][-6:], newest, rtol=1e-3, atol=1e-4)
     assert torch.equal(pool["labels"][-6:], labels)
@@ -251,10 +247,11 @@ def test_co_boosting_improves_weights_and_student_on_the_pool(epoch: int, readin
                     losses.append(functional.cross_entropy(logits, fitted["labels"][chosen]).item())
                 slopes.append(losses[0] - losses[1])
             w = (w - 0.1 * 0.99**epoch * torch.tensor(slopes, dtype=torch.float64).sign()).clamp(0, 1)
-    torch.testing.assert_close(after.tensors["stage/ensemble/w"], w)
-    assert after.facts["log"][-1]["ensemble"] == w.tolist()
+    assert left.w == pytest.approx(w.tolist())
+    found = algorithm.distil.slot.read(after)
+    assert found.log[-1]["ensemble"] == w.tolist()
 
-    sgd = Sgd(student, part(server.tensors, "stage/student_moments"), 0.02)
+    sgd = Sgd(student, before.moments, 0.02)
     student.zero_grad()
     student.train()
     draw = here.generator("directions")
@@ -264,22 +261,24 @@ def test_co_boosting_improves_weights_and_student_on_the_pool(epoch: int, readin
         with torch.no_grad():
             taught = ensemble(each(images), w)
         sgd.step(kl(taught, student(images), 4.0))
-    check(after, student, sgd)
+    check(student, sgd, found.student, left.moments)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_after_the_last_epoch_the_server_keeps_the_student_alone(name: str) -> None:
     algorithm = algorithm_of(name, epochs=2)
-    server, prefixes = uploads(algorithm), []
-    for epoch in range(2):
-        server = server_stage(algorithm, context("distil", epoch, 2), server)
-        prefixes.append({"/".join(key.split("/")[:2]) for key in server.tensors})
-    assert {"model/A", "model/B", "stage/student", "stage/student_moments"} <= prefixes[0]
-    assert prefixes[1] == {"stage/student"}
-    assert [set(entry) for entry in server.facts["log"]] == [LOSSES[name]] * 2
+    server = server_stage(algorithm, context("distil", 0, 2), uploads(algorithm))
+    assert set(algorithm.upload.slot.read(server).models) == {"A", "B"}
+    assert algorithm.stage.holds(server)
+    server = server_stage(algorithm, context("distil", 1, 2), server)
+    assert not algorithm.upload.slot.holds(server)
+    assert not algorithm.stage.holds(server)
+    found = algorithm.distil.slot.read(server)
+    assert len(server.tensors) == len(found.student)
+    assert [set(entry) for entry in found.log] == [LOSSES[name]] * 2
     (draft,) = algorithm.publication(server).models
     assert (draft.role, draft.site) == ("global", None)
-    assert all(torch.equal(t, server.tensors[f"stage/student/{n}"]) for n, t in draft.weights.items())
+    assert all(torch.equal(t, found.student[n]) for n, t in draft.weights.items())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -315,8 +314,8 @@ def test_what_travels_is_declared_by_group_kind_and_reduction(name: str) -> None
 def test_a_student_that_diverges_is_named(name: str) -> None:
     algorithm = algorithm_of(name)
     server = uploads(algorithm)
-    for site in SITES:
-        server.tensors[f"model/{site}/linear.weight"].mul_(1e38)
+    for model in algorithm.upload.slot.read(server).models.values():
+        model["linear.weight"].mul_(1e38)
     with pytest.raises(TrainingError, match=r"the student diverged .*lower student_rate"):
         server_stage(algorithm, context("distil", 0, 3), server)
 

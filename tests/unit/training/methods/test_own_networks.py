@@ -15,9 +15,9 @@ from personalization.errors import NetworkError
 from personalization.networks import build, names, registry
 from personalization.networks.registry import check_origin, origin_of
 from service.worker.routing_adapt import load_space
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
 from training.run import Run, execute

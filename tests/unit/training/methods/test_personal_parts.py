@@ -13,18 +13,20 @@ from personalization.networks import build
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, result_of, server_step, site_data
 from training.algorithm import ClientResult, Memory, RoundResult, State
+from training.choices.fedavg import FedAvgConfig
 from training.errors import SiteFailed
 from training.local.networks import network_of, state_of
 from training.local.schedule import task_loss
 from training.local.scores import ValidationScore, evaluate
 from training.local.site import SiteData
 from training.local.slices import batches
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer
 from training.methods.fedrep import FedRep, FedRepConfig
 from training.methods.personal_parts import PersonalFedAvg
-from training.state_tree import join, part
+from training.parts.train import Shared
+from training.state_tree import part
 
 SMALL = {"recipe": "paper", "width": 2, "batch_size": 4, "rounds": 3, "learning_rate": 0.01}
 CONFIG = FedRepConfig(**SMALL, head_epochs=2)
@@ -50,7 +52,7 @@ def expected_own(method: type[PersonalFedAvg], kind: str) -> set[str]:
 
 def begin(method: type[PersonalFedAvg], config: FedAvgConfig = CONFIG, kind: str = "segmentation"):
     algorithm = method(config, TASKS[kind][0])
-    return algorithm, part(algorithm.initial(context("initial", 0)).tensors, "global")
+    return algorithm, part(algorithm.initial(context("initial", 0)).tensors, "train/w_g")
 
 
 def train(
@@ -66,13 +68,13 @@ def test_only_what_is_shared_travels_and_only_the_rest_stays(method: type[Person
     algorithm, shared = begin(method, kind=kind)
     own = expected_own(method, kind)
     everything = set(FedAvg(CONFIG, TASKS[kind][0]).initial(context("initial", 0)).tensors)
-    everything = {name.removeprefix("global/") for name in everything}
+    everything = {name.removeprefix("train/w_g/") for name in everything}
     assert own
     assert set(shared) == everything - own
     result = train(algorithm, shared, EMPTY, data=TASKS[kind][1])
     assert result.uploads.keys() == {"weights"}
     assert set(result.uploads["weights"]) == everything - own
-    assert result.memory.tensors.keys() == {f"kept/{name}" for name in own}
+    assert result.memory.tensors.keys() == {f"stays/tensors/{name}" for name in own}
     declared = {phase.name: {g.name for g in phase.uploads} for phase in algorithm.plan()}
     assert declared == {
         "describe": {"statistics"},
@@ -93,10 +95,10 @@ def test_a_site_goes_on_with_its_own_part_and_the_others_average(
     first = train(algorithm, shared, EMPTY, data=data)
     # Others sent something else.
     average = {name: tensor + 0.125 for name, tensor in first.uploads["weights"].items()}
-    joined = {**average, **part(first.memory.tensors, "kept")}
+    joined = {**average, **part(first.memory.tensors, "stays/tensors")}
     where = context("validate", 0, site="A")
     validated = client_step(algorithm, where, {"weights": average}, first.memory, data)
-    chosen = part(validated.memory.tensors, "chosen")
+    chosen = part(validated.memory.tensors, "own/model")
     assert chosen.keys() == joined.keys()
     assert all(torch.equal(chosen[name], tensor) for name, tensor in joined.items())
     score = evaluate(network_of(algorithm.network, joined, torch.device("cpu")), data.val, 2, 4)
@@ -109,19 +111,19 @@ def test_a_site_goes_on_with_its_own_part_and_the_others_average(
         second = train(algorithm, average, first.memory, 1, data)
         plain = FedAvg(CONFIG, TASKS[kind][0])
         fedavg = client_step(plain, context("train", 1, site="A"), {"weights": joined}, EMPTY, data)
-        after = {**second.uploads["weights"], **part(second.memory.tensors, "kept")}
+        after = {**second.uploads["weights"], **part(second.memory.tensors, "stays/tensors")}
         for name, tensor in fedavg.uploads["weights"].items():
             assert torch.equal(after[name], tensor), name
 
 
 def test_first_heads_are_drawn_by_each_site_and_first_norms_are_fresh() -> None:
     algorithm, _ = begin(FedPer)
-    heads = [algorithm._first(context("train", 0, site=site)) for site in "AAB"]
+    heads = [algorithm.train.first(context("train", 0, site=site)) for site in "AAB"]
     name = "decoder1.dec1_conv1.weight"
     assert torch.equal(heads[0][name], heads[1][name])
     assert not torch.equal(heads[0][name], heads[2][name])
     fresh, _ = begin(FedBn)
-    for name, tensor in fresh._first(context("train", 0, site="A")).items():
+    for name, tensor in fresh.train.first(context("train", 0, site="A")).items():
         one = name.endswith(("weight", "running_var"))
         assert torch.equal(tensor, torch.ones_like(tensor) if one else torch.zeros_like(tensor)), name
 
@@ -129,7 +131,7 @@ def test_first_heads_are_drawn_by_each_site_and_first_norms_are_fresh() -> None:
 def test_fedrep_trains_the_head_alone_and_then_the_body_alone() -> None:
     algorithm, shared = begin(FedRep)
     result = train(algorithm, shared, EMPTY)
-    head = algorithm._first(context("train", 0, site="A"))
+    head = algorithm.train.first(context("train", 0, site="A"))
     network = build("unet", **algorithm.network.arguments)
     network.load_state_dict({**shared, **head})
     network.to(memory_format=torch.channels_last).train()
@@ -146,7 +148,7 @@ def test_fedrep_trains_the_head_alone_and_then_the_body_alone() -> None:
         stayed = {name for name, p in network.named_parameters() if torch.equal(before[name], p)}
         assert stayed >= {name for name in before if (name in head) != moves}
     expected = state_of(network)
-    for name, tensor in {**result.uploads["weights"], **part(result.memory.tensors, "kept")}.items():
+    for name, tensor in {**result.uploads["weights"], **part(result.memory.tensors, "stays/tensors")}.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6)
 
 
@@ -155,7 +157,7 @@ def after_rounds(algorithm: PersonalFedAvg, dices: list[float | None]) -> Memory
     memory = EMPTY
     for round_, dice in enumerate(dices):
         score = ValidationScore() if dice is None else ValidationScore(2 * dice, 2)
-        memory = algorithm.choose(memory, {"w": torch.full((2,), round_ + 1.0)}, score, round_)
+        memory = algorithm.own.choose(memory, {"w": torch.full((2,), round_ + 1.0)}, score, round_)
     return memory
 
 
@@ -185,7 +187,7 @@ def test_a_model_with_an_untrained_part_is_not_published() -> None:
     idle = client_step(algorithm, where, {"weights": shared}, EMPTY, DATA).memory or EMPTY
     assert idle == EMPTY
     first = train(algorithm, shared, EMPTY)
-    assert "chosen" not in first.memory.facts
+    assert not algorithm.own.slot.holds(first.memory)
     with pytest.raises(SiteFailed, match="no personal model: it took part in no round"):
         client_step(algorithm, context("export", 0, site="A"), {}, idle, DATA)
 
@@ -210,11 +212,11 @@ def test_the_server_averages_what_is_shared_and_publishes_what_was_exported() ->
         site: client_step(algorithm, context("train", 0, site=site), {"weights": shared}, EMPTY, data)
         for site, data in sites.items()
     }
-    server = Memory(join({"global": shared}))
+    server = algorithm.train.slot.write(Memory(), Shared(shared))
     server = server_step(
         algorithm, context("train", 0), server, result_of(results, mean="weights", collect=())
     )
-    after = part(server.tensors, "global")
+    after = part(server.tensors, "train/w_g")
     sent = {site: result.uploads["weights"] for site, result in results.items()}
     for name, tensor in after.items():
         if tensor.is_floating_point():

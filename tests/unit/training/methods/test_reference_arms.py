@@ -14,6 +14,7 @@ from personalization.networks import build, initialise
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import TASK, client_step, context, server_stage, server_step, site_data
 from training.algorithm import Phase, RoundResult
+from training.choices.fedavg import FedAvgConfig
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan
 from training.engine.tensorfile import read_tensors
@@ -21,7 +22,6 @@ from training.errors import EgressRefused
 from training.local.schedule import task_loss
 from training.local.site import SiteData
 from training.methods.centralised import Centralised
-from training.methods.fedavg import FedAvgConfig
 from training.methods.local_only import LocalOnly
 
 SMALL = {"recipe": "paper", "width": 2, "batch_size": 4, "rounds": 2, "learning_rate": 0.01, "augment": False}
@@ -90,7 +90,7 @@ def test_centralised_is_a_plain_loop_over_the_pooled_images(kind: str, tmp_path:
     around = RunEnvironment(0, "cpu")
     start = algorithm.initial(around.context("initial", 0, 1)).tensors
     network = build(algorithm.network.name, **algorithm.network.arguments)
-    network.load_state_dict({name.removeprefix("global/"): tensor for name, tensor in start.items()})
+    network.load_state_dict({name.removeprefix("train/w_g/"): tensor for name, tensor in start.items()})
     network.to(memory_format=torch.channels_last).train()
     optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
     images = torch.from_numpy(np.concatenate([own.train.images for own in data.values()]))
@@ -119,7 +119,7 @@ def test_centralised_takes_the_steps_of_all_sites_together() -> None:
         algorithm, context("pool", 0), server, RoundResult({}, {"images": sent}, {"A": 6.0, "B": 6.0}, {})
     )
     after = server_stage(algorithm, context("train", 0, 2), server)
-    batches = "global/encoder1.enc1_bn1.num_batches_tracked"
+    batches = "train/w_g/encoder1.enc1_bn1.num_batches_tracked"
     assert int(after.tensors[batches]) - int(server.tensors[batches]) == 6
 
 

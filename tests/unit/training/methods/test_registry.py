@@ -10,12 +10,14 @@ import pytest
 
 import training.methods
 from model_store.task import Task
+from training.choices.fedavg import FedAvgConfig
 from training.errors import ConfigurationError
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.registry import method, methods, register
 
 ONE_FILE = """
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
+from training.choices.fedavg import FedAvgConfig
 from training.methods.registry import register
 
 

@@ -14,11 +14,12 @@ from personalization.networks import build
 from personalization.networks.rotation import every_turn_loss, turned, views
 from tests.helpers.training.classified_sites import CORNERS
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data
+from training.choices.fedavg import FedAvgConfig, RotationHeadConfig
 from training.errors import ConfigurationError
 from training.local.loop import train_locally
 from training.local.networks import network_of
 from training.local.schedule import Schedule, task_loss
-from training.methods.fedavg import FedAvg, FedAvgConfig, RotationHeadConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedprox import FedProxConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
 from training.parts.rotation import rotation_term, together
@@ -31,7 +32,7 @@ DATA = site_data("A", 8, 2, 0)
 def test_a_round_is_that_of_a_plain_loop() -> None:
     """The task's loss and the turns' at equal weights; running statistics are those of the batch alone."""
     algorithm = FedAvg(RotationHeadConfig(**SMALL, learning_rate=0.01), TASK)
-    start = part(algorithm.initial(context("initial", 0)).tensors, "global")
+    start = part(algorithm.initial(context("initial", 0)).tensors, "train/w_g")
     here = context("train", 0, site="A")
     network = build(algorithm.network.name, **algorithm.network.arguments)
     network.load_state_dict(start)
@@ -63,7 +64,7 @@ def test_the_head_learns_to_tell_turns() -> None:
     ramp = np.linspace(2, -2, 32, dtype=np.float32)[:, None]
     train = replace(DATA.train, images=DATA.train.images * 0.3 + ramp)
     algorithm = FedAvg(RotationHeadConfig(**SMALL), TASK)
-    start = part(algorithm.initial(context("initial", 0)).tensors, "global")
+    start = part(algorithm.initial(context("initial", 0)).tensors, "train/w_g")
     network = network_of(algorithm.network, start, torch.device("cpu"))
     term = rotation_term(network, train, 4, "float32", torch.Generator().manual_seed(0))
     schedule = Schedule(steps=60, batch_size=4, learning_rate=1e-2, augment=False)

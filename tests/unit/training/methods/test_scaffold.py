@@ -34,7 +34,7 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, SiteData]
     train = next(phase for phase in algorithm.plan() if phase.name == "train")
     trained = parameter_names(algorithm.network)
     server = algorithm.initial(context("initial", 0))
-    w_g = part(server.tensors, "global")
+    w_g = part(server.tensors, "train/w_g")
     c = {name: torch.zeros_like(w_g[name]) for name in trained}
     own = {site: dict(c) for site in sites}
     memories = dict.fromkeys(sites, EMPTY)
@@ -78,9 +78,9 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, SiteData]
             for name, tensor in w_g.items()
         }
         c = {name: c[name] + sum(weights[s] / 12 * changes[s][name] for s in drawn) for name in trained}
-        for name, tensor in part(server.tensors, "global").items():
+        for name, tensor in part(server.tensors, "train/w_g").items():
             torch.testing.assert_close(tensor, w_g[name], rtol=1e-3, atol=1e-4)
-        for name, tensor in part(server.tensors, "control").items():
+        for name, tensor in part(server.tensors, "control/variate").items():
             torch.testing.assert_close(tensor, c[name], rtol=1e-2, atol=1e-3)
     # The loop would not notice controls of zero.
     assert max(np.abs(tensor.numpy()).max() for tensor in c.values()) > 0.01

@@ -9,10 +9,11 @@ import torch
 
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, server_step, site_data
 from training.algorithm import RoundResult, State
+from training.choices.fedavg import FedAvgConfig
 from training.errors import TrainingError
 from training.local.networks import network_of
 from training.local.scores import evaluate
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.registry import method
 from training.state_tree import part
 
@@ -42,12 +43,12 @@ def averages(start: State, rounds: int) -> list[State]:
 def run(algorithm: FedAvg, rounds: int = 3) -> tuple[list[State], list[State]]:
     """The averages that came in, and w_g after each."""
     server = algorithm.initial(context("initial", 0))
-    sent = averages(part(server.tensors, "global"), rounds)
-    found = [part(server.tensors, "global")]
+    sent = averages(part(server.tensors, "train/w_g"), rounds)
+    found = [part(server.tensors, "train/w_g")]
     for round_, average in enumerate(sent):
         result = RoundResult({"weights": average}, {}, {"A": 1.0}, {})
         server = server_step(algorithm, context("train", round_, rounds), server, result)
-        found.append(part(server.tensors, "global"))
+        found.append(part(server.tensors, "train/w_g"))
     return sent, found
 
 
@@ -102,20 +103,20 @@ def test_batch_norm_statistics_are_averaged(name: str) -> None:
 def test_moments_stay_at_the_server_and_end_with_training(name: str) -> None:
     algorithm = built(name)
     server = algorithm.initial(context("initial", 0))
-    average = averages(part(server.tensors, "global"), 1)[0]
+    average = averages(part(server.tensors, "train/w_g"), 1)[0]
     trained = server_step(
         algorithm, context("train", 0, 1), server, RoundResult({"weights": average}, {}, {"A": 1.0}, {})
     )
-    assert part(trained.tensors, "server")
+    assert part(trained.tensors, "server_optimiser/of")
     phase = next(step for step in algorithm.plan() if step.name == "train")
     assert phase.broadcast(trained, "A")["weights"].keys() == average.keys()
     after = server_step(algorithm, context("validate", 0, 1), trained, RoundResult({}, {}, {"A": 1.0}, {}))
-    assert not part(after.tensors, "server")
+    assert not part(after.tensors, "server_optimiser/of")
 
 
 def test_a_site_validates_with_statistics_of_its_own_slices() -> None:
     algorithm, data = built("fedavgm"), site_data("A", 8, 4, 0)
-    weights = part(algorithm.initial(context("initial", 0)).tensors, "global")
+    weights = part(algorithm.initial(context("initial", 0)).tensors, "train/w_g")
     stale = {name: t + 50 if name.endswith("running_mean") else t for name, t in weights.items()}
     found = [
         client_step(algorithm, context("validate", 0, site="A"), {"weights": sent}, EMPTY, data).uploads[

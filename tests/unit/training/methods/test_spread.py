@@ -12,13 +12,15 @@ from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import FILE, Spread
 from tests.helpers.training.sites import EMPTY, TASK, context, phase_of, site_data
 from training.algorithm import Memory
+from training.choices.fedavg import FedAvgConfig
 from training.engine.egress import SiteSpec, let_out
 from training.engine.reduction import Reducer
 from training.local.networks import network_of
 from training.local.scores import weight_of
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
+from training.parts.train import Noted, Shared
 from training.privacy import Noising, PrivacyDemand
-from training.state_tree import join, part
+from training.state_tree import part
 
 SITES = {
     "A": site_data("A", 6, 4, 0),
@@ -31,9 +33,9 @@ def published(specs: dict[str, SiteSpec] | None = None) -> tuple[Memory, Spread 
     """The last pass at all sites, by their policies."""
     algorithm = FedAvg(FedAvgConfig(width=2, batch_size=4, rounds=1), TASK)
     server = algorithm.initial(context("initial", 0))
-    weights = part(server.tensors, "global")
-    facts = {"best": None, "scores": {}, "latest": {"val_dice": 0.5, "round": 0}}
-    server = Memory({**server.tensors, **join({"best": weights})}, facts)
+    weights = part(server.tensors, "train/w_g")
+    shared = Shared(weights, latest=Noted(0, {"val_dice": 0.5}))
+    server = algorithm.train.slot.write(server, shared)
     phase = phase_of(algorithm, "revalidate")
     reducer = Reducer(phase)
     for site, data in SITES.items():
@@ -50,7 +52,7 @@ def test_the_spread_is_that_of_a_loop_over_members_and_a_site_of_one_patient_sen
     server, spread, algorithm = published()
     assert spread is not None
     assert spread.members == 2  # C has one patient
-    network = network_of(algorithm.network, part(server.tensors, "global"), torch.device("cpu"))
+    network = network_of(algorithm.network, part(server.tensors, "train/w_g"), torch.device("cpu"))
     natural = []
     for site in "AB":
         train = SITES[site].train

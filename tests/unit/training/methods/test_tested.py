@@ -15,6 +15,7 @@ from personalization.surfaces import surface_distances
 from tests.helpers.training.sites import context, site_data
 from tests.helpers.training.volumes import BALLS, volumes
 from training.algorithm import Memory, RoundResult, SiteSize
+from training.choices.fedavg import FedAvgConfig
 from training.engine.history import (
     RoundEntry,
     SiteEntry,
@@ -28,9 +29,9 @@ from training.local.scores import predict
 from training.local.site import SiteData
 from training.local.slices import Slices
 from training.local.volumes import Volumes
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.registry import method, methods
-from training.parts.test import keep_scores, predicting, score_once, scored_metrics, scoring_phase
+from training.parts.test import FinalScores, Test, predicting, score_once
 
 PICTURES = Task(name="t", kind="classification", class_names=("no", "yes"), size=(8, 8))
 FUNDUS = Task(name="fundus", labels={"disc": (1, 2), "cup": (2,)}, size=(16, 16))
@@ -98,10 +99,7 @@ def test_dice_is_by_patient_and_label_with_the_patients_that_have_one():
     validated = {"val_n": 1.0, "val_dice/disc": 1.0, "val_n/disc": 1.0, "val_dice/cup": 1.0, "val_n/cup": 1.0}
     assert overlaps(more.metrics) == {**expected, **validated}
     sites = {"A": dict(result.uploads["tested"]), "B": dict(more.uploads["tested"])}
-    server = keep_scores(
-        context("test", 0), Memory(), RoundResult({}, {"tested": sites}, {"A": 1.0, "B": 1.0}, {})
-    )
-    together = scored_metrics(server.facts, FUNDUS)
+    together = FinalScores.of(RoundResult({}, {"tested": sites}, {"A": 1.0, "B": 1.0}, {})).metrics(FUNDUS)
     assert together == {**expected, "test_n": 4.0, "test_n/disc": 4.0, "test_n/cup": 2.0, **validated}
     entry = RoundEntry(
         "test", 0, 1, 0.0, {site: entry_of(each.metrics) for site, each in (("A", result), ("B", more))}
@@ -207,7 +205,8 @@ def test_the_models_of_a_site_are_told_apart_and_one_that_it_does_not_have_is_le
     )
     assert (overlaps(a.metrics), overlaps(b.metrics)) == ({**scores, **own}, scores)
     assert b.uploads["personal_tested"] == {}
-    groups = scoring_phase(task, (), FedAvg.score_step, models=("", "personal")).uploads
+    (phase,) = Test(task, lambda *_: {}, ("", "personal")).plan()
+    groups = phase.uploads
     for group in groups:
         for result in (a, b):
             group.check(result.uploads[group.name], SiteSize(1))
@@ -215,10 +214,10 @@ def test_the_models_of_a_site_are_told_apart_and_one_that_it_does_not_have_is_le
         group.name: {site: dict(each.uploads[group.name]) for site, each in (("A", a), ("B", b))}
         for group in groups
     }
-    server = keep_scores(context("test", 0), Memory(), RoundResult({}, collected, {"A": 1.0, "B": 1.0}, {}))
-    assert scored_metrics(server.facts, task)["test_n"] == 2.0
-    assert scored_metrics(server.facts, task, "personal", ("A",))["test_dice"] == 1.0
-    assert scored_metrics(server.facts, task, "personal", ("B",)) == {}
+    found = FinalScores.of(RoundResult({}, collected, {"A": 1.0, "B": 1.0}, {}))
+    assert found.metrics(task)["test_n"] == 2.0
+    assert found.metrics(task, "personal", ("A",))["test_dice"] == 1.0
+    assert found.metrics(task, "personal", ("B",)) == {}
     entry = RoundEntry("test", 0, 1, 0.0, {"A": entry_of(a.metrics), "B": entry_of(b.metrics)})
     found = {(score.model, score.label): score.sites for score in final_scores([entry])}
     assert found["personal", ""] == {"A": (1.0, 1)}
@@ -303,9 +302,10 @@ def test_the_published_model_is_tested_after_its_last_change():
     last = algorithm.plan()[-1]
     assert (last.name, last.rounds, last.everyone, last.consent) == ("test", 1, True, False)
     server = algorithm.initial(context("initial", 0, 1))
-    server = Memory(server.tensors, {"best": None, "latest": {"val_dice": None, "round": 0}})
     sent = last.broadcast(server, "A")
-    assert all(torch.equal(t, sent["weights"][n]) for n, t in algorithm.selected(server)[0].items())
+    assert all(
+        torch.equal(t, sent["weights"][n]) for n, t in algorithm.train.slot.read(server).selected.items()
+    )
     data = site_data("A", 4, 2, 0)
     result = last.client_step(context("test", 0, site="A"), sent, Memory(), data)
     assert set(result.uploads) == {"tested"}

@@ -14,6 +14,7 @@ from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.fedoap_federation import DATA, Federation
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, declared, site_data
 from training.algorithm import Algorithm, SiteSize, State
+from training.choices.fedavg import FedAvgConfig
 from training.config import Defence
 from training.engine.reduction import Reducer
 from training.errors import SiteFailed
@@ -21,16 +22,15 @@ from training.local.classifier import ClassCounts
 from training.local.networks import shapes_of
 from training.methods import registry
 from training.methods.dense import Dense, DenseConfig
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
 from training.methods.fedins.method import USAGE
 from training.parts.describe import (
     MOST_DESCRIPTOR,
     STATISTICS,
-    describe_phase,
-    described,
-    merge_described,
+    Describe,
+    Described,
 )
 
 SIZE = SiteSize(cases=4, scored=4)
@@ -61,7 +61,6 @@ def rejects(algorithm: Algorithm, server, phase: str, good: dict[str, State], gr
 def test_moments_of_another_network_are_rejected(change: State) -> None:
     algorithm = FedAvg(FedAvgConfig(width=2, batch_size=4), TASK)
     server = algorithm.initial(context("initial", 0))
-    server.facts.update(latest={"round": 1})
     (planned,) = (p for p in algorithm.plan() if p.name == "estimate")
     received = planned.broadcast(server, "A")
     found = client_step(
@@ -163,12 +162,13 @@ def statistics(**changes: object) -> State:
     ],
 )
 def test_statistics_that_no_site_can_have_drop_the_site_and_the_others_stand(lie: State, why: str) -> None:
-    reducer = Reducer(describe_phase("sample"))
+    (phase,) = Describe("sample").plan()
+    reducer = Reducer(phase)
     reducer.add("A", {STATISTICS.name: statistics()}, 1.0, {}, size=SIZE)
     with pytest.raises(SiteFailed, match=f"site B: group 'statistics': .*{why}"):
         reducer.add("B", {STATISTICS.name: lie}, 1.0, {}, size=SIZE)
     reducer.settle()
-    assert described(merge_described(reducer.result())) == HONEST
+    assert Described.of(reducer.result()).statistics == HONEST
 
 
 def test_merged_statistics_pass_the_check_of_one_site() -> None:

@@ -19,11 +19,12 @@ from personalization.networks import build, registry
 from tests.helpers.personalization.toy_networks import ToyNet
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, slices
 from training.algorithm import Memory, Phase, RoundResult
+from training.choices.fedavg import FedAvgConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError
 from training.local.site import SiteData
 from training.local.slices import Slices
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedavg import FedAvg
 from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer
 from training.methods.fedprox import FedProx, FedProxConfig
@@ -173,7 +174,7 @@ def test_network_without_batch_norm_skips_the_estimate_and_fedbn_keeps_instance_
     assert [step.name for step in Plain(config, TASK).plan()] == ["describe", "train", "validate", "test"]
     assert Instance(config, TASK).is_own("body.1.weight")
     server, _ = federated(Plain(config, TASK))
-    assert part(server.tensors, "global").keys() == build("toy", **arguments).state_dict().keys()
+    assert part(server.tensors, "train/w_g").keys() == build("toy", **arguments).state_dict().keys()
 
 
 def test_fedbn_of_a_network_without_norms_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import typer
 from typer.testing import CliRunner
 
 from training.algorithm import Memory
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.engine.folder import RunCheckpoint, RunFolder
 from training.federate import federate
-from training.methods.fedavg import FedAvgConfig
 from training.network.__main__ import app as network
 from training.network.runs import NetworkRun
 from training.phantom.federation import TASK

@@ -657,7 +657,7 @@ def start_round(together, step, seed=3):
     algorithm = find_method(together.method).build(together.config, together.task)
     memory = algorithm.initial(RunEnvironment(seed).context("initial", 0, 1))
     down = together.root / "down"
-    write_tensors(down, part(memory.tensors, "global"))
+    write_tensors(down, part(memory.tensors, "train/w_g"))
     task = Task("birch", step, 0, {"weights": down}, None, upload=together.root / "up" / "up")
     together.operator._rounds.begin([task])
     return down

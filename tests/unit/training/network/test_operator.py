@@ -14,12 +14,12 @@ import torch
 from model_store.task import Task as ModelTask
 from training.algorithm import Memory
 from training.bounds import FeatureBounds
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.engine.folder import RunCheckpoint, RunFolder
 from training.engine.tensorfile import check_tensors, write_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError
-from training.methods.fedavg import FedAvgConfig
 from training.network.cell import CHUNK, Rejected
 from training.network.kits import Kit, provision, revoke
 from training.network.messages import (

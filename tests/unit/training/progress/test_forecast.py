@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.methods.fedavg import FedAvgConfig
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
 from training.phantom.shapes import write_shapes
