@@ -225,8 +225,10 @@ def test_stage_1_is_a_plain_loop_with_clipped_gradients(
         (algorithm.first.own.read(result.memory).rho, personal),
     ):
         for name, tensor in found.items():
-            if tensor.ndim == 4:  # before an instance norm a bias has a gradient of rounding
-                torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+            # Before an instance norm a bias has a gradient of rounding. Adam divides that of a weight by its
+            # own size, however small: room is a hundredth of a step of 0.01. Without the clip 3e-3 differ.
+            if tensor.ndim == 4:
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-4)
 
 
 def test_stage_1_of_fedoaps_loss_is_fedoaps_own_without_a_clip() -> None:
