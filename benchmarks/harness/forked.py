@@ -21,7 +21,7 @@ from pathlib import Path
 
 from training.processes import PRELOADED, process_context
 
-PRELOADED.append("benchmarks.harness.preload")
+PRELOADED.insert(0, "benchmarks.harness.preload")
 
 
 def fork(

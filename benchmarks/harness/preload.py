@@ -5,10 +5,11 @@ No module here reads the settings when it is imported. One that is not installed
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from importlib import import_module
 
-from training.methods.registry import methods
+from training.processes import PRELOADED
 
 _SERVICE = (
     "alembic.command",
@@ -35,8 +36,13 @@ _TRAINING = (
     "training.network.operator",
 )
 
-for _name in (*_SERVICE, *_TRAINING):
+# Nothing that is imported is garbage. Frozen, it is not looked through in the forked processes, either, which
+# would copy the pages of all objects.
+gc.disable()
+for _name in (*PRELOADED, *_SERVICE, *_TRAINING):
     with suppress(ModuleNotFoundError):
         import_module(_name)
 # It imports all of them.
-methods()
+import_module("training.methods.registry").methods()
+gc.freeze()
+gc.enable()
