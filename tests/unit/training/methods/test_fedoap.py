@@ -227,8 +227,9 @@ def test_mean_tokens_are_means_and_bounded():
         expected = [
             [network.keys_and_values(torch.tensor(image)[None])[i] for image in slices.images] for i in (0, 1)
         ]
-    torch.testing.assert_close(found["key"], torch.stack(expected[0]).mean((0, 1)), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found["value"], torch.stack(expected[1]).mean((0, 1)), rtol=1e-5, atol=1e-6)
+    # One image at a time is convolved by other kernels than a batch.
+    torch.testing.assert_close(found["key"], torch.stack(expected[0]).mean((0, 1)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["value"], torch.stack(expected[1]).mean((0, 1)), rtol=1e-4, atol=1e-5)
     assert mean_tokens(network, slices, 2, FeatureBounds(minimum_images=6), noise) == {}
     tight = mean_tokens(network, slices, 2, FeatureBounds(clip=0.01), noise)
     assert 0 < float(tight["key"].norm()) <= 0.01
