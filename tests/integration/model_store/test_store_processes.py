@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.harness.forked import fork
@@ -27,9 +30,21 @@ def _publish(root: Path, contents: list[str]) -> None:
         )
 
 
+def _publish_at_the_end_of(pipe: Connection, root: Path, contents: list[str]) -> None:
+    with suppress(EOFError):
+        pipe.recv()
+    _publish(root, contents)
+
+
 def test_two_publishing_processes_get_distinct_version_numbers(tmp_path: Path) -> None:
     # Both publish "shared": content that is already published must not become a second version.
-    workers = [fork(_publish, tmp_path, [f"{w}-{i}" for i in range(15)] + ["shared"]) for w in "ab"]
+    here, there = multiprocessing.Pipe(duplex=False)
+    workers = [
+        fork(_publish_at_the_end_of, here, tmp_path, [f"{w}-{i}" for i in range(15)] + ["shared"])
+        for w in "ab"
+    ]
+    here.close()
+    there.close()
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
