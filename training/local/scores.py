@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -88,12 +88,6 @@ class ValidationScore:
         return cls(total, int(patients), {name: (value, int(n)) for name, (value, n) in further.items()})
 
     @classmethod
-    def noted(cls, facts: Mapping[str, Any]) -> ValidationScore:
-        """The score that was kept as `facts`."""
-        further = {name: (value, number) for name, (value, number) in facts.get("further", {}).items()}
-        return cls(facts["total"], facts["patients"], further)
-
-    @classmethod
     def together(cls, scores: Sequence[ValidationScore]) -> ValidationScore:
         """The score of all sites' patients."""
         names = dict.fromkeys(name for score in scores for name in score.further)
@@ -112,11 +106,6 @@ class ValidationScore:
         """As it travels: float64 [2] each, sum and count."""
         sums = {"score": (self.total, self.patients), **self.further}
         return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in sums.items()}
-
-    def facts(self) -> dict[str, Any]:
-        """As JSON, for a memory."""
-        further = {name: list(pair) for name, pair in self.further.items()}
-        return {"total": self.total, "patients": self.patients, **({"further": further} if further else {})}
 
     @classmethod
     def check(cls, state: State, size: SiteSize) -> None:

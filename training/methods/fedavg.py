@@ -71,13 +71,12 @@ class FedAvg(Parted):
         self.metric = f"val_{metrics_of(task.kind)[0].name}"
         self.describe = Describe(config.aggregation)
         self.train = self.training()
-        self.rotation = RotationHead(config)
         self.spread = Spread(self.network, self.classes, config.batch_size)
         self.test = Test(task, self.answers, ("",), (WEIGHTS,), self.train.send_selected)
         self.parts: Sequence[Part] = (
             self.describe,
             self.train,
-            self.rotation,
+            RotationHead(config),
             Validate(self.train),
             EstimateNorms(self.train, self.spread, bare=self.bare),
             self.spread,
@@ -110,7 +109,8 @@ class FedAvg(Parted):
 
     def fit(self, network: nn.Module, here: SiteRound) -> float:
         """Train a site's network in place, from w_g (Eq. 3); returns the mean loss."""
-        terms = together(self.penalty(network), self.rotation.term(here.context, network, here.data))
+        added = (each.term(here.context, network, here.data) for each in self.parts)
+        terms = together(self.penalty(network), *added)
         schedule, draw = self.schedule(here.context.round), here.context.generator("train")
         return train_locally(network, here.data.train, schedule, draw, terms)
 
@@ -143,8 +143,7 @@ class FedAvg(Parted):
         return {}
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """The selected w_g."""
-        added, selected = self.added(server), self.train.slot.read(server).selected
-        draft = ModelDraft("global", self.network, selected, metrics=added.metrics)
-        return Publication("model", (draft,), added.details, added.statistics, files=added.files)
+        selected = self.train.slot.read(server).selected
+        return Publication("model", (ModelDraft("global", self.network, selected, metrics=metrics),))

@@ -24,7 +24,7 @@ from personalization.networks import outline
 from personalization.networks.capabilities import norms
 from training.choices.fedavg import FedAvgConfig
 from training.errors import ConfigurationError
-from training.methods.personal_parts import PersonalFedAvg
+from training.methods.partly_shared import PersonalFedAvg
 from training.methods.registry import register
 
 

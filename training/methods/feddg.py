@@ -177,9 +177,8 @@ class FedDg(FedAvg):
 
     def __init__(self, config: FedDgConfig, task: Task) -> None:
         super().__init__(config, task)
-        describe, *others = self.parts
         self.amplitudes = Amplitudes(config, task)
-        self.parts = (describe, self.amplitudes, *others)
+        self.exchange(self.describe, self.describe, self.amplitudes)
         self.config: FedDgConfig = config
         self._head = head_paths(outline(self.network.name, **self.network.arguments))[-1]
         if config.periods > most_periods(task.size):

@@ -22,7 +22,7 @@ from model_store.task import Task
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths
 from training.choices.fedavg import FedAvgConfig
-from training.methods.personal_parts import PersonalFedAvg
+from training.methods.partly_shared import PersonalFedAvg
 from training.methods.registry import register
 
 

@@ -375,11 +375,11 @@ class IopFl(FedAvg):
     def __init__(self, config: IopFlConfig, task: Task) -> None:
         super().__init__(config, task)
         self.config: IopFlConfig = config
-        *before, _ = self.parts
+        plain = self.test
         self.personalise = Personalise(self)
         self.test = Test(task, self.answers, ("", "personal"), (WEIGHTS, SHARE), self.send_tested)
         self.export = ExportShare(self.train, self.personalise, self.test)
-        self.parts = (*before, self.personalise, self.test, self.export)
+        self.exchange(plain, self.personalise, self.test, self.export)
 
     def send_tested(self, server: Memory, site: str) -> Mapping[str, State]:
         """The selected w_g, and the federation's lambda."""
@@ -405,14 +405,13 @@ class IopFl(FedAvg):
         return {**super().answers(context, received, memory), "personal": personal}
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """A routing space of the global and the exported models; without consent, the global model alone."""
-        base, exported = super().publication(server), self.export.slot.read(server)
+        base, exported = super().made(server, metrics), self.export.slot.read(server)
         if not exported.consented:
             return base
         models = (*base.models, *self.export.drafts(server, self.network))
-        details = {**base.details, "personal": exported.compared}
-        return replace(base, kind="routing-space", models=models, details=details)
+        return replace(base, kind="routing-space", models=models, details={"personal": exported.compared})
 
 
 def changes_of(dice: Sequence[Mapping[str, float]]) -> Tensor:

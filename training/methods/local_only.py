@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from training.choices.fedavg import FedAvgConfig
-from training.methods.personal_parts import PersonalFedAvg
+from training.methods.partly_shared import PersonalFedAvg
 from training.methods.registry import register
 
 

@@ -166,11 +166,10 @@ class OneStudent(OneShot, Generic[Left]):
         return {"": predicting(student, self.config.batch_size)}
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """S."""
-        added, student = self.added(server), self.distil.slot.read(server).student
-        draft = ModelDraft("global", self.network, student, metrics=added.metrics)
-        return Publication("model", (draft,), statistics=added.statistics)
+        student = self.distil.slot.read(server).student
+        return Publication("model", (ModelDraft("global", self.network, student, metrics=metrics),))
 
 
 class GeneratorConfig(OneStudentConfig):

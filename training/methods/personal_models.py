@@ -42,13 +42,13 @@ class FullPersonalFedAvg(FedAvg):
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         super().__init__(config, task)
         self.own = ChooseOwn(self)
-        *before, _ = self.parts
+        plain = self.test
         self.test = Test(task, self.answers, ("", "personal"), (WEIGHTS,), self.train.send_selected)
         self.own_metric = f"personal_{self.metric}"
         self.export = Export(
             self.own.exported, self.whole, self.test, watched=self.own_metric, published=self.metric
         )
-        self.parts = (*before, self.own, self.test, self.export)
+        self.exchange(plain, self.test, self.export)
 
     def whole(self, server: Memory) -> State:
         """An exported model is a whole network."""
@@ -77,7 +77,7 @@ class FullPersonalFedAvg(FedAvg):
         return {**shared, "personal": self.own.answers(context, memory)}
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """The exported models beside the global one; without consent, the global model alone."""
-        base, own = super().publication(server), self.export.drafts(server, self.network)
+        base, own = super().made(server, metrics), self.export.drafts(server, self.network)
         return replace(base, kind="personal-models", models=(*base.models, *own)) if own else base

@@ -13,7 +13,7 @@ from training.algorithm import Memory, State, StepContext
 from training.errors import SiteFailed
 from training.local.networks import network_of
 from training.local.scores import ValidationScore
-from training.parts.part import Part, Slot
+from training.parts.part import Slot
 from training.parts.test import Predict, predicting
 from training.parts.train import Learner
 
@@ -28,7 +28,7 @@ class Chosen:
     too_early: bool = False
 
 
-class ChooseOwn(Part):
+class ChooseOwn:
     """The choice, in the steps of other parts: the memory that it is kept in is the site's."""
 
     def __init__(self, learner: Learner) -> None:

@@ -14,16 +14,21 @@ A part that needs what another one keeps is given that part, and asks it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, reduce
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter
+from torch import nn
 from typing_extensions import override
 
 from model_store.guard import ReferenceStatistics
-from training.algorithm import Algorithm, Memory, Plan, State, StepContext
+from training.algorithm import Algorithm, Memory, Plan, Publication, State, StepContext
+from training.errors import AlgorithmError
+from training.local.loop import Penalty
+from training.local.site import SiteData
 from training.state_tree import join, part
 
 Kept = TypeVar("Kept")
@@ -134,6 +139,10 @@ class Part:
         """Its phases and server stages, with their steps."""
         return ()
 
+    def term(self, context: StepContext, network: nn.Module, data: SiteData) -> Penalty | None:
+        """What it adds to the loss of every batch at a site; nothing by default."""
+        return None
+
     def publish(self, server: Memory) -> Added:
         """What it adds to the version."""
         return Added()
@@ -144,14 +153,39 @@ class Parted(Algorithm):
 
     parts: Sequence[Part]
 
+    def exchange(self, old: Part, *new: Part) -> None:
+        """Put others in the place of one of the parts."""
+        place = [*self.parts].index(old)
+        self.parts = (*self.parts[:place], *new, *self.parts[place + 1 :])
+
     @override
     def plan(self) -> Plan:
-        return tuple(step for each in self.parts for step in each.plan())
+        """The phases of all parts. Raises AlgorithmError for two of one name, by which records know them."""
+        steps = tuple(step for each in self.parts for step in each.plan())
+        names = [step.name for step in steps]
+        if len(set(names)) < len(names):
+            raise AlgorithmError(f"expected phases with names of their own, found {', '.join(names)}")
+        return steps
 
     @override
     def initial(self, context: StepContext) -> Memory:
         return reduce(lambda server, each: each.begin(context, server), self.parts, Memory())
 
-    def added(self, server: Memory) -> Added:
-        """What all parts add to the version."""
-        return sum((each.publish(server) for each in self.parts), Added())
+    @override
+    def publication(self, server: Memory) -> Publication:
+        """What the method makes of the run, with all that its parts add to the version."""
+        added = sum((each.publish(server) for each in self.parts), Added())
+        found = self.made(server, added.metrics)
+        return replace(
+            found,
+            details={**added.details, **found.details},
+            statistics=added.statistics,
+            files={**added.files, **found.files},
+        )
+
+    @abstractmethod
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
+        """The kind of the version, its models, and what no part adds.
+
+        `metrics` are those of the model that all sites share.
+        """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from personalization.networks.rotation import required_turns, rotation_loss
 from personalization.precision import Precision, mixed_precision
@@ -29,6 +30,7 @@ class RotationHead(Part):
     def __init__(self, config: FedAvgConfig) -> None:
         self.config = config
 
+    @override
     def term(self, context: StepContext, network: nn.Module, data: SiteData) -> Penalty | None:
         """The loss of the head, at a site; None without one."""
         config = self.config

@@ -36,8 +36,7 @@ from training.algorithm import (
     send_nothing,
 )
 from training.engine.history import TEST
-from training.local.data import Answers as Classes
-from training.local.data import Data
+from training.local.data import Answers, Data
 from training.local.scores import check_score, predict
 from training.local.site import SiteData
 from training.parts.part import Added, Part, Slot
@@ -49,11 +48,11 @@ Model = Literal["", "cluster", "personal"]
 MODELS: tuple[Model, ...] = get_args(Model)
 # (images and their answers) -> the class index of every pixel [N, H, W], or of every image [N], uint8; of
 # volumes [X, Y, Z] each
-Predict = Callable[[Data], Classes]
+Predict = Callable[[Data], Answers]
 
 
 # (context, received groups, the site's memory) -> the models that are scored; None where the site has none
-Answers = Callable[[StepContext, Mapping[str, State], Memory], Mapping[Model, Predict | None]]
+Models = Callable[[StepContext, Mapping[str, State], Memory], Mapping[Model, Predict | None]]
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Test(Part):
     def __init__(
         self,
         task: Task,
-        answers: Answers,
+        answers: Models,
         models: tuple[Model, ...] = ("",),
         downloads: tuple[Group, ...] = (),
         send: Callable[[Memory, str], Mapping[str, State]] = send_nothing,
@@ -193,7 +192,7 @@ def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
 
 
 def _scores(
-    predicted: Classes | None, examples: Data | None, labels: Mapping[str, tuple[int, ...]]
+    predicted: Answers | None, examples: Data | None, labels: Mapping[str, tuple[int, ...]]
 ) -> Tensor:
     """Sum and count [1 + L, 2] float64 of all foreground, or of right images, and of each label.
 
@@ -215,7 +214,7 @@ def _scores(
 
 
 def _surface_metrics(
-    predicted: Classes | None, examples: Data, labels: Mapping[str, tuple[int, ...]], model: Model
+    predicted: Answers | None, examples: Data, labels: Mapping[str, tuple[int, ...]], model: Model
 ) -> dict[str, float]:
     """The means over test patients of `test_hd95/LABEL`, `test_assd/LABEL` and `test_nsd/LABEL`.
 

@@ -78,7 +78,7 @@ class Arm:
 class Uploads(OneShot):
     """The first phase only: every hospital trains and uploads once."""
 
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:  # noqa: ARG002
         """The uploads, by site."""
         models = self.upload.slot.read(server).models.items()
         return Publication(

@@ -237,19 +237,18 @@ class FedBiCross(OneShot):
         return f"cluster-{sites}"
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """The cluster models, who belongs to which, what each was distilled from; personal models."""
         clusters, counted = self.distil.slot.read(server), self.personalise.counted.read(server)
         names, drafts = list(clusters.models), []
         for name, model in clusters.models.items():
             sites = clusters.members(name)
-            metrics = counted.metrics(sites) | self.test.metrics(server, "cluster", sites)
-            drafts.append(ModelDraft("cluster", self.network, model, metrics=metrics, cluster=name))
+            scores = counted.metrics(sites) | self.test.metrics(server, "cluster", sites)
+            drafts.append(ModelDraft("cluster", self.network, model, metrics=scores, cluster=name))
         rows = zip(names, clusters.mixing, strict=True)
         return Publication(
             "clusters",
             (*drafts, *self.export.drafts(server, self.network)),
-            statistics=self.added(server).statistics,
             composite={
                 "assignment": clusters.assignment,
                 "mixing": {name: dict(zip(names, row, strict=True)) for name, row in rows},

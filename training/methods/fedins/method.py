@@ -297,17 +297,16 @@ class FedIns(Parted):
         return predict_pool(network, examples, seen, self.config, draw)
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """The selected pool."""
-        config, added = self.config, self.added(server)
+        config = self.config
         shared, rounds = self.train.slot.read(server), self.train.usage.read(server).rounds
         weights = {**shared.selected, **self.describe.mean.read(server).query}
         exchanged = self._exchanged(shared.selected)
         return Publication(
             "ssf-pool",
-            (ModelDraft("ssf-pool", self.network, weights, metrics=added.metrics),),
-            {**added.details, "backbone": config.backbone, "exchanged": exchanged},
-            added.statistics,
+            (ModelDraft("ssf-pool", self.network, weights, metrics=metrics),),
+            {"backbone": config.backbone, "exchanged": exchanged},
             composite={
                 "backbone": config.frozen.artefact().digest,
                 "entries": config.entries,

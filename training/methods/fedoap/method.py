@@ -22,7 +22,7 @@ Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -85,7 +85,7 @@ class FedOap(Parted):
         return {**federated.gamma, **federated.drawn}
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """The global model, which attends to the whole bank, and each exported one, which leaves its own out.
 
         Raises PublishError when there is nothing trained that the global one's query stage could be made of.
@@ -100,5 +100,4 @@ class FedOap(Parted):
             network, state = with_bank(self.network, draft.weights, federated.bank, absent)
             sources = (OWN, *federated.bank) if self.config.attention else None
             drafts.append(replace(draft, network=network, weights=state, sources=sources))
-        statistics = self.added(server).statistics
-        return Publication("cross-attention", tuple(drafts), {"zero_shot": began}, statistics)
+        return Publication("cross-attention", tuple(drafts), {"zero_shot": began})

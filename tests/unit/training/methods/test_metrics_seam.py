@@ -66,7 +66,6 @@ def test_a_case_without_the_metric_is_left_out_and_counted() -> None:
     together = ValidationScore.together([one, two])
     assert together.metrics("val_dice") == {"val_dice": 0.5, "val_wrong": 3.0}
     assert ValidationScore.received(one.state()) == one
-    assert ValidationScore.noted(one.facts()) == one
 
 
 @pytest.mark.parametrize(

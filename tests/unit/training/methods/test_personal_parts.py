@@ -24,7 +24,7 @@ from training.methods.fedavg import FedAvg
 from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer
 from training.methods.fedrep import FedRep, FedRepConfig
-from training.methods.personal_parts import PersonalFedAvg
+from training.methods.partly_shared import PersonalFedAvg
 from training.parts.train import Shared
 from training.state_tree import part
 

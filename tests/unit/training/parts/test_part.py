@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from tests.helpers.training.sites import context
 from training.algorithm import Group, Memory, Phase, Plan, Publication, State, StepContext
+from training.errors import AlgorithmError
 from training.local.scores import ValidationScore
 from training.parts.part import Added, Part, Parted, Slot
 
@@ -98,14 +99,22 @@ class Both(Parted):
     def __init__(self) -> None:
         self.parts = (Counts("one"), Part(), Counts("three"))
 
-    def publication(self, server: Memory) -> Publication:
-        added = self.added(server)
-        return Publication("none", (), {**added.details, **added.metrics}, files=added.files)
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
+        return Publication("none", (), {**metrics, "own": True})
 
 
 def test_a_run_is_its_parts_in_their_order() -> None:
     method = Both()
     assert [step.name for step in method.plan()] == ["one", "three"]
     found = method.publication(method.initial(context("initial", 0)))
-    assert found.details == {"one": 3.0, "three": 5.0, "last": "three"}
+    assert found.details == {"one": 3.0, "three": 5.0, "last": "three", "own": True}
     assert found.files == {"one": b"", "three": b""}
+
+
+def test_parts_are_exchanged_in_their_place_and_two_phases_of_one_name_are_refused() -> None:
+    method = Both()
+    method.exchange(method.parts[0], Counts("zero"), method.parts[0])
+    assert [step.name for step in method.plan()] == ["zero", "one", "three"]
+    method.exchange(method.parts[0], Counts("one"))
+    with pytest.raises(AlgorithmError, match="names of their own, found one, one, three"):
+        method.plan()

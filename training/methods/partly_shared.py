@@ -39,7 +39,7 @@ class PersonalFedAvg(FedAvg):
             self.own.exported, self.whole, self.test, watched=self.metric, published=published
         )
         validate, judge = ValidateWhole(train), Judge(train, self.own)
-        self.parts = (self.describe, train, validate, self.own, judge, self.test, self.export)
+        self.parts = (self.describe, train, validate, judge, self.test, self.export)
 
     def whole(self, server: Memory) -> State:
         """An exported model is a whole network."""
@@ -57,7 +57,6 @@ class PersonalFedAvg(FedAvg):
         return {"personal": self.own.answers(context, memory)}
 
     @override
-    def publication(self, server: Memory) -> Publication:
+    def made(self, server: Memory, metrics: Mapping[str, float]) -> Publication:
         """The exported models."""
-        added, own = self.added(server), self.export.drafts(server, self.network)
-        return Publication("personal-models", own, added.details, added.statistics)
+        return Publication("personal-models", self.export.drafts(server, self.network))
