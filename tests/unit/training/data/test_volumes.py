@@ -148,17 +148,18 @@ def test_a_method_that_cannot_be_trained_on_volumes_says_why(tmp_path: Path, nam
     assert "fedavg" in str(caught.value)
 
 
-def test_a_practice_on_volumes_needs_norms_that_a_recipe_moves_and_classes(tmp_path: Path) -> None:
-    federation = load_federation(write_federation(tmp_path, ("aster", "birch"), 1, task=VOLUMES), VOLUMES)
+def test_a_practice_on_volumes_needs_batch_norm_and_classes(tmp_path: Path) -> None:
+    members = ("aster", "birch", "cedar")
+    federation = load_federation(write_federation(tmp_path, members, 1, task=VOLUMES), VOLUMES)
     config = method("iop-fl").config
 
     def run(own: Any = federation, **fields: Any) -> Run:
-        return Run(own, "iop-fl", config(**fields), RunConfig(consent=("aster", "birch")))
+        return Run(own, "iop-fl", config(**fields), RunConfig(consent=members))
 
-    for norm in ("batch", ["instance", {"track": True}]):
-        assert check_practises(run(network_arguments={"norm_name": norm})) == ("aster", "birch")
-    with pytest.raises(ConfigurationError, match=r"batch norm, or instance norm that tracks.*found neither"):
-        check_practises(run())
+    assert check_practises(run(network_arguments={"norm_name": "batch"})) == members
+    for fields in ({}, {"network_arguments": {"norm_name": ["instance", {"track": True}]}}):
+        with pytest.raises(ConfigurationError, match=r"expected batch norm .*found none"):
+            check_practises(run(**fields))
     regions = VOLUMES.model_copy(update={"regions": tuple(VOLUMES.labels)})
     with pytest.raises(ConfigurationError, match="found regions: leave out --playbook"):
         check_practises(run(replace(federation, task=regions)))
