@@ -64,7 +64,7 @@ def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return LOSSES[DEFAULTS[kind]].function(logits, targets)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """How a network is trained on one site: `steps` batches, or `epochs` passes when `steps` is None.
 
