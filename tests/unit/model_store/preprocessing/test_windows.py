@@ -53,7 +53,7 @@ def test_a_slab_gives_the_average_over_the_whole_volume(
     volume = np.random.default_rng(1).random((2, *shape), dtype=np.float32)
     for overlap in (0.0, 0.5, 0.7):
         found = slid(volume, (8, 12, 10), overlap, rule, axis=axis)
-        np.testing.assert_allclose(found, naive(volume, (8, 12, 10), overlap, rule), atol=5e-6)
+        np.testing.assert_allclose(found, naive(volume, (8, 12, 10), overlap, rule), atol=3e-5)
 
 
 def test_nnunets_rule_rounds_sums_as_nnunet_does() -> None:
@@ -96,7 +96,7 @@ def test_the_average_is_that_of_monais_inferer(
 @pytest.mark.parametrize("patch", [(32, 48, 32), (5, 7, 4), (96, 96, 64)])
 def test_weights_are_monais_and_nnunets(patch: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(
-        w.weights(patch, "gaussian"), compute_importance_map(patch, mode="gaussian").numpy(), rtol=1e-6
+        w.weights(patch, "gaussian"), compute_importance_map(patch, mode="gaussian").numpy(), rtol=1e-5
     )
     assert (w.weights(patch, "constant") == 1).all()
     # `compute_gaussian` of nnunetv2 2.8.1, written out.

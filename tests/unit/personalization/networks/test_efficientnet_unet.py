@@ -68,7 +68,7 @@ def test_published_weights_give_the_features_of_a_plain_reference(sides: tuple[i
         assert network(images).shape == (2, 3, *sides)
         grey = images[:, :1]
         same = _reference(tensors, grey.expand(-1, 3, -1, -1))
-        torch.testing.assert_close(_network(1, tensors).encoder(grey)[-1], same, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(_network(1, tensors).encoder(grey)[-1], same, atol=5e-4, rtol=1e-3)
 
 
 def test_every_resolution_of_the_encoder_reaches_the_answer() -> None:

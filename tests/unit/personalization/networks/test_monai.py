@@ -89,7 +89,7 @@ def test_graph_equals_torch_at_any_batch_size(name: str, dims: int) -> None:
             expected = torch.softmax(network(seen), dim=1)
         (found,) = session.run(None, {"image": seen.numpy()})
         assert float(expected.std()) > 0.005
-        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
 
 
 INITIALISED = """
