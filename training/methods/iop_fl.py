@@ -163,7 +163,7 @@ class Personalise(Part):
         self.method = method
         self.average = Slot("moving_average", Average())
         self.own = Slot("personalise", Tuned())
-        self.federation = Slot("personalise", Federation())
+        self.federation = Slot("share", Federation())
 
     @override
     def plan(self) -> Plan:

@@ -15,7 +15,6 @@ from typing_extensions import override
 from model_store.task import Task
 from training.algorithm import Memory, Publication, State, StepContext
 from training.choices.fedavg import FedAvgConfig
-from training.local.networks import shapes_of
 from training.methods.fedavg import FedAvg
 from training.parts.export import Export
 from training.parts.judge import Judge
@@ -36,14 +35,10 @@ class PersonalFedAvg(FedAvg):
         train = self.train = TrainWhole(self, self.own, self.is_own)
         self.test = Test(task, self.answers, ("personal",))
         self.export = Export(
-            self.own.exported, self.whole, self.test, watched=self.metric, published=published
+            self.own.exported, self.own.like, self.test, watched=self.metric, published=published
         )
         validate, judge = ValidateWhole(train), Judge(train, self.own)
         self.parts = (self.describe, train, validate, judge, self.test, self.export)
-
-    def whole(self, server: Memory) -> State:
-        """An exported model is a whole network."""
-        return shapes_of(self.network)
 
     @abstractmethod
     def is_own(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from model_store.task import Task
 from training.algorithm import Memory, Publication, State, StepContext
 from training.choices.fedavg import FedAvgConfig
-from training.local.networks import network_of, shapes_of
+from training.local.networks import network_of
 from training.local.scores import evaluate
 from training.methods.fedavg import FedAvg
 from training.parts.export import Export
@@ -46,13 +46,9 @@ class FullPersonalFedAvg(FedAvg):
         self.test = Test(task, self.answers, ("", "personal"), (WEIGHTS,), self.train.send_selected)
         self.own_metric = f"personal_{self.metric}"
         self.export = Export(
-            self.own.exported, self.whole, self.test, watched=self.own_metric, published=self.metric
+            self.own.exported, self.own.like, self.test, watched=self.own_metric, published=self.metric
         )
         self.exchange(plain, self.test, self.export)
-
-    def whole(self, server: Memory) -> State:
-        """An exported model is a whole network."""
-        return shapes_of(self.network)
 
     @abstractmethod
     def train_both(self, network: nn.Module, here: SiteRound) -> LocalResult:

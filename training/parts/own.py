@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from personalization.state import clone
 from training.algorithm import Memory, State, StepContext
 from training.errors import SiteFailed
-from training.local.networks import network_of
+from training.local.networks import network_of, shapes_of
 from training.local.scores import ValidationScore
 from training.parts.part import Slot
 from training.parts.test import Predict, predicting
@@ -49,6 +49,10 @@ class ChooseOwn:
             return None
         network = network_of(self.learner.network, self.slot.read(memory).model, context.device)
         return predicting(network, self.learner.config.batch_size)
+
+    def like(self, server: Memory) -> State:
+        """An exported model is a whole network."""
+        return shapes_of(self.learner.network)
 
     def exported(self, memory: Memory) -> tuple[State, ValidationScore]:
         """The chosen model and its score. Raises SiteFailed at a site that never trained."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from typing_extensions import override
 
@@ -67,7 +68,7 @@ class TrainWhole(Train):
         self.own = own
         self.is_own = is_own
 
-    @property
+    @cached_property
     def alone(self) -> bool:
         """Whether all tensors stay, so that nothing travels."""
         return all(map(self.is_own, shapes_of(self.learner.network)))
@@ -139,16 +140,16 @@ class ValidateWhole(Validate):
 
     def __init__(self, train: TrainWhole) -> None:
         super().__init__(train)
-        self._train = train
+        self.train: TrainWhole = train
 
     @override
     def plan(self) -> Plan:
-        return self._train.here(super().plan())
+        return self.train.here(super().plan())
 
     @override
     def step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Score the site's whole network."""
-        rounds = self._train.learner.config.rounds
-        return self._train.whole(super().step, context, received, memory, data, rounds)
+        rounds = self.train.learner.config.rounds
+        return self.train.whole(super().step, context, received, memory, data, rounds)
