@@ -64,7 +64,7 @@ def operators_of(text: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_graph(content: bytes, where: str, operators: Iterable[str] = ()) -> ModelProto:
-    """Parse a graph and check that it is complete in itself and has no operator besides the allowed ones.
+    """Parse a graph that will run: complete in itself, without operators besides the allowed ones.
 
     Args:
         content: bytes of an onnx file.
@@ -72,9 +72,32 @@ def check_graph(content: bytes, where: str, operators: Iterable[str] = ()) -> Mo
         operators: allowed beyond `EXPORTED`, `IMPORTED`, `QUANTISED` and `FURTHER`.
 
     Raises:
-        GraphRefused: it is no onnx graph, or it has external data, a function, a training graph, options for
-            a session, fields that are not onnx's, or another operator.
+        GraphRefused: as `parse_graph`, and for another operator.
     """
+    model, used = _complete(content, where)
+    allowed = EXPORTED | IMPORTED | QUANTISED | FURTHER | {*operators}
+    others = [name for name in used if name not in allowed]
+    if others:
+        named = ", ".join(name[:64] for name in others[:_MOST_NAMED])
+        raise GraphRefused(
+            f"{where}: expected operators that Locum's networks have, found {named}: export the network "
+            "without them, or allow them with LOCUM_GRAPH_OPERATORS if you trust the graph"
+        )
+    return model
+
+
+def parse_graph(content: bytes, where: str) -> ModelProto:
+    """Parse a graph that does not run here: its tensors are read, or it was checked before.
+
+    Raises:
+        GraphRefused: it is no onnx graph, or it has external data, a function, a training graph, options for
+            a session, or fields that are not onnx's.
+    """
+    return _complete(content, where)[0]
+
+
+def _complete(content: bytes, where: str) -> tuple[ModelProto, Iterable[str]]:
+    """Parse a graph, check that it is complete in itself, and list its operators, each once."""
     # Imported late: listings, and processes that serve no network, do without it.
     import onnx
     from google.protobuf.message import DecodeError
@@ -96,8 +119,7 @@ def check_graph(content: bytes, where: str, operators: Iterable[str] = ()) -> Mo
         raise GraphRefused(
             f"{where}: expected no '{_OPTIONS_IN_METADATA}' in the metadata, found it: remove it"
         )
-    allowed = EXPORTED | IMPORTED | QUANTISED | FURTHER | {*operators}
-    others: dict[str, None] = {}
+    used: dict[str, None] = {}
     for message in _messages(model, where):
         if isinstance(message, onnx.TensorProto):
             if message.data_location != onnx.TensorProto.DEFAULT or message.external_data:
@@ -108,16 +130,8 @@ def check_graph(content: bytes, where: str, operators: Iterable[str] = ()) -> Mo
                 )
         elif isinstance(message, onnx.NodeProto):
             own = message.domain in _OWN_DOMAINS
-            name = message.op_type if own else f"{message.domain}:{message.op_type}"
-            if name not in allowed:
-                others[name] = None
-    if others:
-        named = ", ".join(name[:64] for name in [*others][:_MOST_NAMED])
-        raise GraphRefused(
-            f"{where}: expected operators that Locum's networks have, found {named}: export the network "
-            "without them, or allow them with LOCUM_GRAPH_OPERATORS if you trust the graph"
-        )
-    return model
+            used[message.op_type if own else f"{message.domain}:{message.op_type}"] = None
+    return model, used
 
 
 def _location(tensor: Any) -> str:

@@ -20,7 +20,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
 
@@ -28,6 +27,7 @@ from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.tables import table
 from model_store.digest import sha256
+from model_store.graphs import parse_graph
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec
 from model_store.preprocessing import align, class_map
 from model_store.scan import Limits
@@ -340,7 +340,7 @@ def _openvino(graph: bytes) -> Callable[[NDArray[np.float32]], object] | None:
 
 def _resized(graph: bytes) -> bytes:
     """The graph of a network of convolutions, for slices of another side: for its time alone."""
-    model = onnx.load_from_string(graph)
+    model = parse_graph(graph, "graph")
     for value in (*model.graph.input, *model.graph.output):
         for side in value.type.tensor_type.shape.dim[2:]:
             side.dim_value = LARGE

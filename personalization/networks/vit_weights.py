@@ -70,7 +70,8 @@ def vit_from_published(
     sizes where patches do not fill the task's.
     """
     state = _folded(_in_our_names(published, where), where)
-    depth = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("blocks.")), default=-1)
+    # Blocks are counted, since a name can have any number.
+    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
     expected = ["patch_embed.proj.weight", "cls_token", "pos_embed", "norm.weight"]
     expected += [f"blocks.{index}.mlp.fc1.weight" for index in range(depth)]
     missing = [name for name in expected if name not in state]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import GraphRefused
+from model_store.graphs import parse_graph
 from model_store.manifest import Reduced
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ def reduced(
         GraphRefused: the graph has no convolution, or cannot be converted.
         ValueError: int8 without slices.
     """
-    import onnx
-
-    model = onnx.load_from_string(graph)
+    model = parse_graph(graph, "graph")
     if precision == "float16":
         return _halved(model)
     if not slices:

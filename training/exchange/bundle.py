@@ -187,7 +187,8 @@ def _network(config: Config) -> NetworkSpec:
 def _state(network: NetworkSpec, content: bytes, where: str) -> dict[str, Any]:
     from personalization.networks.monai.translation import translated_state
 
-    return translated_state(network.name, checkpoints.state_of(checkpoints.load(content, where), where))
+    found = checkpoints.state_of(checkpoints.load(content, where), len(content), where)
+    return translated_state(network.name, found)
 
 
 def _weights(source: Source) -> tuple[str, bytes]:

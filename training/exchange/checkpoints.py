@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from personalization.errors import StateError
 from personalization.state import State, check_finite
 from training.errors import ImportRefused
+from training.weights.bounds import check_archive, check_tensors
 
 MOST_BYTES: Final = 4 << 30
 _MOST_NAMED = 3
@@ -34,11 +35,12 @@ def load(content: bytes, where: str) -> Any:
     """Read a checkpoint with `weights_only`: tensors, plain values and NumPy's scalars.
 
     Raises ImportRefused for TorchScript, a pickled module, or other code; for a file from before PyTorch 1.6;
-    and for one that would be larger than `MOST_BYTES` when it is decompressed.
+    and for one that expands to too much.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = archive.infolist()
+        members = check_archive(content)
+    except ValueError as error:
+        raise ImportRefused(f"{where}: {error}") from error
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ImportRefused(
             f"{where}: expected a file of torch.save (PyTorch 1.6 or newer), found other bytes: load it "
@@ -52,10 +54,6 @@ def load(content: bytes, where: str) -> Any:
             f"{where}: TorchScript has code, which would run here: ask for the state dict (model.pt), or "
             "export the "
             "network to onnx where it was made and use `import onnx`"
-        )
-    if (size := sum(member.file_size for member in members)) > MOST_BYTES:
-        raise ImportRefused(
-            f"{where}: expected at most {MOST_BYTES >> 30} GiB of tensors, found {size >> 30} GiB"
         )
     try:
         with torch.serialization.safe_globals(_SCALARS):
@@ -77,10 +75,11 @@ def load(content: bytes, where: str) -> Any:
         ) from error
 
 
-def state_of(found: Any, where: str) -> State:
-    """The state dict of a checkpoint: bare, or under `model`, `state_dict` or `network_weights`.
+def state_of(found: Any, size: int, where: str) -> State:
+    """The state dict of a checkpoint of `size` bytes: bare, or under `model`, `state_dict` or
+    `network_weights`.
 
-    Raises ImportRefused where there is none, or a value is not finite.
+    Raises ImportRefused where there is none, and for tensors that are not dense or have too many numbers.
     """
     for key in ("model", "state_dict", "network_weights"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -95,17 +94,17 @@ def state_of(found: Any, where: str) -> State:
             f"{_described(found)}"
         )
     state = {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
-    for name, tensor in state.items():
-        if tensor.is_sparse or tensor.is_quantized or tensor.is_complex() or tensor.layout != torch.strided:
-            raise ImportRefused(f"{where}: tensor '{name[:128]}': expected a dense tensor of real numbers")
+    try:
+        check_tensors(state, size)
+    except ValueError as error:
+        raise ImportRefused(f"{where}: {error}") from error
     return state
 
 
-def fill(network: nn.Module, state: Mapping[str, Tensor], where: str) -> State:
-    """Load a state into a network, strictly, and return the network's own state.
+def check_fits(network: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
+    """Compare a state with a network, which may be on torch's meta device, by names and shapes.
 
-    Raises ImportRefused that names the first tensors that are missing, left over or of another shape, and for
-    values that are not finite.
+    Raises ImportRefused that names the first tensors that are missing, left over or of another shape.
     """
     wanted = network.state_dict()
     missing = [name for name in wanted if name not in state]
@@ -123,6 +122,14 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], where: str) -> State:
                 f"{', '.join(each[:160] for each in names[:_MOST_NAMED])}{rest}. Check the network's "
                 "arguments"
             )
+
+
+def fill(network: nn.Module, state: Mapping[str, Tensor], where: str) -> State:
+    """Load a state into a network, strictly, and return the network's own state.
+
+    Raises ImportRefused as `check_fits`, and for values that are not finite.
+    """
+    check_fits(network, state, where)
     try:
         check_finite({name: tensor for name, tensor in state.items() if tensor.is_floating_point()}, where)
     except StateError as error:

@@ -27,7 +27,7 @@ from model_store.store import Store
 from model_store.task import Task
 from personalization.errors import PersonalizationError
 from personalization.export import to_onnx
-from personalization.networks import build
+from personalization.networks import build, outline
 from personalization.state import to_safetensors
 from training.errors import ImportRefused
 from training.exchange import checkpoints
@@ -80,6 +80,9 @@ def publish(store: Store, name: str, imported: Imported, licence: str | None = N
     try:
         graph = imported.graph
         if graph is None:
+            # A few words can ask for a network that fills the memory: it is compared before it is built.
+            drawn = outline(imported.network.name, **imported.network.arguments)
+            checkpoints.check_fits(drawn, imported.state, imported.weights.file)
             network = build(imported.network.name, **imported.network.arguments)
             state = checkpoints.fill(network, imported.state, imported.weights.file)
             averaged = task.geometry is not None and task.geometry.average == "logits"

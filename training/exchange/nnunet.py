@@ -27,10 +27,14 @@ from model_store.manifest import NetworkSpec
 from model_store.normalisation import Normalisation, Rescale
 from model_store.task import Task
 from model_store.volume import Channel, VolumeGeometry
+from personalization.errors import NetworkError
+from personalization.networks import outline
+from personalization.state import State
 from training.errors import ImportRefused
 from training.exchange import checkpoints
 from training.exchange.imported import Imported, channel_names, described, made, slug
 from training.exchange.source import MIB, Source
+from training.weights.bounds import as_floats, check_expanded
 
 _MOST_TEXT: Final = 16 * MIB
 _PLAIN: Final = "PlainConvUNet"
@@ -144,12 +148,7 @@ def read(source: Source, folds: Sequence[str] = (), *, mirror: bool = True) -> I
         raise _misread(where, f"plans.json: configuration {name}", error) from error
     axes = _inside(loaded[0], "inference_allowed_mirroring_axes", default=None) or ()
     mirrored = tuple(axis for axis in range(_DIMENSIONS) if mirror and axis in axes)
-    states = [
-        _as_dynunet(
-            checkpoints.state_of(_inside(each, "network_weights"), f"{where}: {file}"), network, where
-        )
-        for each, file in zip(loaded, named.values(), strict=True)
-    ]
+    task = _task(plans, dataset, configuration, mirrored, where)
     own = {
         "spatial_dims": _DIMENSIONS,
         "kernel_size": [list(kernel) for kernel in network.kernel_sizes],
@@ -157,7 +156,11 @@ def read(source: Source, folds: Sequence[str] = (), *, mirror: bool = True) -> I
         "filters": list(network.features_per_stage),
         "trans_bias": True,
     }
-    task = _task(plans, dataset, configuration, mirrored, where)
+    shapes = _shapes({"in_channels": task.in_channels, "classes": task.out_channels, **own}, where)
+    states = [
+        _as_dynunet(_weights(each, len(content), shapes, f"{where}: {file}"), network, shapes, where)
+        for each, (file, content) in zip(loaded, read_files.items(), strict=True)
+    ]
     spec = NetworkSpec(
         name="averaged",
         arguments={"network": "monai.dynunet", "arguments": own, "members": len(states)},
@@ -295,10 +298,30 @@ def _network(raw: dict[str, Any], name: str, where: str) -> _PlainConv:
     return network
 
 
-def _as_dynunet(state: Mapping[str, Tensor], network: _PlainConv, where: str) -> dict[str, Tensor]:
-    """Rename the tensors, and put zeros around the kernels that are smaller than DynUNet's.
+def _shapes(arguments: Mapping[str, Any], where: str) -> Mapping[str, Tensor]:
+    """The state of the DynUNet on torch's meta device. Raises ImportRefused."""
+    try:
+        return outline("monai.dynunet", **arguments).state_dict()
+    except NetworkError as error:
+        raise ImportRefused(f"{where}: plans.json: {error}") from error
 
-    Raises ImportRefused for a tensor that is missing.
+
+def _weights(checkpoint: Any, size: int, shapes: Mapping[str, Tensor], where: str) -> State:
+    """The weights of a checkpoint of `size` bytes, for a network that is not much larger than they are."""
+    state = checkpoints.state_of(_inside(checkpoint, "network_weights"), size, where)
+    try:
+        check_expanded(size, as_floats(shapes.values()), "weights by plans.json")
+    except ValueError as error:
+        raise ImportRefused(f"{where}: {error}") from error
+    return state
+
+
+def _as_dynunet(
+    state: Mapping[str, Tensor], network: _PlainConv, shapes: Mapping[str, Tensor], where: str
+) -> dict[str, Tensor]:
+    """Rename the tensors, and put zeros around the kernels that are smaller than DynUNet's of `shapes`.
+
+    Raises ImportRefused for a tensor that is missing or has other channels.
     """
     stages = len(network.features_per_stage)
     made: dict[str, Tensor] = {}
@@ -311,6 +334,12 @@ def _as_dynunet(state: Mapping[str, Tensor], network: _PlainConv, where: str) ->
     def block(target: str, found: str, kernel: Sequence[int]) -> None:
         for index in range(2):
             weight = take(f"{found}.convs.{index}.conv.weight")
+            expected = shapes[f"{target}.conv{index + 1}.conv.weight"].shape
+            if weight.shape[:2] != expected[:2] or weight.ndim != len(expected):
+                raise ImportRefused(
+                    f"{where}: {found}.convs.{index}.conv.weight: expected {list(expected[:2])} channels by "
+                    f"plans.json, found {list(weight.shape)}"
+                )
             margins = [(side - own) // 2 for side, own in zip(kernel, weight.shape[2:], strict=True)]
             padding = [margin for margin in reversed(margins) for _ in range(2)]
             made[f"{target}.conv{index + 1}.conv.weight"] = functional.pad(weight, padding)

