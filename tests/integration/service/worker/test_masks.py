@@ -284,9 +284,9 @@ def test_cancelled_fit_publishes_nothing(fitted: Fitted, monkeypatch: pytest.Mon
 
 
 def test_masks_that_teach_nothing_keep_the_global_model(api: Any) -> None:
-    """At a scanner that is like the members', no share of the fine-tuned weights is better."""
+    """A rate at which the network forgets: no share of the fine-tuned weights is better."""
     cohort = upload(api, drawn_scans(4))
-    job = finished(api, ask(api, cohort, options=OPTIONS).json()["id"])
+    job = finished(api, ask(api, cohort, options=OPTIONS | {"learning_rate": 1.0}).json()["id"])
     assert (job["state"], job["result"]["weight"]) == ("fell_back", 0.0)
     assert "nothing was better than the global model" in job["reason"]
     assert not job["gate"]["passed"]
