@@ -15,8 +15,18 @@ import httpx
 from locum import operations
 from locum.answers import Event, Job
 from locum.connection import Connection
-from locum.core import EventStream, Operation, Pause, Request, Retries, problem_of, with_retries
-from locum.errors import Problem
+from locum.core import (
+    MOST_WORDS,
+    Body,
+    EventStream,
+    Operation,
+    Pause,
+    Request,
+    Retries,
+    problem_of,
+    with_retries,
+)
+from locum.errors import AnswerInvalid, Problem
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -128,12 +138,12 @@ class Client:
             try:
                 with self._http.stream(**_sent(stream.request()), timeout=_EVENTS_TIMEOUT) as answer:
                     if not answer.is_success:
-                        answer.read()
+                        answer = _received(answer, MOST_WORDS)
                     if (problem := problem_of(answer)) is not None:
                         raise problem
-                    for line in answer.iter_lines():
-                        yield from stream.feed(line)
-            except (httpx.TransportError, Problem) as error:
+                    for text in answer.iter_text():
+                        yield from stream.feed(text)
+            except (httpx.RequestError, Problem) as error:
                 broken = error
             if not stream.over:
                 time.sleep(stream.broken(broken))
@@ -147,7 +157,7 @@ class Client:
     def _run(self, operation: Operation[T]) -> T:
         steps = with_retries(operation, self._retries)
         answer: Any = None
-        error: httpx.TransportError | None = None
+        error: Exception | None = None
         try:
             while True:
                 step = steps.send(answer) if error is None else steps.throw(error)
@@ -157,8 +167,9 @@ class Client:
                     continue
                 content = None if step.body is None else step.body.pieces()
                 try:
-                    answer = self._http.request(**_sent(step), content=content)
-                except httpx.TransportError as failed:
+                    with self._http.stream(**_sent(step), content=content) as head:
+                        answer = _received(head, step.most)
+                except (httpx.RequestError, AnswerInvalid) as failed:
                     error = failed
         except StopIteration as end:
             result: T = end.value
@@ -226,13 +237,13 @@ class AsyncClient:
             try:
                 async with self._http.stream(**_sent(stream.request()), timeout=_EVENTS_TIMEOUT) as answer:
                     if not answer.is_success:
-                        await answer.aread()
+                        answer = await _awaited_body(answer, MOST_WORDS)
                     if (problem := problem_of(answer)) is not None:
                         raise problem
-                    async for line in answer.aiter_lines():
-                        for event in stream.feed(line):
+                    async for text in answer.aiter_text():
+                        for event in stream.feed(text):
                             yield event
-            except (httpx.TransportError, Problem) as error:
+            except (httpx.RequestError, Problem) as error:
                 broken = error
             if not stream.over:
                 await asyncio.sleep(stream.broken(broken))
@@ -246,7 +257,7 @@ class AsyncClient:
     async def _run(self, operation: Operation[T]) -> T:
         steps = with_retries(operation, self._retries)
         answer: Any = None
-        error: httpx.TransportError | None = None
+        error: Exception | None = None
         try:
             while True:
                 # In a thread: a step may read a scan and unpack a mask.
@@ -259,8 +270,9 @@ class AsyncClient:
                     continue
                 content = None if step.body is None else _pieces(step.body.pieces())
                 try:
-                    answer = await self._http.request(**_sent(step), content=content)
-                except httpx.TransportError as failed:
+                    async with self._http.stream(**_sent(step), content=content) as head:
+                        answer = await _awaited_body(head, step.most)
+                except (httpx.RequestError, AnswerInvalid) as failed:
                     error = failed
         finally:
             steps.close()
@@ -274,6 +286,21 @@ def _advance(
         return (steps.send(answer) if error is None else steps.throw(error)), None
     except StopIteration as end:
         return None, end.value
+
+
+def _received(head: httpx.Response, most: int) -> httpx.Response:
+    """The answer with its body. Raises AnswerInvalid, httpx.RequestError."""
+    body, began = Body(head, most), time.monotonic()
+    for piece in head.iter_bytes():
+        body.take(piece, time.monotonic() - began)
+    return body.whole()
+
+
+async def _awaited_body(head: httpx.Response, most: int) -> httpx.Response:
+    body, began = Body(head, most), time.monotonic()
+    async for piece in head.aiter_bytes():
+        body.take(piece, time.monotonic() - began)
+    return body.whole()
 
 
 async def _pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -41,7 +41,22 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 # nothing can be reached, which takes the whole timeout to learn.
 _AT_FIRST = {httpx.ConnectError: 2, httpx.ConnectTimeout: 0}
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# A service that asks for more is not waited for longer.
+_LONGEST_RETRY_AFTER = 900.0
+_MIB = 1 << 20
+# Bytes of an answer in words, and of one with a mask.
+MOST_WORDS, MOST_FILE = 64 * _MIB, 1024 * _MIB
+# A body that comes more slowly is given up: the first seconds, and bytes per second after them.
+_PATIENCE, _SLOWEST = 60.0, 16 << 10
+# Locum's answers are a few levels deep.
+_DEEPEST = 32
+_TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
+_MOST_PAGES = 10_000
+# Characters of a line of a job's events, and of all.
+_LONGEST_LINE, _MOST_EVENTS = _MIB, 256 * _MIB
+_OF_EVENTS = ("id", "event", "data")
 _TYPE = "urn:locum:problem:"
+_SECONDS = re.compile(r"[0-9]{1,300}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,7 @@ class Request:
     """A request to send.
 
     `repeatable`: sending it again after its answer was lost changes nothing: it only reads, or the API makes
-    it idempotent. `also`: statuses that are answers here, not problems.
+    it idempotent. `also`: statuses that are answers here, not problems. `most`: bytes of the answer.
     """
 
     method: str
@@ -62,6 +77,7 @@ class Request:
     body: Upload | None = None
     repeatable: bool = True
     also: tuple[int, ...] = ()
+    most: int = MOST_WORDS
 
 
 @dataclass(frozen=True)
@@ -120,7 +136,7 @@ def with_retries(operation: Operation[T], retries: Retries) -> Operation[T]:
             continue
         try:
             answer = yield from _attempts(step, retries)
-        except (Problem, Unreachable) as found:
+        except (Problem, Unreachable, AnswerInvalid) as found:
             error = found
 
 
@@ -134,6 +150,8 @@ def _attempts(request: Request, retries: Retries) -> Generator[Step, Any, httpx.
             if retries.end(attempt, error) or not (request.repeatable or isinstance(error, _NOT_SENT)):
                 # The sentence has all that a person needs of httpx's traceback.
                 raise unreachable(error) from None
+        except httpx.DecodingError as error:
+            raise _undecodable(error) from None
         else:
             retries.answered = True
             problem = None if answer.status_code in request.also else problem_of(answer)
@@ -168,15 +186,20 @@ def unreachable(error: httpx.TransportError) -> Unreachable:
     )
 
 
+def _undecodable(error: httpx.DecodingError) -> AnswerInvalid:
+    return AnswerInvalid(f"{error.request.url}: the answer is not coded as it says: {error}")
+
+
 def problem_of(answer: httpx.Response) -> Problem | None:
     """The error of an answer that is none of 2xx."""
     if answer.is_success:
         return None
     kind = NotAllowed if answer.status_code in (401, 403) else Problem
     retry_after = answer.headers.get("Retry-After", "")
-    seconds = float(retry_after) if retry_after.isdigit() else None
+    named = _SECONDS.fullmatch(retry_after) is not None
+    seconds = min(float(retry_after), _LONGEST_RETRY_AFTER) if named else None
     try:
-        found = json.loads(answer.content)
+        found = loads(answer.content)
         detail = str(found["detail"])
     except (ValueError, KeyError, TypeError, AttributeError):
         text = f"{answer.url}: {answer.status_code} {answer.reason_phrase}, and not from Locum's service"
@@ -201,12 +224,61 @@ def parsed(kind: type[T], answer: httpx.Response) -> T:
 def json_of(answer: httpx.Response) -> Any:
     """The JSON of an answer. Raises AnswerInvalid."""
     try:
-        return json.loads(answer.content)
+        return loads(answer.content)
     except ValueError:
         found = answer.headers.get("Content-Type", "no type")
         raise AnswerInvalid(
             f"{answer.url}: expected JSON, found {found}: is this the address of Locum's service?"
         ) from None
+
+
+def loads(content: bytes | str) -> Any:
+    """JSON of few levels. Raises ValueError."""
+    try:
+        found = json.loads(content)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return found
+    raise ValueError(_TOO_DEEP)
+
+
+class Body:
+    """The body of an answer while it comes in, bounded in bytes and in seconds."""
+
+    def __init__(self, answer: httpx.Response, most: int) -> None:
+        self._answer, self._most, self._size = answer, most, 0
+        self._pieces: list[bytes] = []
+
+    def take(self, piece: bytes, seconds: float) -> None:
+        """Add a decoded piece that came `seconds` after the answer's head.
+
+        Raises AnswerInvalid for a body that is too long, and httpx.ReadTimeout for one that is too slow.
+        """
+        self._size += len(piece)
+        if self._size > self._most:
+            raise AnswerInvalid(
+                f"{self._answer.url}: expected at most {self._most // _MIB} MiB, found more: is this the "
+                "address of Locum's service?"
+            )
+        if seconds > _PATIENCE + self._size / _SLOWEST:
+            raise httpx.ReadTimeout("the answer comes too slowly", request=self._answer.request)
+        self._pieces.append(piece)
+
+    def whole(self) -> httpx.Response:
+        """The answer with its body, decoded."""
+        coded = ("content-encoding", "content-length", "transfer-encoding")
+        return httpx.Response(
+            self._answer.status_code,
+            headers=[(name, value) for name, value in self._answer.headers.items() if name not in coded],
+            content=b"".join(self._pieces),
+            request=self._answer.request,
+            extensions=self._answer.extensions,
+        )
 
 
 def listed(
@@ -215,16 +287,26 @@ def listed(
     """All items of a listing. A page has in `next` what `after` takes for the page behind it."""
     found: list[T] = []
     params = dict(params or {})
+    seen: set[str] = set()
     while True:
-        page = json_of((yield from send(Request("GET", path, params=params))))
-        items = page.get(key) if isinstance(page, dict) else None
-        if not isinstance(items, list):
-            raise AnswerInvalid(f"{path}: expected a list '{key}': is this the address of Locum's service?")
+        items, after = page_of(json_of((yield from send(Request("GET", path, params=params)))), path, key)
         found += [read(kind, item) for item in items]
-        after = page.get("next")
         if not after:
             return found
-        params = {**params, "after": str(after)}
+        if after in seen or len(seen) >= _MOST_PAGES:
+            raise AnswerInvalid(
+                f"{path}: expected a last page, found one more after {len(seen) + 1}: the service is damaged"
+            )
+        seen.add(after)
+        params = {**params, "after": after}
+
+
+def page_of(page: Any, path: str, key: str) -> tuple[list[Any], str]:
+    """The items of a page, and what the page behind it comes after, if there is one. Raises AnswerInvalid."""
+    items = page.get(key) if isinstance(page, dict) else None
+    if not isinstance(items, list):
+        raise AnswerInvalid(f"{path}: expected a list '{key}': is this the address of Locum's service?")
+    return items, str(page.get("next") or "")
 
 
 @dataclass
@@ -237,26 +319,41 @@ class EventStream:
     over: bool = False
     _failures: int = 0
     _fields: dict[str, str] = field(default_factory=dict)
+    _rest: str = ""
+    _read: int = 0
 
     def request(self) -> Request:
         """The request that continues after the last event."""
-        self._fields = {}
+        self._fields, self._rest = {}, ""
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": str(self.last)} if self.last else {})}
         return Request("GET", f"/jobs/{self.job}/events", headers=headers)
 
-    def feed(self, line: str) -> Iterator[Event]:
-        """Take in one line; yield the event that it ends."""
+    def feed(self, text: str) -> Iterator[Event]:
+        """Take in what came; yield the events that it ends. Raises AnswerInvalid."""
+        self._read += len(text)
+        *lines, self._rest = (self._rest + text).replace("\r\n", "\n").split("\n")
+        if len(self._rest) > _LONGEST_LINE or self._read > _MOST_EVENTS:
+            raise AnswerInvalid(
+                f"/jobs/{self.job}/events: expected lines of at most {_LONGEST_LINE // _MIB} MiB, "
+                f"{_MOST_EVENTS // _MIB} MiB in all, found more"
+            )
+        for line in lines:
+            yield from self._event(line)
+
+    def _event(self, line: str) -> Iterator[Event]:
         name, _, value = line.partition(":")
-        if line and name:
-            self._fields[name] = value.removeprefix(" ")
-            return
-        if line or "data" not in self._fields:
+        if line:
+            if name in _OF_EVENTS:
+                self._fields[name] = value.removeprefix(" ")
             return
         fields, self._fields = self._fields, {}
+        if "data" not in fields:
+            return
         try:
-            event = Event(
-                int(fields.get("id", 0)), fields.get("event", "message"), json.loads(fields["data"])
-            )
+            data = loads(fields["data"])
+            event = Event(int(fields.get("id", 0)), fields.get("event", "message"), data)
+            if not isinstance(data, dict):
+                raise ValueError("no object")
         except ValueError:
             raise AnswerInvalid(f"/jobs/{self.job}/events: expected an event, found {fields!r:.80}") from None
         self.retries.answered = True
@@ -273,5 +370,7 @@ class EventStream:
             return max(seconds, error.retry_after or 0)
         if isinstance(error, httpx.TransportError) and self.retries.end(attempt, error):
             raise unreachable(error) from None
+        if isinstance(error, httpx.DecodingError):
+            raise _undecodable(error) from None
         # A stream that ended in order: the service has let this follower go.
         return seconds

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
+import math
 import re
 import zlib
 from email.parser import BytesParser
@@ -13,12 +12,17 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+from nibabel.spatialimages import HeaderDataError
 from numpy.typing import NDArray
 
 from locum.answers import Report, Segmentation, pillow
+from locum.core import loads
 from locum.errors import AnswerInvalid
 from locum.reading import read
 
+# Four times what the service answers at most by default.
+MOST_VOXELS = 1 << 29
+_GZIP = 31
 _VECTOR = re.compile(r"\(([^()]*)\)")
 
 
@@ -37,15 +41,26 @@ def segmentation(body: bytes, media_type: str, header: nib.Nifti1Header | None =
     if not {"params", "image"} <= parts.keys():
         raise AnswerInvalid(f"expected the parts params and image, found {', '.join(parts) or media_type}")
     try:
-        report = read(Report, json.loads(parts["params"]))
+        report = read(Report, loads(parts["params"]))
     except ValueError as error:
         raise AnswerInvalid(f"params: expected JSON, found {error}") from None
     content = parts["image"]
     if not content.startswith(b"NRRD"):
-        with pillow().open(io.BytesIO(content)) as picture:
-            return Segmentation(np.asarray(picture, np.uint8), report, None)
+        return Segmentation(_picture(content), report, None)
     voxels, affine = read_nrrd(content)
-    return Segmentation(voxels, report, _image(voxels, affine, header))
+    try:
+        return Segmentation(voxels, report, _image(voxels, affine, header))
+    except (ValueError, HeaderDataError) as error:
+        raise AnswerInvalid(f"image: expected a mask with a position, found none: {error}") from None
+
+
+def _picture(content: bytes) -> NDArray[np.uint8]:
+    image = pillow()
+    try:
+        with image.open(io.BytesIO(content)) as picture:
+            return np.asarray(picture, np.uint8)
+    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+        raise AnswerInvalid(f"image: expected a PNG mask, found one that cannot be read: {error}") from None
 
 
 def read_nrrd(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
@@ -62,12 +77,25 @@ def read_nrrd(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
         shape = [int(size) for size in fields["sizes"].split()]
         columns = [*_VECTOR.findall(fields["space directions"]), *_VECTOR.findall(fields["space origin"])]
         lps = np.array([[float(value) for value in column.split(",")] for column in columns]).T
-        raw = gzip.decompress(data) if fields["encoding"] == "gzip" else data
+        raw = _unpacked(data, math.prod(shape)) if fields["encoding"] == "gzip" else data
         voxels = np.frombuffer(raw, np.uint8).reshape(shape, order="F")
         affine = np.vstack([np.diag([-1.0, -1.0, 1.0]) @ lps, [0, 0, 0, 1]])
-    except (KeyError, ValueError, OSError, EOFError, zlib.error) as error:
+        if not np.isfinite(affine).all() or not np.linalg.det(affine[:3, :3]):
+            raise ValueError(f"directions that span no volume, {fields['space directions']:.80}")
+    except (KeyError, ValueError, zlib.error) as error:
         raise AnswerInvalid(f"image: expected an NRRD mask, found one that cannot be read: {error}") from None
     return voxels, affine
+
+
+def _unpacked(data: bytes, size: int) -> bytes:
+    """`size` bytes at most, of which a mask has one for each voxel. Raises ValueError, zlib.error."""
+    if not 0 < size <= MOST_VOXELS:
+        raise ValueError(f"expected 1 to {MOST_VOXELS} voxels, found {size}")
+    stream = zlib.decompressobj(wbits=_GZIP)
+    raw = stream.decompress(data, size + 1)
+    if len(raw) != size or not stream.eof:
+        raise ValueError(f"expected {size} voxels, found {'more' if len(raw) > size else len(raw)}")
+    return raw
 
 
 def _image(

@@ -27,7 +27,7 @@ from locum.answers import (
     Session,
     Version,
 )
-from locum.core import Operation, Request, json_of, listed, parsed, pause, send
+from locum.core import MOST_FILE, Operation, Request, json_of, listed, page_of, parsed, pause, send
 from locum.errors import JobFailed, Problem, ScanInvalid
 from locum.masks import segmentation
 from locum.reading import read
@@ -110,7 +110,7 @@ def _answer(
 ) -> Operation[File]:
     job = None if resume is None else (yield from _unless_gone(resume))
     if job is None:
-        answer = yield from send(Request("POST", "/segment", form=form, scan=upload))
+        answer = yield from send(Request("POST", "/segment", form=form, scan=upload, most=MOST_FILE))
         if answer.status_code != 202:
             return _file(answer)
         job = parsed(Job, answer)
@@ -124,13 +124,13 @@ def _answer(
     if job.state not in _WITH_MASK:
         raise JobFailed(f"job {job.id}: expected a mask, found state {job.state}: {job.reason}")
     try:
-        file = _file((yield from send(Request("GET", f"/jobs/{job.id}/result"))))
+        file = _file((yield from send(Request("GET", f"/jobs/{quote(job.id)}/result", most=MOST_FILE))))
     except Problem as problem:
         if resume is None or problem.status != _DELETED:
             raise
         return (yield from _answer(upload, form, follow))
     try:
-        yield from send(Request("DELETE", f"/jobs/{job.id}/files"))
+        yield from send(Request("DELETE", f"/jobs/{quote(job.id)}/files"))
     except Problem:
         # It expires. An older service lets only an operator delete it.
         return file
@@ -306,7 +306,7 @@ def jobs(
     if limit is None:
         return (yield from listed("/jobs", "jobs", JobSummary, params))
     page = json_of((yield from send(Request("GET", "/jobs", params=params))))
-    return [read(JobSummary, item) for item in page["jobs"]]
+    return [read(JobSummary, item) for item in page_of(page, "/jobs", "jobs")[0]]
 
 
 def cancel(job: str) -> Operation[Job]:

@@ -53,7 +53,10 @@ def _read(kind: Any, value: Any, path: str) -> Any:
         except ValueError:
             raise AnswerInvalid(f"{path}: expected an instant, found {value!r:.80}") from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise AnswerInvalid(f"{path}: expected a number, found one beyond all floats") from None
     return _checked(kind, value, path)
 
 

@@ -403,7 +403,9 @@ def main() -> None:
     try:
         app(prog_name="locum")
     except (LocumError, OSError) as error:
-        typer.echo(f"locum: {in_words(error)}", err=True)
+        from locum.commands.terminal import plain
+
+        typer.echo(f"locum: {plain(in_words(error))}", err=True)
         raise SystemExit(exit_code(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

@@ -5,9 +5,7 @@ A scan that a job segments has NAME-job.json until its mask is there: the same c
 
 from __future__ import annotations
 
-import csv
 import glob
-import io
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -30,6 +27,7 @@ from rich.progress import (
 from locum.answers import Classification, Job, Report, Segmentation, write_whole
 from locum.client import Client
 from locum.commands.exit_codes import DONE, FAILED, INTERRUPTED
+from locum.commands.terminal import Terminal, plain, table
 from locum.errors import AnswerInvalid, JobFailed, LocumError, NotAllowed, Problem, ScanInvalid, Unreachable
 from locum.reading import read
 from locum.scans import Scan, opened, series_files, split_name
@@ -248,8 +246,8 @@ def segment_all(
 
         done, complete = _each(scans, answer, jobs, _volumes)
     rows = [row for each in done for row in _rows(each, out)]
-    write_whole(out / TABLE, _csv(_COLUMNS, rows))
-    Console(soft_wrap=True, highlight=False, markup=False).print(
+    write_whole(out / TABLE, table(_COLUMNS, rows))
+    Terminal(soft_wrap=True, highlight=False, markup=False).print(
         _summary(done, scans, complete, str(out / TABLE))
     )
     return _code(done, complete)
@@ -275,8 +273,8 @@ def classify_all(paths: Sequence[str], out: Path | None, asked: Mapping[str, Any
             "network",
             "request",
         ]
-        write_whole(out, _csv(columns, [_class_row(each) for each in done]))
-    Console(soft_wrap=True, highlight=False, markup=False).print(
+        write_whole(out, table(columns, [_class_row(each) for each in done]))
+    Terminal(soft_wrap=True, highlight=False, markup=False).print(
         _summary(done, scans, complete, "" if out is None else str(out))
     )
     return _code(done, complete)
@@ -294,7 +292,7 @@ class _Display:
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Terminal(highlight=False, soft_wrap=True)
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -307,7 +305,7 @@ class _Display:
 
     def follow(self, scan: Found) -> Callable[[Job], None]:
         """Show how the job of a scan goes."""
-        name = escape(scan.name)
+        name = escape(plain(scan.name))
         tasks: list[TaskID] = []
         told: list[str] = []
 
@@ -469,7 +467,7 @@ def _class(done: _Done[Classification]) -> str:
     found = done.answer
     if found is None:
         return _rejected(done)
-    sure = found.probabilities[found.predicted]
+    sure = found.probabilities.get(found.predicted, 0.0)
     by = f"[dim]{escape(found.receipt.network.name)}[/]"
     return f"{_named(done)}  {escape(found.predicted)} {sure:.2f}  {by}{_warned(found.warnings)}"
 
@@ -539,14 +537,6 @@ def _class_row(done: _Done[Classification]) -> dict[str, Any]:
         "network": found.receipt.network.name,
         "request": found.receipt.request,
     }
-
-
-def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
-    content = io.StringIO(newline="")
-    writer = csv.DictWriter(content, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return content.getvalue().encode()
 
 
 def _summary(done: Sequence[_Done[Any]], scans: Sequence[Found], complete: bool, table: str) -> str:

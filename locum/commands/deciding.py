@@ -6,14 +6,13 @@ import getpass
 import os
 import sys
 
-from rich.console import Console
-
 from locum.answers import Assignment
 from locum.client import Client
+from locum.commands.terminal import Terminal
 from locum.connection import KEY, URL, Connection, forget, remember
 from locum.errors import ScanInvalid, SettingInvalid
 
-_console = Console(highlight=False, soft_wrap=True, markup=False)
+_console = Terminal(highlight=False, soft_wrap=True, markup=False)
 _ADAPTED = ".at-"
 
 
@@ -69,7 +68,7 @@ def login(url: str | None, forgotten: bool) -> None:
         who = client.session()
     path = remember(connection)
     if connection.in_the_open and connection.key:
-        Console(stderr=True, markup=False).print(
+        Terminal(stderr=True, markup=False).print(
             f"warning: {connection.url} is no HTTPS: others can read the key"
         )
     _console.print(f"you are {who.actor} ({', '.join(who.roles)}) at {connection.url}; kept in {path}")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 
 from locum.answers import Job, Model
@@ -18,9 +17,10 @@ from locum.client import Client
 from locum.commands.batch import Found, channels_of, find, group
 from locum.commands.exit_codes import DONE, FAILED
 from locum.commands.following import follow as follow_events
+from locum.commands.terminal import Terminal
 from locum.errors import ScanInvalid
 
-_console = Console(highlight=False, soft_wrap=True, markup=False)
+_console = Terminal(highlight=False, soft_wrap=True, markup=False)
 _NEWEST = 10
 
 
@@ -172,7 +172,7 @@ def _option(given: str) -> tuple[str, Any]:
 
 
 def _to_the_end(client: Client, job: str) -> int:
-    follow_events(Console(), ((event.type, event.data) for event in client.events(job)))
+    follow_events(_console, ((event.type, event.data) for event in client.events(job)))
     return _show(client.job(job))
 
 

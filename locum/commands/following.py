@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
@@ -12,6 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
+
+from locum.commands.terminal import plain
+from locum.errors import AnswerInvalid
 
 # A job makes its candidate in one of these stages: it adapts without masks, by a dose that it measures where
 # no recipe is named; learns from masks; or compares models.
@@ -34,9 +38,18 @@ class Followed:
         self._spinner = Spinner("dots", style="cyan")
 
     def take(self, event_type: str, data: dict[str, Any]) -> str | None:
-        """Add an event; return a line about it, or None for an event without one."""
+        """Add an event; return a line about it, or None for an event without one.
+
+        Raises AnswerInvalid for an event that Locum's service does not send.
+        """
+        try:
+            return self._take(event_type, _plain(data))
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            raise AnswerInvalid(f"expected an event '{event_type}' of a job, found {data!r:.80}") from None
+
+    def _take(self, event_type: str, data: dict[str, Any]) -> str | None:
         if event_type == "state":
-            self.state = data["state"]
+            self.state = str(data["state"])
             return self.state
         if event_type == "progress":
             repeated = data["stage"] == self.progress.get("stage") and "against" not in data
@@ -44,10 +57,10 @@ class Followed:
             self.learning = data["stage"] if data["stage"] in LEARNING else self.learning
             return None if repeated else self._doing()
         if event_type == "epoch":
-            self.epochs.append(data)
+            self.epochs.append(data | {"epoch": int(data["epoch"])})
             self.used = _shares(data.get("coefficients")) or self.used
             return self._last_epoch()
-        return data["message"] if event_type == "warning" else None
+        return str(data["message"]) if event_type == "warning" else None
 
     def _doing(self) -> str:
         against, left = self.progress.get("against"), self.progress.get("seconds_left")
@@ -91,8 +104,9 @@ class Followed:
         if not self.epochs:
             return grid
         done, total = self.epochs[-1]["epoch"], self.progress.get("epochs")
-        bar = ProgressBar(total=total or max(done, 1), completed=done, width=_BAR, complete_style="cyan")
-        losses = [epoch["loss"] for epoch in self.epochs if epoch["loss"] is not None]
+        total = total if isinstance(total, int) and total > 0 else max(done, 1)
+        bar = ProgressBar(total=total, completed=done, width=_BAR, complete_style="cyan")
+        losses = [epoch["loss"] for epoch in self.epochs if _is_finite(epoch.get("loss"))]
         grid.add_row("", bar, Text(self._last_epoch()), Text(_curve(losses[-_DRAWN:]), style="green"))
         for model, share in self.used.items():
             part = ProgressBar(total=1, completed=share, width=_BAR, complete_style="magenta")
@@ -114,6 +128,19 @@ def follow(console: Console, events: Iterable[tuple[str, dict[str, Any]]]) -> No
     with Live(followed, console=console, refresh_per_second=8):
         for event in events:
             followed.take(*event)
+
+
+def _plain(value: Any) -> Any:
+    """An event's data of which no text moves the cursor."""
+    if isinstance(value, dict):
+        return {plain(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return plain(value) if isinstance(value, str) else value
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _shares(coefficients: dict[str, Any] | None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Archives whose members expand to much."""
+"""Compress the members of an archive, as one that expands to much has them."""
 
 from __future__ import annotations
 

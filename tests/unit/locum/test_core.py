@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
-from locum import AsyncClient, Client, operations
-from locum.core import EventStream, Operation, Pause, Request, Retries, with_retries
+from locum import AsyncClient, Client, core, operations
+from locum.core import Body, EventStream, Operation, Pause, Request, Retries, with_retries
 from locum.errors import AnswerInvalid, JobFailed, NotAllowed, Problem, ScanInvalid, Unreachable
+from locum.reading import read
 
 # Nothing listens there.
 NOWHERE = "http://127.0.0.1:1"
@@ -227,13 +230,15 @@ def test_listing_follows_its_pages() -> None:
 def test_events_are_read_line_by_line_and_resumed_after_the_last() -> None:
     stream = EventStream("j", Retries(2))
     lines = [": ping", "", "id: 4", "event: epoch", 'data: {"epoch": 1}', "", "id: 5", "event: state"]
-    found = [event for line in lines for event in stream.feed(line)]
+    found = [event for line in lines for event in stream.feed(f"{line}\n")]
     assert [(event.id, event.type, event.data) for event in found] == [(4, "epoch", {"epoch": 1})]
     stream.broken(broken())
     # The half event is gone with its connection.
     assert stream.request().headers["Last-Event-ID"] == "4"
     (last,) = (
-        e for line in ("id: 5", "event: state", 'data: {"state": "failed"}', "") for e in stream.feed(line)
+        e
+        for text in ("id: 5\r", '\nevent: state\ndata: {"state": "fai', 'led"}\n\n')
+        for e in stream.feed(text)
     )
     assert last.last
     assert stream.over
@@ -248,6 +253,112 @@ def test_stream_that_breaks_without_an_event_is_given_up() -> None:
     # One that the service ends in order is none of these.
     patient = EventStream("j", Retries(2))
     assert all(patient.broken(None) > 0 for _ in range(10))
+
+
+@pytest.mark.parametrize(
+    ("said", "waited"),
+    [("9" * 9, 900), ("9" * 290, 900), ("9" * 301, 0), ("²", 0), ("-1", 0), ("inf", 0), ("1e9", 0)],
+)
+def test_time_that_a_service_names_is_bounded(said: str, waited: float) -> None:
+    busy = problem("busy")
+    busy.headers = httpx.Headers([(b"Retry-After", said.encode())])
+    _, _, pauses = played(operations.models(), busy, answer(200, {"models": [], "next": None}))
+    assert waited <= pauses[0] <= max(waited, 0.5)
+
+
+def _bytes(content: bytes, status: int = 200, **headers: str) -> httpx.Response:
+    request = httpx.Request("GET", "http://service/path")
+    return httpx.Response(status, content=content, headers=headers, request=request)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"cohorts": ' + b"[" * 40 + b"]" * 40 + b"}",
+        b'{"cohorts": [], "x": ' + b"9" * 5000 + b"}",
+        b'{"cohorts": [{"scans": ' + b"9" * 400 + b"}]}",
+        b"[]",
+        b'"x"',
+        b"\xff",
+    ],
+    ids=lambda content: repr(content[:24]),
+)
+def test_answer_that_is_none_of_the_service_is_one_sentence(content: bytes) -> None:
+    for operation in (operations.cohorts("h"), operations.jobs(limit=3), operations.cohort("h", "c")):
+        with pytest.raises(AnswerInvalid):
+            played(operation, _bytes(content))
+    result, *_ = played(operations.models(), _bytes(content, 500))
+    assert isinstance(result, Problem)
+
+
+def test_number_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(AnswerInvalid, match="expected a number"):
+        read(float, json.loads("9" * 400))
+
+
+def test_listing_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(after: object) -> httpx.Response:
+        return answer(200, {"cohorts": [], "next": after})
+
+    with pytest.raises(AnswerInvalid, match="expected a last page, found one more after 3"):
+        played(operations.cohorts("h"), page("a"), page("b"), page("a"))
+    monkeypatch.setattr(core, "_MOST_PAGES", 3)
+    with pytest.raises(AnswerInvalid, match="expected a last page, found one more after 4"):
+        played(operations.cohorts("h"), *map(page, "abcd"))
+
+
+def test_body_is_bounded_in_bytes_and_seconds() -> None:
+    body = Body(_bytes(b""), 3 << 20)
+    for seconds in range(3):
+        body.take(bytes(1 << 20), seconds)
+    assert body.whole().content == bytes(3 << 20)
+    with pytest.raises(AnswerInvalid, match="at most 3 MiB"):
+        body.take(b"x", 4)
+    drip = Body(_bytes(b""), 1 << 20)
+    for seconds in range(61):
+        drip.take(b"x", seconds)
+    with pytest.raises(httpx.ReadTimeout, match="too slowly"):
+        drip.take(b"x", 61)
+    # A slow line is none of these.
+    slow = Body(_bytes(b""), 1 << 30)
+    for seconds in range(600):
+        slow.take(bytes(20_000), seconds)
+
+
+def _stalled(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, content=(bytes(1 << 20) for _ in range(100)), request=request)
+
+
+def _miscoded(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=iter([b"none"]), request=request)
+
+
+@pytest.mark.parametrize(
+    ("serve", "said"), [(_stalled, "at most (64|1) MiB"), (_miscoded, "not coded as it")]
+)
+def test_clients_read_no_endless_or_miscoded_body(
+    serve: Callable[[httpx.Request], httpx.Response], said: str
+) -> None:
+    with Client("http://service") as client:
+        client._http = httpx.Client(base_url="http://service", transport=httpx.MockTransport(serve))
+        for call in (client.models, lambda: list(client.events("j")), lambda: client.job("j")):
+            with pytest.raises(AnswerInvalid, match=said):
+                call()
+
+
+@pytest.mark.parametrize("text", ["data: " + "x" * (1 << 20), "data: [1]\n\n", "data: " + "[" * 99 + "\n\n"])
+def test_events_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(AnswerInvalid):
+        list(EventStream("j", Retries(0)).feed(text))
+
+
+def test_events_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "_MOST_EVENTS", 99)
+    stream = EventStream("j", Retries(0))
+    assert not [each for _ in range(12) for each in stream.feed(": ping\n\n")]
+    with pytest.raises(AnswerInvalid):
+        list(stream.feed(": ping\n\n"))
 
 
 class TestJobOfAScan:
