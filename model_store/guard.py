@@ -35,6 +35,8 @@ _UNLIKE = 5.5
 # is at least `_LEAST_DEVIATION` (in standard deviations of a scan's intensities).
 _SHRINKAGE = 0.1
 _LEAST_DEVIATION = 0.05
+# Standard deviation of a descriptor among scans of one kind, where no training scans are known.
+_ALONE = 0.2
 
 # Tolerance beyond the range seen in training: a factor for sizes and spacings, degrees for the tilt.
 _FACTORS = {"rows": 1.5, "columns": 1.5, "slices": 3.0, "row_mm": 1.5, "column_mm": 1.5, "slice_mm": 2.0}
@@ -166,9 +168,14 @@ class ReferenceStatistics(BaseModel):
             products=_rows(np.array(self.products) + np.array(other.products)),
         )
 
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The mean of each descriptor over the scans."""
+        return tuple(value / self.count for value in self.sums)
+
     def mean_and_deviation(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Compute the mean and the standard deviation of each descriptor over the scans."""
-        mean = np.array(self.sums) / self.count
+        mean = np.array(self.mean)
         variance = np.diagonal(np.array(self.products)) / self.count - mean**2
         return mean, np.sqrt(np.maximum(variance, 0) + _LEAST_DEVIATION**2)
 
@@ -183,6 +190,12 @@ class ReferenceStatistics(BaseModel):
         z = (np.array(appearance) - mean) / deviation
         return float(z @ np.linalg.solve(shrunk, z)) / size / (1 + size / self.count)
 
+    def whitened(self, appearances_ND: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Vectors [N, D] of which the differences have, as Euclidean length, the Mahalanobis distance."""
+        mean, deviation, shrunk = self._frame
+        z = (appearances_ND - mean) / deviation
+        return np.asarray(np.linalg.solve(np.linalg.cholesky(shrunk), z.T).T)
+
     @cached_property
     def _frame(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Mean and deviation of each descriptor, and their shrunk correlation: the same for every scan."""
@@ -193,6 +206,21 @@ class ReferenceStatistics(BaseModel):
         np.fill_diagonal(correlation, 1)
         weight = max(_SHRINKAGE, size / (self.count + size))
         return mean, deviation, (1 - weight) * correlation + weight * np.eye(size)
+
+
+def distances(
+    appearances: Sequence[tuple[float, ...]], reference: ReferenceStatistics | None
+) -> NDArray[np.float64]:
+    """Distances [N, N] of scans from each other; 1 is that of a scan from the training mean, from which on it
+    looks unlike training.
+
+    They are Mahalanobis distances, without a reference those of independent descriptors that vary as little
+    as among scans of one kind.
+    """
+    vectors = np.array(appearances)
+    whitened = vectors / _ALONE if reference is None else reference.whitened(vectors)
+    between = np.sqrt(((whitened[:, None] - whitened[None]) ** 2).mean(axis=2))
+    return np.asarray(between / np.sqrt(_UNLIKE))
 
 
 def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Task) -> list[GuardWarning]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     ValidationInfo,
@@ -14,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from personalization.options.cohort import CohortOptions
 from personalization.options.presets import (
     AUTO,
     FOR_COHORTS,
@@ -28,10 +27,8 @@ from personalization.options.presets import (
 Dose = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
-class RoutingOptions(BaseModel):
+class RoutingOptions(CohortOptions):
     """Options of adapting a routing space. The defaults suit most hospitals."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: CohortPreset = Field(
         AUTO,

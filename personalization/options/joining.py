@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
+from pydantic import Field, FiniteFloat, ValidationInfo, field_validator
+
+from personalization.options.cohort import CohortOptions
 
 
-class JoiningOptions(BaseModel):
+class JoiningOptions(CohortOptions):
     """Options of joining. The defaults suit most hospitals."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     loss: Literal["perturbed", "plain"] = Field(
         "perturbed",

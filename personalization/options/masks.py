@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
+
+from personalization.options.cohort import CohortOptions
 
 MASKS = "masks"
 Trained = Literal["all", "head", "norms", "ssf", "scratch"]
 TRAINED: tuple[Trained, ...] = get_args(Trained)
 
 
-class MasksOptions(BaseModel):
+class MasksOptions(CohortOptions):
     """Options of adapting by masks. The defaults suit most hospitals."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: Literal["masks"] = Field(
         "masks",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from personalization.options.cohort import CohortOptions
 
 Criterion = Literal["information", "statistics", "combined", "entropy", "consistency", "consensus"]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 
 
-class PickingOptions(BaseModel):
+class PickingOptions(CohortOptions):
     """Options of picking a cluster. The default was the best on phantoms."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     criterion: Criterion = Field(
         "information",

@@ -36,7 +36,7 @@ from service.errors import AdaptationRejected
 from service.settings import scan_limits
 from service.worker.attempt import as_json
 from service.worker.candidate import CandidateDraft
-from service.worker.cohort_images import CohortImages, load_images
+from service.worker.cohort_images import CohortImages, load_images, widened
 from service.worker.cohort_job import CohortWork
 from service.worker.device import device_of
 from service.worker.pictures import draw_answers
@@ -110,7 +110,14 @@ class PickingWork(CohortWork[CohortImages, Comparison]):
     @override
     def read(self) -> CohortImages:
         limits = scan_limits(self.attempt.settings)
-        return load_images(self.files, self.loaded.task, self.known, limits, self.attempt.check_cancelled)
+        return load_images(
+            self.files,
+            self.loaded.task,
+            self.known,
+            limits,
+            self.attempt.check_cancelled,
+            include=self.includes_unlike,
+        )
 
     @override
     def make(self, cohort: CohortImages) -> Comparison:
@@ -137,7 +144,10 @@ class PickingWork(CohortWork[CohortImages, Comparison]):
         draw = torch.Generator().manual_seed(self.options.seed)
         enough = int(patients.max()) + 1 >= _FEWEST_PATIENTS
         stable = stability(self.options.criterion, made.answers, patients, draw) if enough else None
-        return judge(PICKING, Pick(made.cluster, made.costs, stability=stable, source_warnings=cohort.warned))
+        return judge(
+            PICKING,
+            Pick(made.cluster, made.costs, stability=stable, source_warnings=cohort.kinds.share_warned),
+        )
 
     @override
     def draw(self, cohort: CohortImages, made: Comparison) -> None:
@@ -167,7 +177,7 @@ class PickingWork(CohortWork[CohortImages, Comparison]):
 
     @override
     def draft(self, cohort: CohortImages, made: Comparison, result: dict[str, Any]) -> CandidateDraft:
-        model, known = self.loaded.models[made.cluster], self.known
+        model = self.loaded.models[made.cluster]
         return CandidateDraft(
             parent=self.parent,
             model=model.manifest,
@@ -176,5 +186,5 @@ class PickingWork(CohortWork[CohortImages, Comparison]):
             epochs=0,
             seed=self.options.seed,
             details=result,
-            statistics=None if known is None else known.merge(cohort.statistics),
+            statistics=widened(self.known, cohort.statistics),
         )

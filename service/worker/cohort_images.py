@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.errors import LocumStoreError, ScanError
-from model_store.guard import ReferenceStatistics, ScanSummary, check, is_mistaken, summarise
+from model_store.guard import ReferenceStatistics, ScanSummary, summarise
 from model_store.preprocessing import (
     Prepared,
     PreparedVolume,
@@ -30,6 +30,7 @@ from model_store.preprocessing import (
 from model_store.preprocessing.windows import cut, evenly_drawn, tiles
 from model_store.scan import Limits, Scan, decode, decode_mask
 from model_store.task import Task
+from model_store.unlike import CohortKinds, kinds_of
 from personalization.cancellation import CancelCheck
 from personalization.labelled_slices import LabelledSlices
 from service.cohorts import cohorts, masks
@@ -45,7 +46,7 @@ class LabelledImages:
     """Slices of a cohort, `images` float32 [N, C, H, W], with `targets` uint8 [N, H, W], 0 without a mask.
 
     Of volumes patches, [N, C, X, Y, Z]. `names` has the scan of each slice, `drawn_on` whether that scan has
-    a mask. `statistics` describes the scans for the guard. `left_out` is the number of slices beyond
+    a mask. `kinds` and `statistics` are those of `CohortImages`. `left_out` is the number of slices beyond
     `most_images`.
     """
 
@@ -53,7 +54,8 @@ class LabelledImages:
     targets: Tensor
     names: tuple[str, ...]
     drawn_on: NDArray[np.bool_]
-    statistics: ReferenceStatistics
+    kinds: CohortKinds
+    statistics: ReferenceStatistics | None
     left_out: int
 
     @property
@@ -98,10 +100,13 @@ def load_labelled(
     scans: Sequence[ScanFile],
     drawn: Mapping[str, ScanFile],
     task: Task,
+    reference: ReferenceStatistics | None,
     limits: Limits,
     check_cancelled: CancelCheck,
+    *,
+    include: bool = False,
 ) -> LabelledImages:
-    """Decode and prepare every scan, and its mask if it has one.
+    """Decode and prepare every scan, and its mask if it has one; leave scans out as `load_images`.
 
     If there are more slices than `most_images`, those of scans with masks are kept first: only they are used
     in training.
@@ -110,7 +115,7 @@ def load_labelled(
         ScanError, TaskError: a file cannot be read or does not fit; the message has its digest.
         CohortDeleted: a file is not there.
     """
-    images, targets, names, drawn_on, statistics, left_out = [], [], [], [], [], 0
+    found: dict[str, tuple[Tensor, Tensor, int, ScanSummary]] = {}
     room = most_images(task)
     for file, after in _drawn_first(scans, drawn):
         check_cancelled()
@@ -123,15 +128,21 @@ def load_labelled(
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         kept = seen.images()
-        left_out += seen.count - len(kept)
         room -= len(kept)
-        images.append(kept)
-        targets.append(target)
-        names += [file.name] * len(kept)
-        drawn_on += [mask is not None] * len(kept)
-        statistics.append(summarise(seen.scan, seen.prepared))
+        found[file.name] = (kept, target, seen.count, summarise(seen.scan, seen.prepared))
+    summaries = [found[file.name][3] for file in scans]
+    kinds = _judged(summaries, reference, task, include=include)
+    used = {file.name for file, fits in zip(scans, kinds.used, strict=True) if fits}
+    parts = {name: part for name, part in found.items() if name in used}
+    names = tuple(name for name, part in parts.items() for _ in part[0])
     return LabelledImages(
-        torch.cat(images), torch.cat(targets), tuple(names), np.array(drawn_on), merged(statistics), left_out
+        images=torch.cat([part[0] for part in parts.values()]),
+        targets=torch.cat([part[1] for part in parts.values()]),
+        names=names,
+        drawn_on=np.array([name in drawn for name in names]),
+        kinds=kinds,
+        statistics=_learned(summaries, kinds, include=include),
+        left_out=sum(part[2] for part in parts.values()) - len(names),
     )
 
 
@@ -207,18 +218,17 @@ class ScanInput:
 class CohortImages:
     """Slices of a cohort, `images` float32 [N, C, H, W], or patches of volumes, [N, C, X, Y, Z].
 
-    `scan_of_image` [N] is the scan's index of each slice. `patient_of_image` [N] is the patient's, as far as
-    the task can derive it from the scans' names. `warned` is the share of scans that the guard warns of,
-    `mistaken` of those that no training scan resembles in kind. `statistics` describes the scans for the
-    guard. `left_out` is the number of slices beyond `most_images`.
+    `scan_of_image` [N] is the index of each slice's scan among those that are used. `patient_of_image` [N] is
+    the patient's, as far as the task can derive it from the scans' names. `kinds` is the guard's verdict on
+    every scan of the cohort, in the order of its files. `statistics` describes for the guard the scans that
+    it does not warn of; None where there are none. `left_out` is the number of slices beyond `most_images`.
     """
 
     images: Tensor
     scan_of_image: NDArray[np.int64]
     patient_of_image: NDArray[np.int64]
-    warned: float
-    mistaken: float
-    statistics: ReferenceStatistics
+    kinds: CohortKinds
+    statistics: ReferenceStatistics | None
     left_out: int
 
 
@@ -248,37 +258,57 @@ def load_images(
     reference: ReferenceStatistics | None,
     limits: Limits,
     check_cancelled: CancelCheck,
+    *,
+    include: bool = False,
 ) -> CohortImages:
-    """Decode and prepare every scan.
+    """Decode and prepare every scan; leave out those that are unlike the others or the task.
+
+    With `include` none is left out, and the statistics are those of all of them.
 
     Raises:
         ScanError: a scan cannot be read or does not fit the task; the message has its digest.
         CohortDeleted: a file is not there.
     """
     budget = max(1, most_images(task) // len(files))
-    parts, summaries, total = [], [], 0
+    parts, counts, summaries = [], [], []
     for file in files:
         check_cancelled()
         try:
             seen = ScanInput.of(file.read(), task, limits, budget)
         except ScanError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
-        total += seen.count
         parts.append(seen.images())
+        counts.append(seen.count)
         summaries.append(summarise(seen.scan, seen.prepared))
-    images = torch.cat(parts)
-    warnings = [check(summary, reference, task) for summary in summaries]
-    mistaken = [is_mistaken(each, reference, found) for each, found in zip(summaries, warnings, strict=True)]
-    patients = numbered([file.name for file in files], task)
+    kinds = _judged(summaries, reference, task, include=include)
+    used = [index for index, fits in enumerate(kinds.used) if fits]
+    images = torch.cat([parts[index] for index in used])
+    lengths = [len(parts[index]) for index in used]
+    patients = numbered([files[index].name for index in used], task)
     return CohortImages(
         images=images,
-        scan_of_image=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
-        patient_of_image=np.repeat(patients, [len(part) for part in parts]),
-        warned=float(np.mean([bool(found) for found in warnings])),
-        mistaken=float(np.mean(mistaken)),
-        statistics=merged(summaries),
-        left_out=total - len(images),
+        scan_of_image=np.repeat(np.arange(len(used)), lengths),
+        patient_of_image=np.repeat(patients, lengths),
+        kinds=kinds,
+        statistics=_learned(summaries, kinds, include=include),
+        left_out=sum(counts[index] for index in used) - len(images),
     )
+
+
+def _judged(
+    summaries: Sequence[ScanSummary], reference: ReferenceStatistics | None, task: Task, *, include: bool
+) -> CohortKinds:
+    found = kinds_of(summaries, reference, task)
+    return replace(found, used=np.ones(len(summaries), dtype=bool)) if include else found
+
+
+def _learned(
+    summaries: Sequence[ScanSummary], kinds: CohortKinds, *, include: bool
+) -> ReferenceStatistics | None:
+    """What the guard may learn: never of a scan that it warned of, unless a person included it."""
+    known = kinds.used & (include | ~kinds.warned)
+    found = [ReferenceStatistics.of(summary) for summary, fits in zip(summaries, known, strict=True) if fits]
+    return reduce(ReferenceStatistics.merge, found) if found else None
 
 
 def seen(prepared: Prepared | PreparedVolume, task: Task) -> Tensor:
@@ -315,6 +345,6 @@ def evenly(slices: Tensor, most: int = MOST_IMAGES) -> Tensor:
     return slices[((torch.arange(most) + 0.5) * len(slices) / most).long()]
 
 
-def merged(summaries: Iterable[ScanSummary]) -> ReferenceStatistics:
-    """Merge the guard's summaries of all scans."""
-    return reduce(ReferenceStatistics.merge, map(ReferenceStatistics.of, summaries))
+def widened(known: ReferenceStatistics | None, own: ReferenceStatistics | None) -> ReferenceStatistics | None:
+    """What the guard of a candidate knows: the training scans, and the hospital's that it did not warn of."""
+    return known if known is None or own is None else known.merge(own)

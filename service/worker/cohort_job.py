@@ -19,11 +19,14 @@ from torch import Tensor
 
 from model_store.artefact import Artefact
 from model_store.store import Store
+from model_store.unlike import CohortKinds
 from personalization.gate import GateVerdict
+from personalization.options.cohort import INCLUDE
 from service.catalog.adapted import adapted_name
-from service.cohorts.files import ScanFile
+from service.cohorts.files import ScanFile, label_of
 from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
+from service.jobs.unlike import facts_of, said_of_unlike
 from service.kinds import ADAPTABLE, SCAN_BY_JOB, HospitalAdaptation, adaptation_of
 from service.worker.attempt import Attempt, AttemptOutcome, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish
@@ -42,6 +45,10 @@ class Slices(Protocol):
     def left_out(self) -> int:
         """Number of slices that are not used."""
 
+    @property
+    def kinds(self) -> CohortKinds:
+        """The guard's verdict on every scan of the cohort."""
+
 
 Cohort = TypeVar("Cohort", bound=Slices)
 Made = TypeVar("Made")
@@ -54,7 +61,7 @@ class CohortWork(ABC, Generic[Cohort, Made]):
     Attributes:
         attempt: checks for cancellation between batches, and has the job.
         store: holds `parent`, the artefact that is adapted.
-        files: scans of the cohort, by name.
+        files: scans of the cohort, by name; once they are read, those to which anything is fitted.
         watch: times `adapt`, `judge` and `draw`.
     """
 
@@ -66,6 +73,11 @@ class CohortWork(ABC, Generic[Cohort, Made]):
 
     # Which slices are kept of too many.
     KEPT_FIRST: ClassVar[str] = ""
+
+    @property
+    def includes_unlike(self) -> bool:
+        """Whether scans that are unlike the others or the task are used, too."""
+        return self.attempt.job.options.get("unlike") == INCLUDE
 
     @abstractmethod
     def read(self) -> Cohort:
@@ -104,6 +116,10 @@ class CohortWork(ABC, Generic[Cohort, Made]):
         """Adapt, judge and publish. The runner reports any error as the job's reason."""
         attempt = self.attempt
         cohort = self.read()
+        seen = facts_of([label_of(file.sha256) for file in self.files], cohort.kinds)
+        for sentence in said_of_unlike(seen):
+            attempt.warn(sentence)
+        self.files = [file for file, used in zip(self.files, cohort.kinds.used, strict=True) if used]
         if cohort.left_out:
             attempt.warn(
                 f"the cohort has {cohort.left_out} slices more than are used at once: {len(cohort.images)}, "
@@ -126,7 +142,7 @@ class CohortWork(ABC, Generic[Cohort, Made]):
         if device.type != "cpu":
             result |= where
         draft = self.draft(cohort, made, result)
-        return publish(attempt, self.store, draft, gate=gate, result=result | where | self.cost())
+        return publish(attempt, self.store, draft, gate=gate, result=result | where | seen | self.cost())
 
 
 def run_adaptation(attempt: Attempt) -> AttemptOutcome:

@@ -34,7 +34,7 @@ from personalization.state import from_safetensors, to_safetensors
 from service.cohorts.patients import PatientSplit, split_by_patient
 from service.errors import AdaptationRejected
 from service.worker.candidate import CandidateDraft
-from service.worker.cohort_images import LabelledImages
+from service.worker.cohort_images import LabelledImages, widened
 from service.worker.device import device_of
 from service.worker.epochs import EpochReports, resume
 from service.worker.masked_cohort import MaskedCohortWork
@@ -151,8 +151,7 @@ class JoiningWork(MaskedCohortWork[Joined]):
             epochs=made.joining.history[-1].epoch,
             seed=self.config.seed,
             details=result,
-            # The guard must not warn of the hospital's own scans.
-            statistics=cohort.statistics if known is None else known.merge(cohort.statistics),
+            statistics=cohort.statistics if known is None else widened(known, cohort.statistics),
             metrics={"val_dice": made.joining.best.dice},
             sources=self.manifest.sources,
         )

@@ -8,6 +8,7 @@ from typing import Generic
 
 from typing_extensions import override
 
+from model_store.manifest import ModelManifest
 from model_store.task import Task
 from service.cohorts.files import label_of
 from service.cohorts.patients import same_bytes
@@ -22,6 +23,7 @@ class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
     KEPT_FIRST = ", those of scans with masks first"
 
     task: Task
+    manifest: ModelManifest
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -33,8 +35,15 @@ class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
         """Read every scan, and the masks that there are."""
         attempt = self.attempt
         self.masks, self.ill = masks_of(attempt, self.task)
-        limits = cohort_limits(attempt.settings, self.task)
-        return load_labelled(self.files, self.masks, self.task, limits, attempt.check_cancelled)
+        return load_labelled(
+            self.files,
+            self.masks,
+            self.task,
+            self.manifest.statistics,
+            cohort_limits(attempt.settings, self.task),
+            attempt.check_cancelled,
+            include=self.includes_unlike,
+        )
 
     def warn_of_lost_targets(self, cohort: LabelledImages) -> None:
         """Warn of targets of which nothing is left at the network's resolution."""

@@ -30,7 +30,7 @@ from service.errors import AdaptationRejected
 from service.kinds import kind_of
 from service.worker.attempt import as_json
 from service.worker.candidate import CandidateDraft
-from service.worker.cohort_images import LabelledImages
+from service.worker.cohort_images import LabelledImages, widened
 from service.worker.device import device_of
 from service.worker.epochs import EpochReports, resume
 from service.worker.masked_cohort import MaskedCohortWork
@@ -145,8 +145,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
             epochs=fitted.steps,
             seed=self.config.seed,
             details=result,
-            # The guard must not warn of the hospital's own scans.
-            statistics=cohort.statistics if known is None else known.merge(cohort.statistics),
+            statistics=cohort.statistics if known is None else widened(known, cohort.statistics),
             metrics={"val_dice": fitted.means[fitted.weight]},
         )
 

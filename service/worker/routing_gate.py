@@ -70,7 +70,7 @@ def verdict_on(
         # Slices of one patient are not independent.
         scan_index=cohort.patient_of_image,
         classes=len(loaded.task.classes),
-        source_warnings=cohort.warned,
+        source_warnings=cohort.kinds.share_warned,
         statistics_distance=shift_of_statistics(
             parent.state_dict(), adapted.merged, images.to(device), check_cancelled
         ),

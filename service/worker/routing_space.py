@@ -35,7 +35,7 @@ from personalization.test_time.recipe import Adapted, Routing, recipe_of
 from service.settings import cohort_limits
 from service.worker.attempt import as_json
 from service.worker.candidate import CandidateDraft
-from service.worker.cohort_images import CohortImages, load_images
+from service.worker.cohort_images import CohortImages, load_images, widened
 from service.worker.cohort_job import CohortWork
 from service.worker.device import device_of
 from service.worker.epochs import EpochReports, resume
@@ -79,7 +79,8 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
     def read(self) -> CohortImages:
         task, known = self.loaded.task, self.loaded.manifest.statistics
         limits = cohort_limits(self.attempt.settings, task)
-        return load_images(self.files, task, known, limits, self.attempt.check_cancelled)
+        check_cancelled, include = self.attempt.check_cancelled, self.includes_unlike
+        return load_images(self.files, task, known, limits, check_cancelled, include=include)
 
     @override
     def make(self, cohort: CohortImages) -> Candidate:
@@ -98,7 +99,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
                 patients,
                 self.device,
                 attempt.check_cancelled,
-                cohort.mistaken,
+                cohort.kinds.share_mistaken,
             )
             return Candidate(task, dose.adapted, dose.config, dose=dose)
         config = self._configured()
@@ -154,7 +155,6 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
         dynamic = self._dynamic(cohort, adapted, config)
         name, arguments = recipe_of(config.preset).architecture(loaded.space, config)
         network = NetworkSpec(name=name, arguments=arguments)
-        known = loaded.manifest.statistics
         return CandidateDraft(
             parent=self.parent,
             model=loaded.manifest.model_copy(update={"network": network}),
@@ -163,8 +163,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
             epochs=adapted.adaptation.history[-1].epoch,
             seed=config.seed,
             details=result | ({} if used is None else {"coefficients": used}),
-            # Extended, so that the guard does not warn of the hospital's own scans.
-            statistics=None if known is None else known.merge(cohort.statistics),
+            statistics=widened(loaded.manifest.statistics, cohort.statistics),
         )
 
     @override

@@ -14,7 +14,7 @@ from model_store.artefact import Artefact
 from service.database import Job
 from service.database.job_states import TERMINAL
 from service.job_kinds import KINDS
-from service.jobs import gates
+from service.jobs import gates, unlike
 from service.jobs.sections import CheckRow, Checks, Curve, Curves, Outcome, Section, figure, number
 from service.kinds import Words, adaptation_of
 
@@ -68,6 +68,7 @@ def of_adaptation(found: Evidence) -> Said:
     best = found.result.get("best_epoch")
     sections = (
         gate_section(found.job, found.verdict, words),
+        *unlike.section(found.job.result or {}),
         *epochs_section(found.epochs, best if isinstance(best, int) else None, words),
         *(() if adaptation is None else adaptation.sections(found.result, found.epochs)),
     )

@@ -36,7 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ScanFile,
 
 def load(files: dict[str, tuple[ScanFile, ScanFile]]) -> LabelledImages:
     masks = {name: files[name][1] for name in DRAWN}
-    return load_labelled([scan for scan, _ in files.values()], masks, TUMOUR, Limits(), never_cancelled)
+    return load_labelled([scan for scan, _ in files.values()], masks, TUMOUR, None, Limits(), never_cancelled)
 
 
 def test_load_above_the_image_limit_drops_slices_without_masks_first(
@@ -74,11 +74,11 @@ def test_patches_of_volumes_are_bounded_and_those_with_masks_come_first(
     assert whole.images.shape[1:] == (1, *PATCH)
     assert whole.left_out == 0
     each = [int((whole.scan_of_image == index).sum()) for index in range(3)]
-    labelled = load_labelled(volumes, drawn, BALLS, Limits(), never_cancelled)
+    labelled = load_labelled(volumes, drawn, BALLS, None, Limits(), never_cancelled)
     assert [labelled.names.count(file.name) for file in volumes] == each
     assert labelled.drawn == {kept[1].name: True}
     monkeypatch.setattr(cohort_images, "MOST_VALUES", (each[0] + 2) * 16 * 16 * 8)
-    few = load_labelled(volumes, drawn, BALLS, Limits(), never_cancelled)
+    few = load_labelled(volumes, drawn, BALLS, None, Limits(), never_cancelled)
     assert [few.names.count(file.name) for file in volumes] == [each[0], 1, 1]
     assert few.left_out == sum(each) - each[0] - 2
     assert load_images(volumes, BALLS, None, Limits(), never_cancelled).left_out > 0

@@ -370,7 +370,9 @@ def test_joining_ignores_a_target_lost_in_resizing_with_a_warning(api: Any) -> N
     speck = np.zeros_like(pixels)
     speck[64, 64] = 1  # between the 32x32 that are taken
     small = {"patient-600.png": (png(pixels), png(speck))}
-    job = ask(api, upload(api, {**drawn_scans(1), **small})).json()["id"]
+    # Noise is unlike the task.
+    included = {"unlike": "include"}
+    job = ask(api, upload(api, {**drawn_scans(1), **small}), options=included).json()["id"]
     run_job(job, api.settings)
     found = api.client.get(f"/jobs/{job}").json()
     assert found["state"] == "failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -69,7 +70,7 @@ def far(api: Any) -> str:
 
 
 def test_auto_moves_the_statistics_of_volumes_and_is_assigned_and_rolled_back(api: Any, far: str) -> None:
-    job = adapted(api, far, "balls")
+    job = adapted(api, far, "balls", unlike="include")
     assert job["state"] == "succeeded", job["reason"]
     assert job["gate"]["passed"], job["gate"]
     dose = job["result"]["dose"]
@@ -89,7 +90,8 @@ def test_auto_moves_the_statistics_of_volumes_and_is_assigned_and_rolled_back(ap
     own = api.segment(scan, hospital="dune", **asked)
     truth = nib.Nifti1Image.from_bytes(drawn).get_fdata()
     assert own.headers["locum-personalization"] == "hospital; hospital=dune"
-    # The guard of the members' model warns of this scanner; the hospital's own model knows it.
+    # The guard of the members' model warns of this scanner; the hospital's own model knows it, since a person
+    # said that it is the hospital's.
     everyone = api.segment(scan, personalization="global", **asked)
     assert "scan-unlike-task" in everyone.headers["locum-warning-names"]
     assert "scan-unlike-task" not in own.headers.get("locum-warning-names", "")
@@ -99,6 +101,53 @@ def test_auto_moves_the_statistics_of_volumes_and_is_assigned_and_rolled_back(ap
     back = api.client.post(f"{place}/rollback", json=undo, headers={"If-Match": made.headers["etag"]})
     assert back.status_code == 200, back.text
     assert np.array_equal(mask_of(api.segment(scan, hospital="dune", **asked)), mask_of(everyone))
+
+
+def inverted(name: str) -> bytes:
+    """A scan of `NEAR` in negative."""
+    voxels = np.asarray(nib.Nifti1Image.from_bytes(NEAR[name][0]).dataobj)
+    return nifti((300 - voxels).astype(np.int16))
+
+
+@pytest.mark.parametrize("by_masks", [False, True], ids=["without-masks", "by-masks"])
+def test_a_scan_unlike_the_others_is_named_and_left_out_and_the_guard_goes_on_to_warn_of_it(
+    api: Any, by_masks: bool
+) -> None:
+    _, odd, *_ = NEAR
+    mixed = {name: (inverted(name) if name == odd else scan, mask) for name, (scan, mask) in NEAR.items()}
+    cohort = upload(api, mixed, "balls" if by_masks else "")
+    options: dict[str, Any] = {"preset": "masks", "steps": 2, "folds": 2} if by_masks else {}
+    job = adapted(api, cohort, "balls", **options)
+    assert job["state"] in ("succeeded", "fell_back"), job["reason"]
+    label = f"scan {hashlib.sha256(mixed[odd][0]).hexdigest()[:12]}"
+    kinds, out = job["warnings"][-2:]
+    assert "2 kinds of scans" in kinds
+    assert out.startswith("1 of 4 scans is left out, unlike the others or the task (" + label)
+    assert "unlike=include" in out
+    assert odd not in str(job["warnings"])
+    result = job["result"]
+    assert (result["scans"], result["warned"], result["kinds"]) == (3, 0.25, [3, 1])
+    assert [(each["scan"], each["used"]) for each in result["unlike"]] == [(label, False)]
+    section = next(each for each in job["sections"] if each["title"].startswith("Scans unlike"))
+    assert section["body"]["rows"][0]["mark"] == "left out"
+    candidate = api.store.open(job["candidate"]["reference"]).manifest
+    assert candidate.statistics.count == 8 + 3
+    assert label not in candidate.model_dump_json()
+    answer = api.segment(mixed[odd][0], model=job["candidate"]["reference"])
+    assert "scan-unlike-task" in answer.headers["locum-warning-names"]
+    # Included, it is fitted to and known.
+    job = adapted(api, cohort, "balls", unlike="include", **options)
+    assert (job["result"]["scans"], job["warnings"][-1:]) == (4, [kinds])
+    assert api.store.open(job["candidate"]["reference"]).manifest.statistics.count == 8 + 4
+
+
+def test_the_guard_does_not_learn_from_a_cohort_that_it_warns_of(api: Any, far: str) -> None:
+    job = adapted(api, far, "balls")
+    assert (job["result"]["scans"], job["result"]["warned"], job["result"]["kinds"]) == (4, 1.0, [4])
+    candidate = api.store.open(job["candidate"]["reference"])
+    assert candidate.manifest.statistics.count == 8
+    answer = api.segment(FAR[next(iter(FAR))][0], model=str(candidate))
+    assert "scan-unlike-task" in answer.headers["locum-warning-names"]
 
 
 def test_masks_of_drawn_volumes_check_a_candidate(api: Any, far: str) -> None:

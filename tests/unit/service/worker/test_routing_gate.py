@@ -15,9 +15,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from model_store.digest import sha256
-from model_store.guard import ReferenceStatistics
+from model_store.guard import ScanSummary
 from model_store.scan import Limits
 from model_store.task import Task
+from model_store.unlike import kinds_of
 from personalization.cancellation import never_cancelled
 from personalization.gate import ObservedRouting, consensus, shift_of_statistics, statistics_distance
 from personalization.test_time.config import AdaptationConfig
@@ -29,6 +30,10 @@ from service.worker.cohort_images import CohortImages, load_images
 from service.worker.routing_gate import _replicas
 from tests.helpers.personalization.discs import discs, space
 
+SCANS = [
+    ScanSummary("grey image", {}, (0.0,) * 12, constant=False, modality=each)
+    for each in (None,) * 3 + ("CT",)
+]
 TASK = Task(name="spots", labels={"spot": (1,)}, size=(16, 16), patient=r"^(?P<patient>\w+)-")
 
 
@@ -49,9 +54,8 @@ def cohort_of(patients: list[int]) -> CohortImages:
         torch.zeros(len(patients), 1, 4, 4),
         np.arange(len(patients)),  # every image a file of its own
         np.array(patients),
-        0.0,
-        0.0,
-        ReferenceStatistics.model_construct(),
+        kinds_of(SCANS, None, TASK),
+        None,
         0,
     )
 
@@ -95,7 +99,11 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
     over = space()
     images = discs(8, 3, contrast=1.4)[0]
     cohort = replace(
-        cohort_of([0, 0, 1, 1, 2, 2, 3, 3]), images=images, warned=0.25, scan_of_image=np.arange(8)
+        cohort_of([0, 0, 1, 1, 2, 2, 3, 3]),
+        images=images,
+        # The task is for MR, and so the guard warns of one of four.
+        kinds=kinds_of(SCANS, None, TASK.model_copy(update={"modality": "MR"})),
+        scan_of_image=np.arange(8),
     )
     config = AdaptationConfig(epochs=1, batch_size=4, routing_rate=0.5, seed=5)
     loaded: Any = SimpleNamespace(space=over, task=TASK)
