@@ -360,9 +360,10 @@ class Version:
 @dataclass(frozen=True)
 class Model:
     """A model that requests can name. `answers` says by which route; `hospital` is that of an adapted
-    version; `channel_names` are those of channels that are files of their own; `imported` says where a model
-    from elsewhere comes from; `untrusted`, that `latest` is None or not its newest version for want of a
-    trusted key's signature.
+    version; `masks` says whether adapting it needs masks of some scans ("required", "optional", "none"), and
+    `presets` what a job can be asked for; `channel_names` are those of channels that are files of their own;
+    `imported` says where a model from elsewhere comes from; `untrusted`, that `latest` is None or not its
+    newest version for want of a trusted key's signature.
     """
 
     name: str
@@ -377,6 +378,8 @@ class Model:
     sites: tuple[str, ...]
     personalizations: tuple[str, ...]
     channel_names: tuple[str, ...] = ()
+    masks: str = "optional"
+    presets: tuple[str, ...] = ()
     imported: str | None = None
     untrusted: bool = False
 

@@ -588,6 +588,18 @@ class NotAdaptableToScan(NotAdaptable):
     title = "This kind of artefact cannot be adapted to one scan"
 
 
+class NothingToMove(NotAdaptable):
+    """The artefact's own network has nothing that the preset moves."""
+
+    title = "This network has nothing that the preset moves"
+
+
+class NothingToMoveByScan(NotAdaptableToScan):
+    """The same of a preset for one scan."""
+
+    title = "This network has nothing that the preset moves"
+
+
 class NotReducible(JobError):
     status, slug, title = 422, "not-reducible", "No other graph can be made of this network"
 

@@ -250,36 +250,16 @@ def register(
     run(hospital, name, site)
 
 
+@app.command("join", hidden=True)  # its name of before, when masks had a command of their own
 @app.command(rich_help_panel=_FIT)
 def adapt(
-    paths: Scans,
-    hospital: Named,
-    model: Model = None,
-    option: Options = None,
-    name: CohortName = None,
-    note: CohortNote = None,
-    cohort: Annotated[str | None, typer.Option(help="Add to this cohort, as after an interruption.")] = None,
-    follow: Follow = False,
-    jobs: Parallel = 4,
-) -> None:
-    """Fit a model to a hospital by its scans, without masks. The job makes a candidate.
-
-    \b
-      locum adapt scans/ --model phantom --hospital dune --follow
-    """
-    from locum.commands.fitting import fit
-
-    raise typer.Exit(fit(paths, None, hospital, model, option or [], (name, note), cohort, follow, jobs))
-
-
-@app.command(rich_help_panel=_FIT)
-def join(
     paths: Scans,
     hospital: Named,
     masks: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the masks, named as their scans, or NAME-mask; beside the scans by default."
+            help="Folder of masks, named as their scans, or NAME-mask; beside the scans by default, as "
+            "NAME-mask."
         ),
     ] = None,
     model: Model = None,
@@ -290,16 +270,17 @@ def join(
     follow: Follow = False,
     jobs: Parallel = 4,
 ) -> None:
-    """Join a FedOAP model with scans and masks of some of them. The job makes a candidate.
+    """Fit a model to a hospital by its scans, with masks of some or without. The job makes a candidate.
+
+    Whether a model needs masks, `locum status` says. What would be rejected is not sent.
 
     \b
-      locum join scans/ --masks masks/ --model any-organ --hospital dune --follow
+      locum adapt scans/ --model phantom --hospital dune --follow
+      locum adapt scans/ --masks masks/ --model any-organ --hospital dune --follow
     """
-    from locum.commands.fitting import MasksBeside, fit
+    from locum.commands.fitting import fit
 
-    raise typer.Exit(
-        fit(paths, MasksBeside(masks), hospital, model, option or [], (name, note), cohort, follow, jobs)
-    )
+    raise typer.Exit(fit(paths, masks, hospital, model, option or [], (name, note), cohort, follow, jobs))
 
 
 @app.command(rich_help_panel=_FIT)

@@ -24,7 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from locum.answers import Classification, Job, Report, Segmentation, write_whole
+from locum.answers import Classification, Job, Model, Report, Segmentation, write_whole
 from locum.client import Client
 from locum.commands.exit_codes import DONE, FAILED, INTERRUPTED
 from locum.commands.terminal import Terminal, plain, table
@@ -175,16 +175,21 @@ def one_of_channels(given: Sequence[str]) -> Found:
     return Found(first, shared or first.resolve().parent.name, tuple(channels.items()))
 
 
-def channels_of(client: Client, model: str | None) -> tuple[str, ...]:
-    """The channels of a model that are files of their own; none of one that the service does not offer."""
+def described(client: Client, model: str | None) -> Model | None:
+    """A model as the service lists it, the only one where none is named; None of an unknown one."""
     if model is None:
-        offered = client.models()
-        return offered[0].channel_names if len(offered) == 1 else ()
+        offered = [each for each in client.models() if each.hospital is None]
+        return offered[0] if len(offered) == 1 else None
     try:
-        return client.model(model.partition("@")[0]).channel_names
+        return client.model(model.partition("@")[0])
     except Problem:
-        # Segmenting with it says what is wrong.
-        return ()
+        # The request that names it says what is wrong.
+        return None
+
+
+def channels_of(model: Model | None) -> tuple[str, ...]:
+    """The channels of a model that are files of their own."""
+    return () if model is None else model.channel_names
 
 
 @dataclass
@@ -220,7 +225,7 @@ def segment_all(
     scans = find(paths, out) if paths else [one_of_channels(channels)]
     with Client() as client:
         if paths:
-            scans = group(scans, channels_of(client, asked.get("model")))
+            scans = group(scans, channels_of(described(client, asked.get("model"))))
 
         def answer(scan: Found, display: _Display) -> _Done[Report]:
             kept = None if again else _kept(scan, out, asked, also)

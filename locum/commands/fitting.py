@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.progress import track
 
 from locum.answers import Job, Model
 from locum.client import Client
-from locum.commands.batch import Found, channels_of, find, group
+from locum.commands.batch import Found, channels_of, described, find, group
 from locum.commands.exit_codes import DONE, FAILED
 from locum.commands.following import follow as follow_events
 from locum.commands.terminal import Terminal
@@ -24,36 +23,49 @@ _console = Terminal(highlight=False, soft_wrap=True, markup=False)
 _NEWEST = 10
 
 
-@dataclass(frozen=True)
-class MasksBeside:
-    """Where masks are: in a folder, named as their scans or NAME-mask, or beside the scans as NAME-mask or
-    NAME_mask.
+def split(scans: Sequence[Found], folder: Path | None) -> tuple[list[Found], dict[Found, Path]]:
+    """Tell scans and masks apart: masks are in `folder`, named as their scans or NAME-mask, else beside the
+    scans as NAME-mask or NAME_mask.
+
+    Raises ScanInvalid where no scan has a mask in the folder.
     """
+    if folder is None:
+        by_stem = {scan.stem: scan for scan in scans}
+        of = {mark: by_stem.get(stem) for stem in by_stem for mark in (f"{stem}-mask", f"{stem}_mask")}
+        masks = {owner: by_stem[stem].path for stem, owner in of.items() if owner and stem in by_stem}
+        return [scan for scan in scans if scan.path not in masks.values()], masks
+    there = {found.stem: found.path for found in find([str(folder)])}
+    masks = {
+        scan: there[stem]
+        for scan in scans
+        for stem in (f"{scan.stem}_mask", f"{scan.stem}-mask", scan.stem)
+        if stem in there
+    }
+    if not masks:
+        raise ScanInvalid(
+            f"expected masks in {folder}, found none: a scan NAME.nii.gz has the mask NAME-mask.nii.gz"
+        )
+    return list(scans), masks
 
-    folder: Path | None
 
-    def split(self, scans: Sequence[Found]) -> tuple[list[Found], dict[Found, Path]]:
-        """Tell scans and masks apart. Raises ScanInvalid where no scan has a mask."""
-        if self.folder is None:
-            by_stem = {scan.stem: scan for scan in scans}
-            of = {mark: by_stem.get(stem) for stem in by_stem for mark in (f"{stem}-mask", f"{stem}_mask")}
-            masks = {owner: by_stem[stem].path for stem, owner in of.items() if owner and stem in by_stem}
-            images = [scan for scan in scans if scan.path not in masks.values()]
-        else:
-            there = {found.stem: found.path for found in find([str(self.folder)])}
-            images = list(scans)
-            masks = {
-                scan: there[stem]
-                for scan in scans
-                for stem in (f"{scan.stem}_mask", f"{scan.stem}-mask", scan.stem)
-                if stem in there
-            }
-        if not masks:
-            where = f"in {self.folder}" if self.folder else "beside the scans"
-            raise ScanInvalid(
-                f"expected masks {where}, found none: a scan NAME.nii.gz has the mask NAME-mask.nii.gz"
-            )
-        return images, masks
+def check(model: Model, masks: int, options: Mapping[str, Any]) -> None:
+    """Reject what the service would reject once everything is sent. Raises ScanInvalid."""
+    if model.hospital is not None:
+        # What it was adapted from is adapted again, of which this says nothing.
+        return
+    preset = options.get("preset", "auto")
+    if not model.adaptable:
+        raise ScanInvalid(f"model {model.name} {model.summary}: no job adapts it")
+    if model.presets and preset not in model.presets:
+        raise ScanInvalid(
+            f"--option preset={preset}: model {model.name} can be adapted by {', '.join(model.presets)}; it "
+            f"{model.summary}"
+        )
+    if not masks and (preset == "masks" or (model.masks == "required" and preset == "auto")):
+        raise ScanInvalid(
+            f"model {model.name} {model.summary}: expected masks of some scans, found none: give "
+            "--masks FOLDER, with the mask of NAME.nii.gz as NAME.nii.gz or NAME-mask.nii.gz"
+        )
 
 
 def register(hospital: str, name: str | None, site: str | None) -> None:
@@ -66,7 +78,7 @@ def register(hospital: str, name: str | None, site: str | None) -> None:
 
 def fit(
     paths: Sequence[str],
-    masks: MasksBeside | None,
+    masks: Path | None,
     hospital: str,
     model: str | None,
     options: Sequence[str],
@@ -75,16 +87,21 @@ def fit(
     follow: bool,
     jobs: int,
 ) -> int:
-    """Send scans, with `masks` also those, start the job; return the exit code. Raises LocumError.
+    """Send scans and masks, start the job; return the exit code. Raises LocumError.
 
-    `said` is the cohort's name and a note on it; a cohort that is there already gets them, too.
+    `masks` is their folder; without it they are beside the scans, where there are any. `said` is the cohort's
+    name and a note on it; a cohort that is there already gets them, too.
     """
     settings = dict(map(_option, options))
     with Client() as client:
-        scans = group(find(paths), channels_of(client, model))
-        drawn: dict[Found, Path] = {}
-        if masks is not None:
-            scans, drawn = masks.split(scans)
+        known = described(client, model)
+        scans, drawn = split(group(find(paths), channels_of(known)), masks)
+        if known is None:
+            offered = ", ".join(each.name for each in client.models() if each.adaptable) or "none"
+            raise ScanInvalid(f"--model: expected one that the service offers, {offered}; found {model}")
+        # A cohort that is there already may have masks.
+        if cohort is None:
+            check(known, len(drawn), settings)
         # Before anything is sent.
         sent_as = {scan: scan.scan for scan in scans}
         name, note = said

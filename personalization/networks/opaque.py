@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from torch import nn
 
 from personalization.errors import NetworkError
-
-NAME: Final = "graph"
+from personalization.options.movable import OPAQUE
 
 
 def opaque(in_channels: int, classes: int) -> nn.Module:
     """Refuse to build it. Raises NetworkError, which says what can be done with such a version."""
     raise NetworkError(
-        f"network '{NAME}' ({in_channels} channels, {classes} outputs) was imported as a finished graph: it "
-        "has no weights to adapt, average or train. It can be served, judged and rolled back; import it as a "
-        "bundle or an nnU-Net folder to adapt it"
+        f"network '{OPAQUE}' ({in_channels} channels, {classes} outputs) was imported as a finished graph: "
+        "it has no weights to adapt, average or train. It can be served, judged and rolled back; import it "
+        "as a bundle or an nnU-Net folder to adapt it"
     )

@@ -23,10 +23,10 @@ from personalization.errors import AdaptationError
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import RoutingSpace
-from personalization.networks.capabilities import moving_norms, required_norms
+from personalization.networks.capabilities import moving_norms, norms, required_norms
 from personalization.networks.instance_norm import tracked_norms
 from personalization.networks.rotation import TellsTurns
-from personalization.options.presets import PRESETS
+from personalization.options.movable import Movable
 from personalization.test_time.adapt import Adaptation, Learning, learn, routing
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord
 from personalization.test_time.config import AdaptationConfig
@@ -205,12 +205,14 @@ def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
     return space if config.of_preset.models == "all" else space.alone()
 
 
-def suits(preset: str, network: nn.Module) -> bool:
-    """Whether a network has what a preset moves or learns from: norms of a kind, a head that tells turns."""
-    if preset == "ttt":
-        return isinstance(network, TellsTurns) and getattr(network, "rotation", None) is not None
-    norm = PRESETS[preset].norm
-    return norm is None or bool(moving_norms(network) if norm == "batch" else tracked_norms(network))
+def movable_in(network: nn.Module) -> Movable:
+    """What presets can move in a network: norms of a kind, a head that tells turns."""
+    return Movable(
+        ", ".join(sorted({type(norm).__name__ for norm in norms(network).values()})) or "no norm at all",
+        batch=bool(moving_norms(network)),
+        tracked=bool(tracked_norms(network)),
+        turns=isinstance(network, TellsTurns) and getattr(network, "rotation", None) is not None,
+    )
 
 
 def recipe_of(preset: str) -> Recipe:

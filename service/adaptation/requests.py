@@ -17,6 +17,7 @@ from personalization.options.presets import AUTO
 from service.adaptation.quantisation import follow, require_segmenting
 from service.catalog.adapted import require_parts
 from service.catalog.version import resolve_parent
+from service.catalog.ways import Ways, ways_of
 from service.cohorts import cohorts, masks
 from service.context import ServiceContext
 from service.database import Job
@@ -142,7 +143,9 @@ class AdaptationSubmission:
             new_versions=self.context.settings.new_versions,
         )
         require_parts(self.context.store, parent)
-        asked = self._by_masks(parent)
+        ways = ways_of(self.context.store, parent)
+        asked = self._by_masks(parent, ways)
+        ways.check(asked)
         adaptation = adaptation_of(parent, asked)
         assert adaptation is not None
         if adaptation.needs_masks and not isinstance(self.asked, CohortAdaptation):
@@ -153,7 +156,7 @@ class AdaptationSubmission:
         options = parse(adaptation.options, asked, "options").model_dump(mode="json")
         return parent, adaptation, options
 
-    def _by_masks(self, parent: Artefact) -> dict[str, JsonValue]:
+    def _by_masks(self, parent: Artefact, ways: Ways) -> dict[str, JsonValue]:
         """The options, where `auto` stands for preset `masks`: the cohort has masks that suffice, or there is
         no other way to adapt the parent.
 
@@ -176,6 +179,8 @@ class AdaptationSubmission:
             cohorts.usable(session, self.hospital, cohort)
             if not masks.of_cohort(session, cohort):
                 return asked
+            if ways.masks == "required":
+                return chosen
             try:
                 by_masks.check(session, parent, cohort)
             except (MasksInvalid, MasksMissing) as error:

@@ -25,6 +25,7 @@ from service.catalog.adapted import require_parts, resolve_adaptable
 from service.catalog.network import adapted_to_scan
 from service.catalog.precision import decided_precision
 from service.catalog.version import ResolvedVersion
+from service.catalog.ways import ways_of
 from service.context import ServiceContext
 from service.errors import NotAdaptableToScan, ParametersContradict, PrecisionUnavailable
 from service.inference.pipeline import PreparedScan, Stopwatch
@@ -91,6 +92,7 @@ class ScanRequest:
                 f"{SCAN_BY_JOB}."
             )
         model = context.store.by_digest(adaptation.scan.network(parent), ModelManifest)
+        ways = ways_of(context.store, parent)
         graphs = adaptation.scan.graphs
         preset = options.preset or AUTO
         if preset not in (AUTO, *adaptation.scan.presets):
@@ -98,6 +100,7 @@ class ScanRequest:
                 f"preset '{preset}' weighs models of a federation's members, and '{parent}' is one model: "
                 f"leave `preset` out, or name one of {', '.join(adaptation.scan.presets)}."
             )
+        ways.check_scan(preset)
         if preset == AUTO and not {SPREAD, graphs.get(AUTO)} & parent.manifest.files.keys():
             preset = SCAN_FALLBACK
         why = f"`{preset}`, for this scan alone"

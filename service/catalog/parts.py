@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model_store.artefact import Artefact
+from service.catalog.ways import Ways
 from service.errors import ClusterNotNamed, ClusterUnknown, NoGlobalModel, SiteNotNamed, SiteUnknown
-from service.kinds import Parts, adaptation_of, kind_of
+from service.kinds import Parts, kind_of
 
 Personalization = Literal["auto", "global", "member", "cluster", "hospital"]
 
@@ -35,19 +36,19 @@ class PartChoice:
     cluster: str | None = None
 
 
-def personalizations(artefact: Artefact) -> list[str]:
+def personalizations(artefact: Artefact, ways: Ways) -> list[str]:
     """Return the values of `personalization` that a request on this artefact can have."""
     kind = kind_of(artefact)
     if kind.adapts_itself_by is not None:
         return ["auto", "scan"]
-    parts, adaptation = kind.parts(artefact), adaptation_of(artefact)
+    parts = kind.parts(artefact)
     offered = {
         "auto": True,
-        "hospital": adaptation is not None,
+        "hospital": ways.adaptable,
         "member": bool(parts.members),
         "cluster": bool(parts.clusters),
         "global": parts.global_model is not None,
-        "scan": adaptation is not None and adaptation.scan is not None,
+        "scan": bool(ways.by_scan),
     }
     return [name for name, there in offered.items() if there]
 

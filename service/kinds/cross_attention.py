@@ -21,7 +21,7 @@ _ZERO_SHOT = (
     "zero-shot: Do not rely on this mask. No part of the model has learned from this hospital; the shared "
     "part that answers is where joining starts from (the method's authors report a Dice of 0.07, Locum's own "
     "benchmark 0.05 and 0.01). A hospital joins with masks of some of its scans: draw them on the page, "
-    "under Draw, or send them with `locum join`."
+    "under Draw, or send them with `locum adapt --masks`."
 )
 _SENTENCES = (
     "Share of the attention on the scan itself (own) and on the tokens of each of the federation's sites: "

@@ -93,6 +93,8 @@ class HospitalAdaptation(Generic[Manifest]):
         scan: how it is adapted to one scan; None where it cannot be.
         needs_masks: whether it learns from masks of some scans.
         suits: whether it adapts this artefact of its kind.
+        presets: what a request may name, beside `auto` and `masks`, as far as its network has what they move;
+            empty where no preset is chosen.
     """
 
     source: str
@@ -105,6 +107,7 @@ class HospitalAdaptation(Generic[Manifest]):
     scan: ScanAdaptation[Manifest] | None = None
     needs_masks: bool = False
     suits: Callable[[Artefact[Manifest]], bool] = lambda _: True
+    presets: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

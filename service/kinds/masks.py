@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.errors import TaskError
-from model_store.manifest import WEIGHTS
+from model_store.manifest import WEIGHTS, ModelManifest
 from model_store.preprocessing import check_values
 from personalization.options.masks import MasksOptions
+from personalization.options.movable import OPAQUE
 from service.cohorts import cohorts, masks
 from service.cohorts.patients import other_values, patients_with_masks, shows_target
 from service.errors import AdaptationRejected, MasksInvalid, MasksMissing
@@ -49,8 +50,11 @@ def starts_from_weights(artefact: Artefact, start: str | None) -> bool:
     # A part is adapted as the whole, and what was adapted as what it was adapted from.
     if offered.part_of is not None or offered.adapted_to is not None:
         return False
-    # A model of a graph alone has no weights.
-    return start != artefact.digest or WEIGHTS in offered.files
+    if start != artefact.digest:
+        return True
+    # A model of a graph alone has no weights, an imported one an empty file of them.
+    opaque = isinstance(offered, ModelManifest) and offered.network.name == OPAQUE
+    return WEIGHTS in offered.files and not opaque
 
 
 def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:

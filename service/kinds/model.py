@@ -10,7 +10,7 @@ from dataclasses import replace
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from personalization.options.adaptation import ModelOptions
-from personalization.options.presets import OF_ONE_MODEL_FOR_SCANS
+from personalization.options.presets import OF_ONE_MODEL, OF_ONE_MODEL_FOR_SCANS
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, ScanAdaptation
 from service.kinds.masks import BY_MASKS, starts_from_weights
 from service.kinds.routing_space import ADAPTATION as OF_A_SPACE
@@ -33,6 +33,7 @@ KIND = ArtefactKind(
         source="one network that segments, with its weights, as `python -m training.federate` or "
         "`python -m model_store import` publishes it",
         options=ModelOptions,
+        presets=OF_ONE_MODEL,
         work="service.worker.routing_space:ModelWork",
         fallback_reason=OF_A_SPACE.fallback_reason,
         sections=OF_A_SPACE.sections,

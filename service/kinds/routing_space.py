@@ -8,7 +8,7 @@ from typing import Any
 
 from model_store.manifest import SCAN_GRAPH, SHIFT_GRAPH, RoutingSpaceManifest
 from personalization.options.adaptation import RoutingOptions
-from personalization.options.presets import AUTO, SCAN_FALLBACK
+from personalization.options.presets import AUTO, FOR_COHORTS, SCAN_FALLBACK
 from service.jobs.sections import Forest, HeatMap, Interval, Row, Section, Table, figure, heat_map, number
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, ScanAdaptation, Words
 from service.kinds.masks import BY_MASKS
@@ -160,6 +160,7 @@ ADAPTATION = HospitalAdaptation[RoutingSpaceManifest](
     source="a global model with those of the federation's sites, as `python -m training.federate "
     "--method iop-fl` publishes it with consent",
     options=RoutingOptions,
+    presets=FOR_COHORTS,
     work="service.worker.routing_space:RoutingWork",
     fallback_reason="no epoch was better than step 0 by the loss; the candidate is step 0",
     sections=sections,

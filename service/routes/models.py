@@ -22,13 +22,14 @@ from model_store.versions import Tombstone, Version, some
 from service.catalog.adapted import adapted_for
 from service.catalog.parts import personalizations
 from service.catalog.version import route_of
+from service.catalog.ways import ways_of
 from service.context import ServiceContext
 from service.errors import RequestInvalid
 from service.http.dependencies import InCatalogue, InReports
 from service.http.origins import self_contained
 from service.http.parameters import Limit, ModelName, Page, VersionNumber
 from service.http.problems import problem_responses
-from service.kinds import DESCRIPTION, adaptation_by_masks, adaptation_of, kind_of
+from service.kinds import DESCRIPTION
 from service.validation import DIGEST, HOSPITAL_ID, MODEL_NAME
 
 router = APIRouter(tags=["models"])
@@ -62,11 +63,14 @@ class ModelSummary(BaseModel):
 
     name: str
     kind: str = Field(description=DESCRIPTION)
-    summary: str = Field(description="What its kind means for a hospital, in words.")
+    summary: str = Field(description="What its kind and its network mean for a hospital, in words.")
     adaptable: bool = Field(description="Whether a job can adapt it to a hospital (`POST /adaptations`).")
     masks: Literal["required", "optional", "none"] = Field(
-        description="Whether a job adapts it by masks of some scans: `required` where there is no other way, "
-        "`optional` (preset `masks`), or `none`."
+        description="Whether a job adapts it by masks of some scans: `required` where `auto` does nothing "
+        "without, `optional` (preset `masks`), or `none`."
+    )
+    presets: list[str] = Field(
+        description="What `options.preset` of a job that adapts it can be; empty where it has no presets."
     )
     hospital: str | None = Field(
         description="The hospital that it was adapted to; no other hospital is served it."
@@ -146,7 +150,7 @@ class LineageVersion(VersionSummary):
 
     name: str
     kind: str = Field(description=DESCRIPTION)
-    summary: str = Field(description="What its kind means for a hospital, in words.")
+    summary: str = Field(description="What its kind and its network mean for a hospital, in words.")
     part_of: str | None = Field(description="The composite that it is a part of.")
     hospital: str | None = Field(description="The hospital that it was adapted to.")
     method: str
@@ -308,7 +312,7 @@ def _in_lineage(store: Store, version: Version, reports: bool) -> LineageVersion
         **_version(version).model_dump(),
         name=artefact.name,
         kind=manifest.kind,
-        summary=_in_words(artefact),
+        summary=ways_of(store, artefact).summary,
         part_of=manifest.part_of,
         hospital=adapted_for(artefact),
         method=manifest.lineage.method,
@@ -350,26 +354,20 @@ def find_version(store: Store, model: str, version: int | str) -> Version:
     raise ReferenceNotFound(f"'{model}@{version}' is not in the store; '{model}' has the versions {known}")
 
 
-def _in_words(artefact: Artefact) -> str:
-    """What its kind means for a hospital; of one that no job adapts, such as a classifier, that it stays."""
-    kind = kind_of(artefact)
-    stays = kind.adaptation is not None and adaptation_of(artefact) is None and _masks(artefact) == "none"
-    return "answers as it is" if stays else kind.summary
-
-
 def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
     """Summarise a model by what its name opens, else by its newest; return what that is a part of, too.
 
     Raises ReferenceNotFound for an unknown name, and an error of its versions if none is readable.
     """
     shown, opens, untrusted, last = store.versions.newest(name)
-    manifest = shown.artefact.manifest
+    manifest, ways = shown.artefact.manifest, ways_of(store, shown.artefact)
     summary = ModelSummary(
         name=manifest.name,
         kind=manifest.kind,
-        summary=_in_words(shown.artefact),
-        adaptable=adaptation_of(shown.artefact) is not None,
-        masks=_masks(shown.artefact),
+        summary=ways.summary,
+        adaptable=ways.adaptable,
+        masks=ways.masks,
+        presets=list(ways.for_cohorts),
         hospital=adapted_for(shown.artefact),
         latest=_version(shown) if opens else None,
         untrusted=untrusted,
@@ -380,7 +378,7 @@ def _summary(store: Store, name: str) -> tuple[ModelSummary, str | None]:
         channel_names=_channel_names(manifest.task),
         imported=_imported(manifest.lineage),
         sites=list(manifest.lineage.sites),
-        personalizations=personalizations(shown.artefact),
+        personalizations=personalizations(shown.artefact, ways),
     )
     return summary, last.part_of
 
@@ -394,13 +392,6 @@ def _imported(lineage: Lineage) -> str | None:
     if weights is None or lineage.method != IMPORTED:
         return None
     return f"{weights.origin or weights.file}; licence {weights.licence or 'not stated'}"
-
-
-def _masks(artefact: Artefact) -> Literal["required", "optional", "none"]:
-    adaptation = adaptation_of(artefact)
-    if adaptation is not None and adaptation.needs_masks:
-        return "required"
-    return "none" if adaptation_by_masks(artefact) is None else "optional"
 
 
 def _version(version: Version) -> VersionSummary:

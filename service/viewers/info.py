@@ -10,12 +10,13 @@ from typing import Any
 
 from model_store.artefact import Artefact
 from model_store.store import Store
+from personalization.options.presets import AUTO
 from service.about import NOTICE, locum_version
 from service.catalog.parts import personalizations
 from service.catalog.version import offered_names
+from service.catalog.ways import Ways, ways_of
 from service.database import Database
 from service.database.hospitals import visible_hospitals
-from service.kinds import adaptation_of
 from service.prediction.output import label_names
 
 _NO_CHOICE = ""
@@ -37,7 +38,7 @@ def describe(store: Store, database: Database) -> dict[str, Any]:
     for name in offered_names(store):
         newest = store.open(name, verify=False)
         if newest.manifest.task.kind == "segmentation":
-            models[name] = _model(newest, hospitals)
+            models[name] = _model(newest, ways_of(store, newest), hospitals)
     labels = dict.fromkeys(label for model in models.values() for label in model["labels"])
     return {
         "name": "Locum",
@@ -53,11 +54,10 @@ def describe(store: Store, database: Database) -> dict[str, Any]:
     }
 
 
-def _model(newest: Artefact, hospitals: list[str]) -> dict[str, Any]:
-    config = {"personalization": personalizations(newest), "hospital": hospitals or [_NO_CHOICE]}
-    adaptation = adaptation_of(newest)
-    if adaptation is not None and adaptation.scan is not None:
-        config["preset"] = [_NO_CHOICE, *adaptation.scan.presets]
+def _model(newest: Artefact, ways: Ways, hospitals: list[str]) -> dict[str, Any]:
+    config = {"personalization": personalizations(newest, ways), "hospital": hospitals or [_NO_CHOICE]}
+    if ways.by_scan:
+        config["preset"] = [_NO_CHOICE, *(each for each in ways.by_scan if each != AUTO)]
     return {
         "type": "segmentation",
         "labels": label_names(newest.manifest.task),

@@ -22,24 +22,14 @@ from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread
-from personalization.networks.capabilities import norms
 from personalization.networks.registry import check_origin
 from personalization.options.masks import MASKS
-from personalization.options.presets import AUTO, FOR_COHORTS, PRESETS
+from personalization.options.presets import FOR_COHORTS, PRESETS
 from personalization.state import State, from_safetensors
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.recipe import BATCH, suits
+from personalization.test_time.recipe import BATCH, movable_in
 from service.errors import AdaptationRejected
 from service.kinds import kind_of
-
-# What a preset needs of a network, by `Preset.norm`.
-_NEEDS = {
-    "batch": "batch norm that keeps running statistics",
-    "instance": "instance norm that tracks, trained with norm_name: [instance, {track: true}]",
-    "either": "batch norm that keeps running statistics, or instance norm that tracks",
-    "ttt": "a head that predicts quarter turns, trained with --rotation-head",
-    "models": "models of members to weigh",
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,9 @@ class LoadedSpace:
     def suits(self, preset: str) -> bool:
         """Whether there is what a preset moves: layers of the network, or other models to weigh."""
         weighs = PRESETS[preset].models == "all"
-        return suits(preset, self.space.outline()) and not (weighs and self.space.names == (GLOBAL,))
+        return movable_in(self.space.outline()).suits(preset) and not (
+            weighs and self.space.names == (GLOBAL,)
+        )
 
 
 def load_space(store: Store, offered: Artefact) -> LoadedSpace:
@@ -111,19 +103,10 @@ def configured(options: Mapping[str, Any], task: Task) -> AdaptationConfig:
 
 def unsuited(preset: str, loaded: LoadedSpace, among: Sequence[str]) -> AdaptationRejected:
     """Say what a preset needs that is not there, and which of the presets have what they need."""
-    network = loaded.space.outline()
-    if preset in (AUTO, "ttt"):
-        needed = "ttt" if preset == "ttt" else "either"
-    else:
-        needed = "models" if suits(preset, network) else str(PRESETS[preset].norm)
-    found = ", ".join(sorted({type(norm).__name__ for norm in norms(network).values()})) or "no norm at all"
     suited = [each for each in among if loaded.suits(each)]
     if among is FOR_COHORTS:
         suited.append(f"{MASKS} (with masks of some scans)")
-    return AdaptationRejected(
-        f"preset '{preset}' would change nothing: it needs {_NEEDS[needed]}, and this network has {found}. "
-        f"It can be adapted by {', '.join(suited)}"
-    )
+    return AdaptationRejected(movable_in(loaded.space.outline()).refusal(preset, suited))
 
 
 def class_maps(

@@ -27,6 +27,7 @@ from personalization.gate import GateVerdict
 from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import RoutingSpace
+from personalization.options.movable import FALLBACKS
 from personalization.options.presets import AUTO, FOR_COHORTS, SPREAD
 from personalization.state import to_safetensors
 from personalization.test_time.checkpoint import AdaptationCheckpoint
@@ -43,9 +44,6 @@ from service.worker.pictures import draw_pictures
 from service.worker.routing_adapt import class_maps, configured, graph_of, load_space, unsuited
 from service.worker.routing_gate import replicas_cost, verdict_on
 
-# `auto` of an artefact that does not say how far its members are apart: the first that the network's norms
-# suit, with its defaults. Instance norm that tracks has `blend`, since no shift is measured of it.
-FALLBACKS = ("ladder", "blend")
 DYNAMIC = "dynamic.onnx"
 
 

@@ -11,12 +11,15 @@ from rich.markup import escape
 
 from model_store.errors import LocumStoreError
 from model_store.graphs import operators_of
+from personalization.options.movable import FALLBACKS, OPAQUE, in_words, movable, suited
+from personalization.options.presets import OF_ONE_MODEL
 from training.errors import ImportRefused, TrainingError
 from training.exit_codes import FAILED
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
     from model_store.store import Store
+    from training.exchange.imported import Imported
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 importer = typer.Typer(help="Import a model as a version of NAME.", no_args_is_help=True)
@@ -81,7 +84,7 @@ def import_bundle(
     with Source(path) as source:
         found = bundle.read(source, declared=declared, labels=labels, without=without or ())
     found = imported.keeping_largest(found, largest) if largest else found
-    _report(imported.publish(_opened(store), name or found.task.name, found, licence), found.notes)
+    _report(imported.publish(_opened(store), name or found.task.name, found, licence), found)
 
 
 @importer.command("nnunet")
@@ -106,7 +109,7 @@ def import_nnunet(
     with Source(path) as source:
         found = nnunet.read(source, fold or (), mirror=mirror)
     found = imported.keeping_largest(found, largest) if largest else found
-    _report(imported.publish(_opened(store), name or found.task.name, found, licence), found.notes)
+    _report(imported.publish(_opened(store), name or found.task.name, found, licence), found)
 
 
 @importer.command("onnx")
@@ -130,7 +133,7 @@ def import_onnx(
         raise typer.BadParameter(str(error)) from error
     found = graph.read(path, task, operators)
     opened = _opened(store, operators=operators)
-    _report(imported.publish(opened, name or found.task.name, found, licence), found.notes)
+    _report(imported.publish(opened, name or found.task.name, found, licence), found)
 
 
 @exporter.command("bundle")
@@ -171,12 +174,21 @@ def _labels(texts: list[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _report(artefact: Artefact, notes: tuple[str, ...]) -> None:
+def _report(artefact: Artefact, found: Imported) -> None:
     console.print(f"imported {artefact}  {artefact.digest}", **_AS_IT_IS)
     lineage = artefact.manifest.lineage
     console.print(f"  {lineage.details['form']}: {lineage.weights}", **_AS_IT_IS)
-    for note in notes:
+    for note in found.notes:
         console.print(f"  note: {note}", **_AS_IT_IS)
+    console.print(f"  it {_adapts(found)}", **_AS_IT_IS)
+
+
+def _adapts(found: Imported) -> str:
+    """What the version can be adapted by, in the words of `GET /models`."""
+    if found.task.regions or found.task.kind != "segmentation" or found.network.name == OPAQUE:
+        return "answers as it is"
+    moved = movable(found.network.name, found.network.arguments)
+    return in_words(moved, suited(moved, OF_ONE_MODEL, FALLBACKS))
 
 
 def main() -> None:

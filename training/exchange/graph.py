@@ -17,7 +17,7 @@ from model_store.graphs import check_graph
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.export import INPUT, LOGITS, OUTPUT
-from personalization.networks.opaque import NAME
+from personalization.options.movable import OPAQUE
 from training.errors import ImportRefused
 from training.exchange.imported import Imported, described
 
@@ -58,7 +58,7 @@ def read(path: Path, task_file: Path, operators: Sequence[str] = ()) -> Imported
     return Imported(
         task=task,
         network=NetworkSpec(
-            name=NAME, arguments={"in_channels": task.in_channels, "classes": task.out_channels}
+            name=OPAQUE, arguments={"in_channels": task.in_channels, "classes": task.out_channels}
         ),
         state={},
         form="onnx",

@@ -176,6 +176,7 @@ def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(
     )
 
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "  it answers as it is"
     found = Store(tmp_path / "graphs").open("graph@1")
     lineage = found.manifest.lineage
     assert lineage.weights is not None
@@ -199,6 +200,7 @@ def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(t
 
     assert "imported spleen-ct-segmentation@1" in done.stdout, done.stderr
     assert "licence Apache License Version 2.0" in done.stdout
+    assert done.stdout.splitlines()[-1] == "  it adapts to a hospital without masks, or with a few"
     task = Store(tmp_path / "store").open("spleen-ct-segmentation@1").manifest.task
     assert task.keep_largest == ("posterior",)
     assert refused.returncode == 2

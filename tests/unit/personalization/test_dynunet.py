@@ -19,7 +19,7 @@ from personalization.networks import build, initialise
 from personalization.networks.instance_norm import Blended, TrackedInstanceNorm, tracked_norms
 from personalization.options.presets import PRESETS
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.recipe import recipe_of, suits
+from personalization.test_time.recipe import movable_in, recipe_of
 
 SIDES = (8, 8, 4)
 # Every level of the network halves the sides that are still long.
@@ -78,7 +78,7 @@ def run(graph: bytes, seen: Tensor) -> Tensor:
 def test_preset_moves_the_network_and_is_served_or_refuses(preset: str, norm: str) -> None:
     router = PRESETS[preset].router or "direct"
     config = AdaptationConfig(preset=preset, epochs=1, batch_size=3, router=router)
-    assert suits(preset, drawn(norm, 0)) == (preset not in REFUSED[norm])
+    assert movable_in(drawn(norm, 0)).suits(preset) == (preset not in REFUSED[norm])
     if preset in REFUSED[norm]:
         with pytest.raises(
             NetworkError, match=r"expected a network with (batch|instance) norm .*, found DynUNet with"

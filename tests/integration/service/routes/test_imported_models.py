@@ -70,6 +70,15 @@ def test_imported_version_answers_with_its_own_mask(
     np.testing.assert_array_equal(found, expected)
 
 
+def test_imported_versions_say_what_their_own_networks_are_adapted_by(api: Any) -> None:
+    listed = {each["name"]: each for each in api.client.get("/models").json()["models"]}
+    assert (listed["organ"]["masks"], "scan" in listed["organ"]["personalizations"]) == ("optional", True)
+    for name in ("blobs", "blob"):
+        assert (listed[name]["masks"], listed[name]["presets"]) == ("required", ["auto", "masks"])
+        assert listed[name]["summary"].endswith("not without: its network has instance norm")
+        assert "scan" not in listed[name]["personalizations"]
+
+
 def test_imported_versions_are_assigned_and_rolled_back(api: Any, store: Path, scan: Path) -> None:
     client = api.client
     first, second = (mask_of(Store(store).open(f"organ@{number}"), scan) for number in (1, 2))

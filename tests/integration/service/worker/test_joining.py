@@ -228,7 +228,7 @@ def test_zero_shot_answer_carries_a_warning_in_every_output(api: Any, asked: dic
         "No part of the model has learned from this hospital",
         "a Dice of 0.07",
         "Do not rely on this mask",
-        "draw them on the page, under Draw, or send them with `locum join`",
+        "draw them on the page, under Draw, or send them with `locum adapt --masks`",
     ):
         assert said in sentence
     for output in ({}, {"output": "nifti"}, {"output": "overlay"}, {"output": "json"}):

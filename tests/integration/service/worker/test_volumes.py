@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from model_store.scans.channels import packed
 from service.adaptation import scan_requests
+from service.viewers.info import describe
 from service.worker.runner import run_job
 from tests.helpers.service.volume_federation import nifti, publish_volumes, scans, volume
 
@@ -195,15 +197,56 @@ def test_auto_blends_the_statistics_of_instance_norm_that_tracks(api: Any, far: 
     assert api.store.open("steady.at-dune").manifest.network.name == "blended"
 
 
-@pytest.mark.parametrize("preset", ["auto", "ladder", "blend"])
-def test_a_network_with_nothing_to_move_is_refused_with_the_presets_that_it_suits(
-    api: Any, far: str, preset: str
+def jobs(api: Any) -> list[Any]:
+    found: list[Any] = api.client.get("/jobs").json()["jobs"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "ways"),
+    [
+        ("still", "auto", "paper, official, as-published, masks (with masks of some scans)"),
+        ("still", "ladder", "paper, official, as-published, masks (with masks of some scans)"),
+        ("still", "blend", "paper, official, as-published, masks (with masks of some scans)"),
+        ("steady", "tent", "auto, paper, official, as-published, blend, masks (with masks of some scans)"),
+        ("ball", "auto", "masks (with masks of some scans)"),
+        ("ball", "statistics", "masks (with masks of some scans)"),
+    ],
+)
+def test_a_preset_that_would_change_nothing_is_refused_before_a_job_is_made(
+    api: Any, far: str, model: str, preset: str, ways: str
 ) -> None:
-    job = adapted(api, far, "still", preset=preset)
-    assert job["state"] == "failed"
-    assert f"preset '{preset}' would change nothing" in job["reason"]
-    assert "InstanceNorm3d" in job["reason"]
-    assert "adapted by paper, official, as-published, masks" in job["reason"]
+    before = jobs(api)
+    named = {"cohort": far, "model": model, "options": {"preset": preset}}
+    answer = api.client.post("/hospitals/dune/adaptations", json=named)
+    form = {"model": model, "options": json.dumps({"preset": preset})}
+    sent = api.client.post("/hospitals/dune/adaptations", data=form, files={"scans": ("a.nii", b"no scan")})
+    for refused in (answer, sent):
+        assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:not-adaptable")
+        assert f"preset '{preset}' would change nothing" in refused.json()["detail"]
+        assert "this network has instance norm" in refused.json()["detail"]
+        assert refused.json()["detail"].endswith(f"It can be adapted by {ways}")
+    assert jobs(api) == before
+
+
+def test_the_list_says_of_each_network_what_adapts_it(api: Any) -> None:
+    listed = {model["name"]: model for model in api.client.get("/models").json()["models"]}
+    said = {name: (model["adaptable"], model["masks"], model["summary"]) for name, model in listed.items()}
+    either = (True, "optional", "adapts to a hospital without masks, or with a few")
+    assert said["balls"] == said["steady"] == said["pair"] == either
+    masked, has = "adapts to a hospital with masks of a few scans", "its network has instance norm"
+    assert said["ball"] == (True, "required", f"{masked}, not without: {has}")
+    learned = "without only by preset paper or official or as-published"
+    assert said["still"] == (True, "required", f"{masked}, {learned}: {has}")
+    assert "scan" in listed["balls"]["personalizations"]
+    assert "scan" not in listed["ball"]["personalizations"]
+    assert listed["ball"]["presets"] == ["auto", "masks"]
+    assert "ladder" in listed["balls"]["presets"]
+    viewers = describe(api.context.store, api.context.database)["models"]
+    assert "preset" not in viewers["ball"]["config"]
+    assert "intent" in viewers["pair"]["config"]["preset"]
+    lineage = api.client.get("/lineage").json()["versions"]
+    assert {each["summary"] for each in lineage if each["name"] == "ball"} == {said["ball"][2]}
 
 
 def test_masks_of_a_few_volumes_fine_tune_a_plain_model(api: Any) -> None:
@@ -265,8 +308,10 @@ def test_a_small_volume_is_answered_by_its_own_statistics_at_once_as_by_a_job(
 
 
 def test_a_scan_is_refused_where_its_network_has_nothing_to_move(api: Any) -> None:
-    answer = api.segment(nifti(volume(902)[0]), model="still", personalization="scan")
-    job = finished(api, answer.json()["id"])
-    assert job["state"] == "failed"
-    assert "preset 'auto' would change nothing" in job["reason"]
-    assert "masks" not in job["reason"]
+    before = jobs(api)
+    for model in ("still", "ball"):
+        answer = api.segment(nifti(volume(902)[0]), model=model, personalization="scan")
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:locum:problem:not-adaptable")
+        assert "preset 'auto' would change nothing" in answer.json()["detail"]
+        assert "masks" not in answer.json()["detail"]
+    assert jobs(api) == before

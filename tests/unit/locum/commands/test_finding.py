@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from locum.commands.batch import Found, find, group, one_of_channels
-from locum.commands.fitting import MasksBeside
+from locum.commands.fitting import check, split
 from locum.errors import ScanInvalid
 
 DICOM = bytes(128) + b"DICM"
@@ -69,18 +71,54 @@ def test_masks_are_beside_their_scans_or_in_a_folder(tmp_path: Path) -> None:
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    images, masks = MasksBeside(None).split(find([str(tmp_path / "scans")]))
+    images, masks = split(find([str(tmp_path / "scans")]), None)
     assert [scan.name for scan in images] == ["1.nii.gz", "2.nii.gz"]
     assert {scan.name: path.name for scan, path in masks.items()} == {"1.nii.gz": "1_mask.nii.gz"}
     (tmp_path / "scans/1_mask.nii.gz").unlink()
     scans = find([str(tmp_path / "scans")])
-    _, masks = MasksBeside(tmp_path / "masks").split(scans)
+    _, masks = split(scans, tmp_path / "masks")
     assert {scan.name: path.name for scan, path in masks.items()} == {
         "1.nii.gz": "1-mask.nii",
         "2.nii.gz": "2.nii.gz",
     }
-    with pytest.raises(ScanInvalid, match="expected masks beside"):
-        MasksBeside(None).split(scans)
+    assert split(scans, None) == (scans, {})
+    (tmp_path / "masks/1-mask.nii").rename(tmp_path / "masks/3.nii")
+    with pytest.raises(ScanInvalid, match=r"expected masks in .*masks, found none"):
+        split(find([str(tmp_path / "scans/1.nii.gz")]), tmp_path / "masks")
+
+
+def of_a_model(**changes: Any) -> Any:
+    known = {"name": "hippocampus", "hospital": None, "adaptable": True, "masks": "required"}
+    words = "adapts to a hospital with masks of a few scans, not without: its network has instance norm"
+    return Namespace(**{**known, "presets": ("auto", "masks"), "summary": words, **changes})
+
+
+@pytest.mark.parametrize(
+    ("model", "masks", "options", "refused"),
+    [
+        (of_a_model(), 0, {}, "not without: its network has instance norm: expected masks"),
+        (of_a_model(), 0, {"preset": "ladder"}, "hippocampus can be adapted by auto, masks"),
+        (of_a_model(masks="optional"), 0, {"preset": "masks"}, "expected masks of some scans, found none"),
+        (
+            of_a_model(adaptable=False, summary="answers as it is"),
+            3,
+            {},
+            "as it is: no job adapts it",
+        ),
+        (of_a_model(), 3, {}, None),
+        (of_a_model(masks="optional"), 0, {}, None),
+        (of_a_model(masks="none", presets=()), 0, {"criterion": "entropy"}, None),
+        (of_a_model(hospital="dune", adaptable=False), 0, {}, None),
+    ],
+)
+def test_what_a_job_would_reject_is_refused_before_anything_is_sent(
+    model: Any, masks: int, options: dict[str, Any], refused: str | None
+) -> None:
+    if refused is None:
+        check(model, masks, options)
+        return
+    with pytest.raises(ScanInvalid, match=refused):
+        check(model, masks, options)
 
 
 class TestChannels:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from personalization.networks.capabilities import (
     traits_of,
 )
 from personalization.networks.registry import DEFAULTS, choices, names
+from personalization.options.movable import movable
+from personalization.test_time.recipe import movable_in
 from tests.helpers.personalization.monai_cases import SMALL, small
 from tests.helpers.personalization.toy_networks import toy
 
@@ -47,6 +50,7 @@ ALONE = {
     **{name: small(name, 2) for name in SMALL},
 }
 WITH_A_METHOD = {"blended", "fedoap", "projected"}
+TRACKS = ["instance", {"track": True}]
 # What is imported as a graph has no layers.
 OPAQUE = {"graph"}
 
@@ -63,6 +67,45 @@ def test_every_network_declares_its_traits_or_belongs_to_a_method() -> None:
         assert traits_of(outline(name, **ALONE[name])).task == task
     with pytest.raises(NetworkError, match=r"FedOapUNet: expected `traits`.*only the method that it"):
         traits_of(outline("fedoap", in_channels=1, width=2, heads=2, groups=2))
+
+
+WITHIN = {
+    "blended": {
+        "backbone": "monai.dynunet",
+        "arguments": small("monai.dynunet", 2, norm_name=TRACKS),
+        "shares": [0.1] * 3,
+    },
+    "fedoap": {"in_channels": 1, "width": 2, "heads": 2, "groups": 2},
+    "projected": {"network": "resnet18", "arguments": ALONE["resnet18"], "projection": 2},
+}
+NORM_ARGUMENTS = {
+    "monai.basicunet": "norm",
+    "monai.dynunet": "norm_name",
+    "monai.flexibleunet": "norm",
+    "monai.segresnet": "norm",
+    "monai.unet": "norm",
+}
+CASES = [
+    *ALONE.items(),
+    *WITHIN.items(),
+    ("unet", {**ALONE["unet"], "rotation_head": True}),
+    ("averaged", {**ALONE["averaged"], "network": "monai.dynunet"}),
+    *(
+        (name, {**ALONE[name], argument: norm})
+        for name, argument in NORM_ARGUMENTS.items()
+        for norm in ("batch", ["BATCH", {"momentum": 0.05}], "instance", TRACKS, ["group", {"num_groups": 2}])
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), CASES, ids=lambda case: case if isinstance(case, str) else "")
+def test_what_presets_move_is_known_without_torch_for_every_network(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    assert {each for each, _ in CASES} | OPAQUE == {*names()}
+    known, found = movable(name, arguments), movable_in(outline(name, **arguments))
+    assert known is not None
+    assert (known.batch, known.tracked, known.turns) == (found.batch, found.tracked, found.turns)
 
 
 def test_head_of_the_unet_is_all_after_the_bottleneck() -> None:
@@ -129,8 +172,13 @@ def test_traits_can_be_declared_for_a_class_from_elsewhere() -> None:
 
 
 def test_no_module_asks_for_a_network_by_name() -> None:
-    """Outside of the networks' own modules; what is published in a format of its own may name its network."""
-    own = {"personalization/networks/registry.py", "training/backbones.py"}
+    """Outside of the networks' own modules; what is published in a format of its own may name its network,
+    and what is known without torch is held against the networks above."""
+    own = {
+        "personalization/networks/registry.py",
+        "personalization/options/movable.py",
+        "training/backbones.py",
+    }
     named = re.compile("|".join(f"[\"']{name}[\"']" for name in ("unet", "resnet18", "vit")))
     asking = [
         str(path.relative_to(ROOT))

@@ -36,10 +36,10 @@ const ANSWERS = ["/segment", "/classify"];
 /** Whether it answers with classes, and not with a mask. */
 export const classifies = (model: Model | undefined) => model?.answers === "/classify";
 
-/** Versions that answer for a scan. Those that need a hospital's masks before they can be relied on come last. */
+/** Versions that answer for a scan. Those that a hospital joins with masks before they can be relied on come last. */
 export const answering = () => {
   const all = models.value.filter((model) => ANSWERS.includes(model.answers) && model.latest !== null);
-  const rank = (model: Model) => Number(model.masks === "required") + 2 * Number(classifies(model));
+  const rank = (model: Model) => Number(model.kind === "cross-attention") + 2 * Number(classifies(model));
   return [...all].sort((one, other) => rank(one) - rank(other));
 };
 

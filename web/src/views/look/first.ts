@@ -97,12 +97,12 @@ async function assignedTo(hospital: string, signal: AbortSignal): Promise<Model 
     .sort((one, other) => (at(one) < at(other) ? 1 : -1))[0]?.model;
 }
 
-/** A model that needs the hospital's masks answers without a warning by a version that learned from them. */
+/** A model that a hospital joins answers without a warning by a version that learned from its masks. */
 const isReliable = (model: Model, { artefact }: Serving, hospital: string) =>
   answersAt(model, hospital) || (artefact !== null && !artefact.startsWith(`${model.name}@`));
 
-/** Whether the federation's model answers at this hospital as it is: one that needs masks does at its own members. */
+/** Whether the federation's model answers at this hospital as it is: one to be joined does at its own members. */
 function answersAt(model: Model, hospital: string): boolean {
   const site = hospitals.peek().find((each) => each.id === hospital)?.site;
-  return model.hospital === null && (model.masks !== "required" || (site != null && model.sites.includes(site)));
+  return model.hospital === null && (model.kind !== "cross-attention" || (site != null && model.sites.includes(site)));
 }
