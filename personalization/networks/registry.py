@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -53,6 +55,9 @@ DEFAULTS: Mapping[tuple[TaskKind, int], str] = {
 
 # Entry points with networks of other packages: `NAME = "package.module:Class"`.
 GROUP = "locum.networks"
+
+
+_most_parameters: ContextVar[tuple[int, str] | None] = ContextVar("most_parameters", default=None)
 
 
 @runtime_checkable
@@ -185,7 +190,36 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
         signature.bind(**arguments)
     except TypeError as error:
         raise NetworkError(f"network '{name}': {error}; expected {signature}, found {arguments}") from error
+    if (most := _most_parameters.get()) is not None:
+        _check_count(name, network, arguments, *most)
     return network(**arguments)
+
+
+@contextmanager
+def at_most(parameters: int, rule: str) -> Iterator[None]:
+    """Build no network of more parameters in this block, in which another party chooses it. `rule` says who
+    set the bound.
+
+    They are counted on torch's meta device first, so that `build` raises NetworkError before memory is taken.
+    """
+    token = _most_parameters.set((parameters, rule))
+    try:
+        yield
+    finally:
+        _most_parameters.reset(token)
+
+
+def _check_count(
+    name: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any], most: int, rule: str
+) -> None:
+    try:
+        with torch.device("meta"):
+            count = sum(tensor.numel() for tensor in network(**arguments).state_dict().values())
+    except RuntimeError as error:
+        # A size beyond what torch can count.
+        raise NetworkError(f"network '{name}': it cannot be built: {str(error)[:200]}") from error
+    if count > most:
+        raise NetworkError(f"network '{name}': expected at most {most} parameters ({rule}), found {count}")
 
 
 def outline(name: str, /, **arguments: Any) -> nn.Module:

@@ -20,6 +20,8 @@ from personalization.networks.backbone import BlockBackbone
 from personalization.networks.capabilities import Traits
 
 _EPS = 1e-6
+# Ten times those of the largest published ones.
+_MOST_BLOCKS, _MOST_REGISTERS = 512, 64
 _DRAWN_STD = 0.02
 
 
@@ -225,6 +227,11 @@ def _check(
             "vit: in_channels, patch, width, depth and heads must be positive, classes at least 2 and "
             f"registers no less than 0, found {in_channels}, {patch}, {width}, {depth}, {heads}, {classes} "
             f"and {registers}"
+        )
+    if depth > _MOST_BLOCKS or registers > _MOST_REGISTERS:
+        raise NetworkError(
+            f"vit: expected at most {_MOST_BLOCKS} blocks and {_MOST_REGISTERS} registers, found {depth} and "
+            f"{registers}"
         )
     if len(size) != 2:
         raise NetworkError(f"vit: size must be two multiples of the patch, {patch}, found {list(size)}")

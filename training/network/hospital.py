@@ -28,6 +28,7 @@ from training.engine.folder import locked
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError, SiteFailed, TrainingError
 from training.network.cell import Rejected
+from training.network.deadline import ended_after
 from training.network.kits import Kit
 from training.network.link import RETRY_S, Link
 from training.network.messages import (
@@ -219,17 +220,18 @@ class Hospital:
         try:
             spec = self._obeyed(prepared, phase)
             received = self._download(session, prepared, phase, said)
-            answer = prepared.worker.answer(
-                Task(
-                    spec.name,
-                    said.step,
-                    said.round,
-                    received,
-                    said.slot,
-                    to=said.to,
-                    upload=prepared.folder / "files/up",
-                )
+            task = Task(
+                spec.name,
+                said.step,
+                said.round,
+                received,
+                said.slot,
+                to=said.to,
+                upload=prepared.folder / "files/up",
             )
+            policy = self._policy
+            with policy.bounding_networks(), ended_after(policy.most_minutes_per_round):
+                answer = prepared.worker.answer(task)
             if isinstance(answer, Delivery):
                 self._check_size(answer)
         except SiteFailed as error:
@@ -282,6 +284,10 @@ class Hospital:
             raise SiteFailed("the hospital's policy no longer allows this method")
         if problem := prepared.data.problem(policy):
             raise SiteFailed(problem)
+        if prepared.log.rounds >= policy.most_rounds:
+            raise SiteFailed(
+                f"the run had {prepared.log.rounds} rounds here (`most_rounds` of the hospital's policy)"
+            )
         spec = policy.applied(prepared.spec)
         if not may_take_part(phase, spec):
             raise SiteFailed(f"the hospital's policy does not allow phase '{phase.name}'")

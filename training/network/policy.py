@@ -11,6 +11,9 @@
     methods: [plan, fedavg]           methods that may run, plan among them; without the line, all
     megabytes_per_round: 200          most that may leave in one round
     megabytes_received: 2048          largest download of a round
+    most_parameters: 500000000        of a network that is built here
+    most_minutes_per_round: 720       that a step computes here; then it is ended
+    most_rounds: 5000                 of a run, repeated ones counted
     takes_part: true                  set to false to pause; the next round is refused
 
 The file is read again before every step, so a stricter policy is obeyed from the next round on. The operator
@@ -19,6 +22,7 @@ learns the policy when the hospital joins, and cannot change it.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +31,16 @@ import yaml
 from pydantic import Field
 
 from model_store.patient_pattern import PatientPattern
+from personalization.networks.registry import at_most
 from training.algorithm import GroupKind
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.config import SecureAggregation, StrictConfig, parse
 from training.engine.egress import SiteSpec
 from training.errors import ConfigurationError, in_words
 from training.privacy import PrivacyDemand
+
+# In minutes: a clock's limits are far beyond it.
+_YEAR = 525_600
 
 
 class Policy(StrictConfig):
@@ -47,6 +55,9 @@ class Policy(StrictConfig):
     methods: tuple[str, ...] | None = None
     megabytes_per_round: float = Field(1024, gt=0)
     megabytes_received: float = Field(2048, gt=0)
+    most_parameters: int = Field(500_000_000, ge=1)
+    most_minutes_per_round: float = Field(720, gt=0, le=_YEAR)
+    most_rounds: int = Field(5000, ge=1)
     takes_part: bool = True
 
     @classmethod
@@ -61,6 +72,10 @@ class Policy(StrictConfig):
                 f"{path} is not a policy", ["expected fields such as allows and consents"]
             )
         return parse(cls, content, str(path))
+
+    def bounding_networks(self) -> AbstractContextManager[None]:
+        """Build no larger network than the policy allows; the operator chooses it."""
+        return at_most(self.most_parameters, "`most_parameters` of the hospital's policy")
 
     def applied(self, spec: SiteSpec) -> SiteSpec:
         """The site as this policy has it."""

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from model_store.task import Task as ModelTask
+from personalization.errors import NetworkError
 from training.algorithm import Algorithm, Phase
 from training.config import RunConfig, parse
 from training.data.cases import Federation, Site, data_warnings
@@ -39,6 +40,7 @@ from training.planning_round import METHOD as PLAN
 from training.run import Run
 
 SENT_FILE = "sent.jsonl"
+_REFUSED = "this hospital cannot take part in the operator's run"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Prepared:
 
 
 class SentLog:
-    """The hospital's log of what left in a run. `total` is the sum of its bytes."""
+    """The hospital's log of what left in a run: `total` bytes after `rounds` steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,7 +107,9 @@ class SentLog:
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             os.truncate(path, len(whole))  # the line that a killed process had begun; nothing of it left
-        self.total = sum(sum(json.loads(line)["sent"].values()) for line in whole.splitlines())
+        lines = whole.splitlines()
+        self.rounds = len(lines)
+        self.total = sum(sum(json.loads(line)["sent"].values()) for line in lines)
 
     def add(self, phase: Phase, round_: int, answer: Delivery) -> None:
         """Append a line on what is about to leave."""
@@ -121,6 +125,7 @@ class SentLog:
         with self._path.open("a") as log:
             log.write(json.dumps(line) + "\n")
         self.total += sum(answer.sent.values())
+        self.rounds += 1
 
 
 class Preparation:
@@ -140,13 +145,15 @@ class Preparation:
         task, settings = _task(invitation), _settings(invitation)
         chosen = find_method(invitation.method)
         config = parse(chosen.config, invitation.config, f"the operator's configuration of {chosen.name}")
+        _check_rounds(config.rounds, policy)
         config = config.at_hospital(self._store)
         data = self._read(task, policy.patient)
         if problem := data.problem(policy):
-            raise ConfigurationError("this hospital cannot take part in the operator's run", [problem])
+            raise ConfigurationError(_REFUSED, [problem])
         site = data.site
         run = Run(Federation(self._data, task, (site,), False, ""), chosen.name, config, settings)
-        algorithm, (split,), (spec,) = run.algorithm(), run.sites(), run.specs()
+        algorithm = _built(run, policy)
+        (split,), (spec,) = run.sites(), run.specs()
         spec = policy.applied(spec)
         ours = {
             "plan_digest": plan_digest(algorithm),
@@ -164,7 +171,8 @@ class Preparation:
         environment = RunEnvironment(settings.seed, self._device or settings.device, settings.threads)
         environment.apply()
         worker = Worker(algorithm, (spec,), environment, folder, self._state / RELEASES)
-        loaded = worker.answer(Task(spec.name))
+        with policy.bounding_networks():
+            loaded = worker.answer(Task(spec.name))
         if isinstance(loaded, Failure):
             raise TrainingError(f"{self._data} cannot be loaded: {loaded.reason}")
         announcement = Announcement(
@@ -203,7 +211,7 @@ class Preparation:
         if problem := problem_of(self._device or invitation.settings.get("device", "cpu")):
             problems.append(f"{problem} at this hospital; start it with --device cpu, or another that it has")
         if problems:
-            raise ConfigurationError("this hospital cannot take part in the operator's run", problems)
+            raise ConfigurationError(_REFUSED, problems)
 
     def _read(self, task: ModelTask, rule: str | None) -> SiteFolder:
         """Read and check the folder, once for a task and the policy's rule for patients."""
@@ -215,6 +223,28 @@ class Preparation:
             named = {name for name, row in rows.items() if row.patient is not None}
             self._folder = read = SiteFolder(task, rule, site, named >= {case.name for case in site.cases})
         return read
+
+
+def _built(run: Run, policy: Policy) -> Algorithm:
+    """The operator's method, within the policy. Raises ConfigurationError."""
+    try:
+        with policy.bounding_networks():
+            algorithm = run.algorithm()
+    except NetworkError as error:
+        raise ConfigurationError(_REFUSED, [str(error)]) from error
+    _check_rounds(sum(step.rounds for step in algorithm.plan() if isinstance(step, Phase)), policy)
+    return algorithm
+
+
+def _check_rounds(rounds: int, policy: Policy) -> None:
+    if rounds > policy.most_rounds:
+        raise ConfigurationError(
+            _REFUSED,
+            [
+                f"expected at most {policy.most_rounds} rounds (`most_rounds` of the hospital's policy), "
+                f"found {rounds}"
+            ],
+        )
 
 
 def _task(invitation: Invitation) -> ModelTask:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from model_store.store import Store
+from personalization.networks import build
 from tests.helpers.training.classified_sites import write_volumes
 from training.config import RunConfig
 from training.data.cases import Federation, digest_of_sites
@@ -627,6 +628,36 @@ def test_policy_that_forbids_a_step_sends_only_the_reason(tmp_path, data, kits, 
     assert "write" not in hospital._link.cell.asked
 
 
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ("most_minutes_per_round: 0.000001", "longer than 1e-06 minutes (`most_minutes_per_round` of"),
+        ("most_rounds: 2", "the run had 2 rounds here (`most_rounds` of"),
+        # The words are in the hospital's own log.
+        ("most_parameters: 10", "NetworkError at registry.py"),
+    ],
+)
+def test_step_that_takes_more_than_the_policy_allows_is_ended(tmp_path, data, kits, limit, reason):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    session = hospital._join()
+    prepared = hospital._prepared
+    prepared.log.rounds = 2
+    together.policies["birch"].write_text(f"{POLICY}{limit}\n")
+
+    def endless(_):
+        """The operator's method."""
+        build("unet", in_channels=1, classes=2)
+        while True:
+            pass
+
+    prepared.worker._do = endless
+    start_round(together, 1)
+    task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
+    hospital._step(session, prepared, task)
+    assert reason in together.operator._rounds._parts["birch"].answer.reason
+
+
 def test_round_that_is_repeated_with_other_weights_is_trained_from_them(tmp_path, data, kits):
     together = Together(tmp_path, data, kits)
 
@@ -695,6 +726,17 @@ class TestOperatorThatCannotBeBelieved:
             ({"configuration_digest": "0" * 64}, "configuration_digest"),
             ({"software": {"locum": "9"}}, "locum: expected"),
             ({"protocol": 9}, "protocol"),
+            (
+                {"config": {"rounds": 10**9}},
+                "at most 5000 rounds (`most_rounds` of the hospital's policy), found 1000000000",
+            ),
+            ({"config": {"rounds": 5000}}, "found 5001"),
+            (
+                {"config": {"rounds": 2, "width": 10**4}},
+                "at most 500000000 parameters (`most_parameters` of the hospital's policy), found ",
+            ),
+            ({"config": {"rounds": 2, "width": 10**12}}, "network 'unet': it cannot be built"),
+            ({"method": "fedoap", "config": {"width": 2**15}}, "`most_parameters` of the hospital's policy"),
         ],
     )
     def test_invitation_to_something_else_is_refused_before_anything_is_sent(
