@@ -4,15 +4,19 @@ Training and serving both use this package, so their preprocessing cannot differ
 Pillow only.
 
     prepare        scan -> slices [S, C, H, W] float32 and the geometry for the way back
+    prepare_for    the same, or `prepare_volume`, as the task says
     prepare_mask   mask -> class indices [S, H, W] of the same slices
-    class_map      mask -> class indices on its own grid
+    class_map      mask -> class indices on its own grid; `classes_on` turns them to the scan's
     label_values   mask -> its values; check_values compares them with a task, check_grid checks its grid
+    answer         a prepared scan and a way to run the network -> class indices on the scan's own grid, as
+                   they are served and scored; `windowed` and `finish` are its parts
     restore        probabilities [S, K, H, W] -> class indices on the scan's own grid
     Restorer       the same, batch by batch; check_restorable rejects volumes that need too much memory
     keep_largest   class indices -> the largest component of each label that the task says
     display_slices the slices for display, at the scan's own resolution
     display_image  an image for display, without a task
     to_slices      a mask on the scan's own grid -> the same slices
+    onto_slices    class indices on the scan's own grid -> on the network's slices; `onto_grid`: of a volume
 
 For tasks of volumes (`Task.is_volume`):
 
@@ -23,6 +27,7 @@ For tasks of volumes (`Task.is_volume`):
     VolumeRestorer       planes of probabilities or logits -> class indices on the scan's own grid
 """
 
+from model_store.preprocessing.answers import answer, finish, outputs_of, prepare_for, windowed
 from model_store.preprocessing.components import keep_largest
 from model_store.preprocessing.display import DisplaySlices, display_image, display_slices, to_slices
 from model_store.preprocessing.forward import Prepared, prepare
@@ -33,7 +38,9 @@ from model_store.preprocessing.masks import (
     check_grid,
     check_values,
     class_map,
+    classes_on,
     label_values,
+    onto_slices,
     prepare_mask,
 )
 from model_store.preprocessing.restore import PercentRestorer, Restorer, check_restorable, restore
@@ -46,6 +53,7 @@ from model_store.preprocessing.volume_restore import (
 from model_store.preprocessing.volumes import (
     PreparedVolume,
     join_channels,
+    onto_grid,
     prepare_volume,
     prepare_volume_mask,
 )
@@ -61,18 +69,25 @@ __all__ = [
     "VolumeGrid",
     "VolumeRestorer",
     "align",
+    "answer",
     "check_grid",
     "check_restorable",
     "check_values",
     "check_volume_restorable",
     "class_map",
+    "classes_on",
     "display_image",
     "display_slices",
+    "finish",
     "geometry_of",
     "join_channels",
     "keep_largest",
     "label_values",
+    "onto_grid",
+    "onto_slices",
+    "outputs_of",
     "prepare",
+    "prepare_for",
     "prepare_mask",
     "prepare_volume",
     "prepare_volume_mask",
@@ -80,4 +95,5 @@ __all__ = [
     "slab_axis_of",
     "to_slices",
     "volume_grid",
+    "windowed",
 ]

@@ -10,6 +10,7 @@ the two grids is done axis by axis:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,15 @@ class VolumeGrid:
     other_affine: Matrix | None = None
     tilt_degrees: float = 0.0
     apart: tuple[int | None, int | None] = (None, None)
+
+    @classmethod
+    def of_network(cls, shape: Sequence[int], spacing: Sequence[float]) -> VolumeGrid:
+        """The grid of a volume that is known on the network's voxels alone."""
+        x, y, z = (
+            Axis((index, False), 0, side, side, 1.0, 0.0, length)
+            for index, (side, length) in enumerate(zip(shape, spacing, strict=True))
+        )
+        return cls((x.side, y.side, z.side), (x, y, z), frozen(np.diag([*spacing, 1.0])))
 
     @property
     def shape(self) -> Triple:

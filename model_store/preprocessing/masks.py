@@ -72,6 +72,16 @@ def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8
     `class_map` does.
     """
     classes = class_map(align(mask, geometry.grid, geometry.affine, geometry.other_affine), task)
+    return onto_slices(classes, geometry)
+
+
+def classes_on(scan: Scan, mask: Scan, task: Task) -> NDArray[np.uint8]:
+    """Map a mask to class indices on the grid of its scan, [H, W] or [I, J, K]. Raises as `prepare_mask`."""
+    return class_map(align(mask, scan.grid, scan.affine, scan.other_affine), task)
+
+
+def onto_slices(classes: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+    """Class indices of a scan's own grid as [S, H, W] of the slices that `prepare` makes, by the nearest."""
     if classes.ndim == 2:
         return _resized(classes[None], geometry.size)
     if not geometry.resampled:

@@ -114,7 +114,11 @@ def prepare_volume_mask(mask: Scan, task: Task, grid: VolumeGrid) -> NDArray[np.
 
     `grid` is the scan's. Raises as `prepare_mask`.
     """
-    classes = class_map(align(mask, grid.own, grid.affine, grid.other_affine), task)
+    return onto_grid(class_map(align(mask, grid.own, grid.affine, grid.other_affine), task), grid)
+
+
+def onto_grid(classes: NDArray[np.uint8], grid: VolumeGrid) -> NDArray[np.uint8]:
+    """Class indices of a scan's own grid on the network's, by the nearest voxel."""
     return _nearest(turned(classes, grid.order)[grid.box], grid)
 
 

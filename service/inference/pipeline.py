@@ -20,21 +20,24 @@ from model_store.manifest import NetworkManifest
 from model_store.preprocessing import (
     Geometry,
     PercentRestorer,
+    PercentVolumeRestorer,
     Prepared,
     PreparedVolume,
-    Restorer,
+    VolumeGrid,
     check_restorable,
     check_volume_restorable,
-    keep_largest,
-    prepare,
-    prepare_volume,
+    finish,
+    outputs_of,
+    prepare_for,
+    slab_axis_of,
 )
+from model_store.preprocessing.volume_restore import as_probabilities
 from model_store.scan import Limits, Scan, decode
 from model_store.task import Task
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession, Outputs
-from service.inference.uncertainty import Attention, Uncertainty, entropy_map
-from service.inference.volumes import BetweenPatches, all_windows, never_ended, segment_volume
+from service.inference.uncertainty import Attention, Uncertainty, entropy_map, region_entropy_map
+from service.inference.volumes import BetweenPatches, all_windows, never_ended, outputs_of_volume
 
 Taken = TypeVar("Taken", contravariant=True)
 
@@ -108,7 +111,7 @@ def read(data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatc
         scan = decode(data, limits)
     with watch.stage("prepare"):
         task = manifest.task
-        prepared = prepare_volume(scan, task) if task.is_volume else prepare(scan, task)
+        prepared = prepare_for(task, scan)
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
     return PreparedScan(data, scan, prepared, warnings)
@@ -176,41 +179,32 @@ def segment(
         ScanError: the scan's grid is too large for a mask.
         ArtefactDamaged: the network gives no probabilities for it.
     """
-    geometry = reading.prepared.geometry
-    check_answerable(reading, manifest.task)
-    if isinstance(reading.prepared, PreparedVolume):
-        mask, unsure, map_of_it = segment_volume(
-            reading.prepared,
-            manifest.task,
-            session,
-            watch.stage,
-            between,
-            with_map=with_map,
-            together=all_windows(reading.prepared, manifest.task) if whole else None,
-        )
-        with watch.stage("restore"):
-            removed = keep_largest(mask, manifest.task)
-        return Segmentation(reading.scan, geometry, mask, unsure, uncertainty_map=map_of_it, removed=removed)
-    restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
+    prepared, task = reading.prepared, manifest.task
+    check_answerable(reading, task)
+    uncertainty, attention = Uncertainty(regions=bool(task.regions)), Attention(manifest.sources)
     picks = Picks(once=routing == "scan")
-    entropies = PercentRestorer(geometry) if with_map else None
-    for outputs in run(reading, session, watch, routing, whole=whole):
-        with watch.stage("uncertainty"):
-            uncertainty.add(outputs.probabilities)
-        with watch.stage("restore"):
-            add(restorer, outputs.probabilities, session.digest)
-            if entropies is not None:
-                maps = np.stack([entropy_map(each) for each in outputs.probabilities])
-                entropies.add(maps[:, np.newaxis])
-            add(attention, outputs.attention, session.digest)
-            add(picks, outputs, session.digest)
+    entropies: PercentRestorer | PercentVolumeRestorer | None
+    if isinstance(prepared, PreparedVolume):
+        grid: Geometry | VolumeGrid = prepared.grid
+        axis = slab_axis_of(prepared.grid, task)
+        entropies = of_volume = PercentVolumeRestorer(prepared.grid, axis) if with_map else None
+        together = all_windows(prepared, task) if whole else None
+        planes = outputs_of_volume(prepared, task, session, watch.stage, between, together=together)
+        seen = _planes_seen(planes, task, watch, uncertainty, of_volume)
+    else:
+        grid = prepared.geometry
+        entropies = of_slices = PercentRestorer(prepared.geometry) if with_map else None
+        parts = run(reading, session, watch, routing, whole=whole)
+        seen = _slices_seen(parts, session.digest, watch, (uncertainty, attention, picks), of_slices)
+    try:
+        classes, removed = finish(grid, task, seen, watch.stage)
+    except ValueError as error:
+        raise _damaged(session.digest, error) from error
     with watch.stage("restore"):
-        classes = restorer.finish()
-        removed = keep_largest(classes, manifest.task)
         uncertainty_map = None if entropies is None else entropies.finish()
     return Segmentation(
         reading.scan,
-        geometry,
+        prepared.geometry,
         classes,
         uncertainty.value,
         attention.shares,
@@ -218,6 +212,48 @@ def segment(
         uncertainty_map,
         removed,
     )
+
+
+def _planes_seen(
+    planes: Iterator[NDArray[np.float32]],
+    task: Task,
+    watch: Stopwatch,
+    uncertainty: Uncertainty,
+    entropies: PercentVolumeRestorer | None,
+) -> Iterator[NDArray[np.float32]]:
+    """The planes of a volume, each noted before it is restored."""
+    regions = bool(task.regions)
+    for plane in planes:
+        with watch.stage("uncertainty"):
+            p = plane if outputs_of(task) == "probabilities" else as_probabilities(plane, regions=regions)
+            uncertainty.add(p[np.newaxis])
+            if entropies is not None:
+                entropies.add(region_entropy_map(p) if regions else entropy_map(p))
+        yield plane
+
+
+def _slices_seen(
+    parts: Iterator[Outputs],
+    graph: str,
+    watch: Stopwatch,
+    noted: tuple[Uncertainty, Attention, Picks],
+    entropies: PercentRestorer | None,
+) -> Iterator[NDArray[np.float32]]:
+    """The probabilities of slices, each run noted before it is restored."""
+    uncertainty, attention, picks = noted
+    for outputs in parts:
+        with watch.stage("uncertainty"):
+            uncertainty.add(outputs.probabilities)
+            if entropies is not None:
+                maps = np.stack([entropy_map(each) for each in outputs.probabilities])
+                entropies.add(maps[:, np.newaxis])
+        add(attention, outputs.attention, graph)
+        add(picks, outputs, graph)
+        yield outputs.probabilities
+
+
+def _damaged(graph: str, error: ValueError) -> ArtefactDamaged:
+    return ArtefactDamaged(f"graph {graph}: {error}; withdraw the model or publish it again")
 
 
 class _Taking(Protocol[Taken]):
@@ -229,4 +265,4 @@ def add(to: _Taking[Taken], values: Taken, graph: str) -> None:
     try:
         to.add(values)
     except ValueError as error:
-        raise ArtefactDamaged(f"graph {graph}: {error}; withdraw the model or publish it again") from error
+        raise _damaged(graph, error) from error

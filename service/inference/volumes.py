@@ -1,4 +1,4 @@
-"""Segment a volume by windows: one patch per run of the network, planes restored as they are done.
+"""Run a network on a volume by windows: one patch per run, planes given as they are done.
 
 One patch per run keeps the memory of activations small, and a run's deadline, the client's leaving and a
 job's cancelling are looked at between patches. Several at once would not be faster on a CPU.
@@ -9,19 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
-from model_store.preprocessing import PercentVolumeRestorer, PreparedVolume, VolumeRestorer, slab_axis_of
-from model_store.preprocessing.volume_restore import as_logits, as_probabilities
+from model_store.preprocessing import PreparedVolume, outputs_of, slab_axis_of, windowed
+from model_store.preprocessing.volume_restore import as_logits
 from model_store.preprocessing.windows import slide, starts
 from model_store.task import Task
 from service.inference.sessions import GraphSession, Outputs
-from service.inference.uncertainty import Uncertainty, entropy_map, region_entropy_map
 
 # Patches after the first, which takes longer than the others since a library chooses its kernels.
 _PATCHES_TO_TELL = 3
@@ -109,17 +108,16 @@ def all_windows(prepared: PreparedVolume, task: Task) -> NDArray[np.float32]:
     return np.stack(seen)
 
 
-def segment_volume(
+def outputs_of_volume(
     prepared: PreparedVolume,
     task: Task,
     session: GraphSession,
     stage: Callable[[str], Any],
     between: BetweenPatches,
     *,
-    with_map: bool,
     together: NDArray[np.float32] | None = None,
-) -> tuple[NDArray[np.uint8], float, NDArray[np.uint8] | None]:
-    """Segment a prepared volume.
+) -> Iterator[NDArray[np.float32]]:
+    """Run the network on a prepared volume.
 
     Args:
         prepared: the volume, prepared for the task.
@@ -127,18 +125,17 @@ def segment_volume(
         session: the loaded graph.
         stage: a context for each stage, by name, that is timed.
         between: see `BetweenPatches`.
-        with_map: whether the answer has the uncertainty of every voxel.
         together: `all_windows`, for a graph that takes a scan as one batch; they are run at once.
 
-    Returns:
-        Class indices [I, J, K] on the scan's own grid, the uncertainty, and on request its map in percent.
+    Yields:
+        The planes [K, ...] of `windowed`, of the kind that the task averages.
 
     Raises:
-        ArtefactDamaged: the network gives no probabilities for a patch.
+        ValueError: the network gives no probabilities for a patch.
+        ArtefactDamaged: it gives another number of answers than it got patches.
     """
     geometry, regions = task.geometry, bool(task.regions)
     assert geometry is not None
-    kind, axis = geometry.average, slab_axis_of(prepared.grid, task)
     total, counted = patches_of(prepared, task), itertools.count()
     pace = _Pace(session, total)
 
@@ -168,41 +165,8 @@ def segment_volume(
                 f"expected probabilities {[task.out_channels, *geometry.patch]} of a patch, "
                 f"found {list(found.shape)}"
             )
-        if kind == "probabilities":
+        if outputs_of(task) == "probabilities":
             return found
         return as_logits(found, regions=regions) if outputs.logits is None else outputs.logits[index]
 
-    def predict(patch: NDArray[np.float32]) -> NDArray[np.float32]:
-        if not geometry.mirror:
-            return run(patch)
-        mean: NDArray[np.float32] | None = None
-        for count in range(len(geometry.mirror) + 1):
-            for axes in itertools.combinations(geometry.mirror, count):
-                turned = tuple(each + 1 for each in axes)
-                found = np.flip(run(np.flip(patch, turned)), turned)
-                mean = found.copy() if mean is None else np.add(mean, found, out=mean)
-        assert mean is not None
-        mean /= np.float32(1 << len(geometry.mirror))
-        return mean
-
-    restorer = VolumeRestorer(prepared.grid, task, axis, kind)
-    uncertainty = Uncertainty(regions=regions)
-    entropies = PercentVolumeRestorer(prepared.grid, axis) if with_map else None
-    # A window takes most of the time of `slide`; what is left is averaging and restoring.
-    try:
-        for _, plane in slide(
-            prepared.volume, geometry.patch, geometry.overlap, geometry.window, predict, axis=axis
-        ):
-            with stage("restore"):
-                restorer.add(plane)
-            with stage("uncertainty"):
-                p = plane if kind == "probabilities" else as_probabilities(plane, regions=regions)
-                uncertainty.add(p[np.newaxis])
-                if entropies is not None:
-                    entropies.add(region_entropy_map(p) if regions else entropy_map(p))
-    except ValueError as error:
-        raise ArtefactDamaged(
-            f"graph {session.digest}: {error}; withdraw the model or publish it again"
-        ) from error
-    with stage("restore"):
-        return restorer.finish(), uncertainty.value, None if entropies is None else entropies.finish()
+    return windowed(prepared.volume, prepared.grid, task, run)

@@ -22,9 +22,8 @@ from model_store.guard import ReferenceStatistics, ScanSummary, summarise
 from model_store.preprocessing import (
     Prepared,
     PreparedVolume,
-    prepare,
+    prepare_for,
     prepare_mask,
-    prepare_volume,
     prepare_volume_mask,
 )
 from model_store.preprocessing.windows import cut, evenly_drawn, tiles
@@ -183,7 +182,7 @@ class ScanInput:
     def of(cls, content: bytes, task: Task, limits: Limits, most: int) -> ScanInput:
         """Decode and prepare a scan. Raises ScanError."""
         scan = decode(content, limits)
-        return cls(scan, prepare_volume(scan, task) if task.is_volume else prepare(scan, task), task, most)
+        return cls(scan, prepare_for(task, scan), task, most)
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ Shape suffixes: N examples (a volume's slices count one by one), C channels, H r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar, Self, TypeAlias
@@ -27,7 +27,7 @@ from personalization.domain_randomisation import randomise_half
 from training.algorithm import State
 from training.local.schedule import Batch, Schedule
 
-# Class indices of every example: [N, H, W] or [N] uint8, or [X, Y, Z] uint8 of each volume.
+# Class indices uint8: [N] of images with classes; on its own grid, [H, W] or [I, J, K], of each scan.
 Answers: TypeAlias = Tensor | list[Tensor]
 
 
@@ -234,21 +234,19 @@ class Examples(Data):
         return self
 
     @override
-    def answers(self, network: nn.Module, batch_size: int, device: torch.device) -> Tensor:
+    def answers(self, network: nn.Module, batch_size: int, device: torch.device) -> Answers:
         parts = torch.split(torch.from_numpy(self.images), batch_size)
         # A copy is aligned as torch aligns, whatever numpy did: some kernels add up in another order
         # otherwise.
-        classes = [network(part.clone().to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts]
-        return torch.from_numpy(self.answered(torch.cat(classes).numpy()))
+        return self.answered(network(part.clone().to(device)) for part in parts)
 
-    def answered(self, classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """A network's class indices [N, ...], changed to the answer by what the task does to answers."""
-        return classes
+    def together(self, queries_NQ: Tensor) -> Tensor:
+        """What each example is looked up by in a pool of entries, of the queries of all."""
+        return queries_NQ
 
-    @override
-    def beside_truth(self, answers: Answers) -> Iterator[tuple[Tensor, Tensor, tuple[str, ...]]]:
-        assert isinstance(answers, Tensor)
-        yield answers, torch.from_numpy(self.targets), self.patients
+    @abstractmethod
+    def answered(self, logits: Iterable[Tensor]) -> Answers:
+        """The answer that a service gives by these logits [B, K, ...] of all examples, in their order."""
 
     @override
     def packed(self) -> State:

@@ -6,7 +6,7 @@ Shape suffixes: N images, C channels, H rows, W columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -83,6 +83,10 @@ class Images(Examples):
     @override
     def turned(images: Tensor, targets: Tensor, angles_B: Tensor, signs_B2: Tensor) -> tuple[Tensor, Tensor]:
         return transform_images(images, angles_B, signs_B2), targets
+
+    @override
+    def answered(self, logits: Iterable[Tensor]) -> Tensor:
+        return torch.cat([batch.argmax(dim=1).to(torch.uint8).cpu() for batch in logits])
 
     @override
     def beside_truth(self, answers: Answers) -> Iterator[tuple[Tensor, Tensor, tuple[str, ...]]]:

@@ -6,8 +6,9 @@ Shape suffixes: N slices, C channels (a slice and its neighbours), H rows, W col
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -16,36 +17,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from model_store.preprocessing import Geometry, Prepared, keep_largest, prepare, prepare_mask
+from model_store.preprocessing import Geometry, Prepared, finish, keep_largest, onto_slices, prepare
 from model_store.scan import Scan
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
+from personalization.outputs import as_arrays
 from personalization.transfer import CPU, sent
 from training.data.cases import Case
-from training.data.scan_files import read_mask
 from training.local.data import Answers, Examples
-from training.local.masks import Masked
+from training.local.masks import Drawn, Masked
 
 
 @dataclass(frozen=True)
 class Slices(Masked, Examples):
     """Slices, with class indices [N, H, W] uint8 as targets.
 
-    `spacings` has the millimetres from slice to slice, row to row and column to column of each slice as the
-    network gets it, None where they are unknown; it is empty where they are not needed. `task` says what is
-    done to answers; without one, nothing.
+    `drawn` has the scans behind the slices, in their order, each with all of its slices. Without it, as where
+    slices without foreground are left out, a scan's slices are answered on the network's pixels. `task` says
+    what is done to answers; without one, nothing.
     """
 
     name = "slices"
 
-    spacings: tuple[tuple[float, ...] | None, ...] = ()
+    drawn: tuple[Drawn, ...] = ()
     task: Task | None = None
 
     @classmethod
     @override
     def of_case(cls, case: Case, scan: Scan, task: Task) -> tuple[Self, Prepared]:
         prepared = prepare(scan, task)
-        classes = prepare_mask(read_mask(case.mask), task, prepared.geometry)
+        drawn = Drawn.of(case, scan, task, prepared.geometry)
+        classes = onto_slices(drawn.truth, prepared.geometry)
         count = len(classes)
         return cls(
             prepared.slices,
@@ -53,7 +55,7 @@ class Slices(Masked, Examples):
             (case.patient,) * count,
             (case.name,) * count,
             tuple(range(count)),
-            (_of_the_input(prepared.geometry),) * count,
+            (drawn,),
             task,
         ), prepared
 
@@ -69,14 +71,13 @@ class Slices(Masked, Examples):
             tuple(patient for each in own for patient in each.patients),
             tuple(case for each in own for case in each.cases),
             tuple(position for each in own for position in each.positions),
-            tuple(spacing for each in own for spacing in each.spacings),
+            tuple(drawn for each in own for drawn in each.drawn),
             task,
         )
 
     @override
     def take(self, indices: Sequence[int]) -> Self:
-        chosen = super().take(indices)
-        return replace(chosen, spacings=tuple(self.spacings[index] for index in indices if self.spacings))
+        return replace(super().take(indices), drawn=())
 
     @override
     def epoch(
@@ -89,38 +90,63 @@ class Slices(Masked, Examples):
     def turned(images: Tensor, targets: Tensor, angles_B: Tensor, signs_B2: Tensor) -> tuple[Tensor, Tensor]:
         return transform(images, targets, angles_B, signs_B2)
 
+    @property
     @override
-    def answered(self, classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """By the task's `keep_largest`, as the service does, with all slices of a scan as one volume, and on
-        the network's pixels."""
-        if self.task is None or not self.task.keep_largest:
-            return classes
-        for own in self._by_scan().values():
-            stack = classes[own].transpose(1, 2, 0)
-            found = stack[..., 0] if len(own) == 1 else stack
-            keep_largest(found, self.task)
-            classes[own] = stack.transpose(2, 0, 1)
-        return classes
+    def scans_drawn(self) -> tuple[Drawn, ...]:
+        if self.drawn:
+            return self.drawn
+        return tuple(
+            Drawn(patient, None, self.targets[own[0] if len(own) == 1 else own])
+            for (patient, _), own in self.by_scan().items()
+        )
 
     @override
-    def scans(self, answers: Answers) -> Iterator[tuple[str, tuple[float, ...] | None, Tensor, Tensor]]:
-        """[S, H, W] of several slices, [H, W] of one. Distances between scans say nothing, so a patient's are
-        taken one by one."""
-        assert isinstance(answers, Tensor)
-        truth = torch.from_numpy(self.targets)
-        for (patient, _), own in self._by_scan().items():
-            spacing = self.spacings[own[0]] if self.spacings else None
-            if len(own) == 1:
-                yield patient, spacing and spacing[1:], answers[own[0]], truth[own[0]]
-            else:
-                yield patient, spacing, answers[own], truth[own]
+    def together(self, queries_NQ: Tensor) -> Tensor:
+        """The mean over the slices of a scan, as the service routes a volume."""
+        found = queries_NQ.clone()
+        for own in self.by_scan().values():
+            if len(own) > 1:
+                found[own] = found[own].double().mean(dim=0).float()
+        return found
+
+    @override
+    def answered(self, logits: Iterable[Tensor]) -> list[Tensor]:
+        probabilities = (found for batch in logits for found in as_arrays(batch, "probabilities"))
+        if not self.drawn:
+            classes = np.stack([each.argmax(axis=0).astype(np.uint8) for each in probabilities])
+            return [self._kept(classes[own]) for own in self.by_scan().values()]
+        found = []
+        for drawn in self.drawn:
+            assert isinstance(drawn.grid, Geometry)
+            assert self.task is not None
+            own = (each[np.newaxis] for each in islice(probabilities, drawn.grid.slices[0]))
+            found.append(torch.from_numpy(finish(drawn.grid, self.task, own)[0].copy()))
+        return found
+
+    def _kept(self, classes: NDArray[np.uint8]) -> Tensor:
+        """The answer to a scan of the network's pixels, [H, W] or [S, H, W], of its slices' classes."""
+        found = classes[0] if len(classes) == 1 else classes
+        if self.task is not None:
+            keep_largest(found, self.task)
+        return torch.from_numpy(found)
 
     @override
     def pictured(self, answers: Mapping[str, Answers]) -> tuple[Examples, dict[str, NDArray[np.uint8]]]:
-        found = {name: answer for name, answer in answers.items() if isinstance(answer, Tensor)}
-        return self, {name: answer.numpy() for name, answer in found.items()}
+        """On the network's pixels."""
 
-    def _by_scan(self) -> dict[tuple[str, str], list[int]]:
+        def pictures(found: Answers) -> NDArray[np.uint8]:
+            classes = np.empty_like(self.targets)
+            scans = zip(self.by_scan().values(), self.scans_drawn, found, strict=True)
+            for own, drawn, answer in scans:
+                here = answer.numpy()
+                if isinstance(drawn.grid, Geometry):
+                    here = onto_slices(here, drawn.grid)
+                classes[own] = here
+            return classes
+
+        return self, {name: pictures(found) for name, found in answers.items()}
+
+    def by_scan(self) -> dict[tuple[str, str], list[int]]:
         """Indices of the slices of each patient's scans."""
         found: dict[tuple[str, str], list[int]] = {}
         for index, scan in enumerate(zip(self.patients, self.cases, strict=True)):
@@ -157,12 +183,3 @@ def grouped(order: Tensor, batch_size: int, least: int) -> list[Tensor]:
     if len(groups) > 1 and len(groups[-1]) < least:
         groups[-2:] = [torch.cat(groups[-2:])]
     return groups
-
-
-def _of_the_input(geometry: Geometry) -> tuple[float, ...] | None:
-    """Millimetres from slice to slice, row to row and column to column of the network's input, if known."""
-    if geometry.spacing is None:
-        return None
-    slice_, *pixel = geometry.spacing
-    sides = zip(pixel, geometry.slices[1:], geometry.size, strict=True)
-    return (slice_, *(mm * own / resized for mm, own, resized in sides))

@@ -20,19 +20,26 @@ from torch import Tensor, nn
 from torch.nn.functional import grid_sample, pad
 from typing_extensions import override
 
-from model_store.preprocessing import PreparedVolume, prepare_volume, prepare_volume_mask
+from model_store.preprocessing import (
+    PreparedVolume,
+    VolumeGrid,
+    finish,
+    onto_grid,
+    outputs_of,
+    prepare_volume,
+    windowed,
+)
 from model_store.preprocessing.windows import cut, tiles
 from model_store.scan import Scan
 from model_store.task import Task, VolumeGeometry
+from personalization.outputs import outputs
 from personalization.transfer import sent
 from training.algorithm import State
 from training.data.cases import Case
-from training.data.scan_files import read_mask
 from training.local.data import Answers, Examples
-from training.local.masks import Masked
+from training.local.masks import Drawn, Masked
 from training.local.schedule import Batch, Motion, Schedule
 from training.local.slices import Slices
-from training.local.windows import answer_volume
 
 # Windows that `tiles` takes of all volumes together.
 _MOST_TILES = 64
@@ -49,7 +56,7 @@ class Volumes(Masked):
 
     Volumes have shapes of their own. A network is trained on patches of them and answers by windows, both of
     the sides in the geometry of `task`. `spacings` has the millimetres per voxel along each axis of each
-    volume.
+    volume, `drawn` the scan behind each; without it, volumes are scans of the network's voxels.
     """
 
     name = "volumes"
@@ -61,6 +68,7 @@ class Volumes(Masked):
     cases: tuple[str, ...]
     spacings: tuple[tuple[float, ...], ...]
     task: Task
+    drawn: tuple[Drawn, ...] = ()
 
     @override
     def __len__(self) -> int:
@@ -76,9 +84,11 @@ class Volumes(Masked):
     @override
     def of_case(cls, case: Case, scan: Scan, task: Task) -> tuple[Self, PreparedVolume]:
         prepared = prepare_volume(scan, task)
-        classes = prepare_volume_mask(read_mask(case.mask), task, prepared.grid)
-        own = (prepared.volume,), (classes,), (case.patient,), (case.name,), (prepared.grid.spacing,)
-        return cls(*own, task), prepared
+        grid = prepared.grid
+        drawn = Drawn.of(case, scan, task, grid)
+        classes = onto_grid(drawn.truth, grid)
+        own = (prepared.volume,), (classes,), (case.patient,), (case.name,), (grid.spacing,)
+        return cls(*own, task, (drawn,)), prepared
 
     @classmethod
     @override
@@ -90,6 +100,7 @@ class Volumes(Masked):
             tuple(case for each in parts for case in each.cases),
             tuple(spacing for each in parts for spacing in each.spacings),
             task,
+            tuple(drawn for each in parts for drawn in each.drawn),
         )
 
     @classmethod
@@ -108,6 +119,7 @@ class Volumes(Masked):
             tuple(self.cases[index] for index in chosen),
             tuple(self.spacings[index] for index in chosen),
             self.task,
+            tuple(self.drawn[index] for index in chosen if self.drawn),
         )
 
     # ------------------------------------------------------------------ training
@@ -175,25 +187,31 @@ class Volumes(Masked):
 
     # ------------------------------------------------------------------ answers and scores
 
+    @property
+    @override
+    def scans_drawn(self) -> tuple[Drawn, ...]:
+        if self.drawn:
+            return self.drawn
+        own = zip(self.patients, self.targets, self.spacings, strict=True)
+        return tuple(
+            Drawn(patient, VolumeGrid.of_network(target.shape, spacing), target, spacing)
+            for patient, target, spacing in own
+        )
+
     @override
     def answers(self, network: nn.Module, batch_size: int, device: torch.device) -> list[Tensor]:
-        return [answer_volume(network, image, self.task, device) for image in self.images]
+        kind, regions = outputs_of(self.task), bool(self.task.regions)
 
-    @override
-    def beside_truth(self, answers: Answers) -> Iterator[tuple[Tensor, Tensor, tuple[str, ...]]]:
-        """One patient after the other, all voxels in one row: volumes have shapes of their own."""
-        for patient in dict.fromkeys(self.patients):
-            own = [index for index, name in enumerate(self.patients) if name == patient]
-            found = torch.cat([answers[index].flatten() for index in own])
-            truth = torch.cat([torch.from_numpy(self.targets[index]).flatten() for index in own])
-            yield found[None], truth[None], (patient,)
+        def run(patch: NDArray[np.float32]) -> NDArray[np.float32]:
+            found: NDArray[np.float32] = outputs(network, patch[np.newaxis], kind, regions=regions)[0]
+            return found
 
-    @override
-    def scans(self, answers: Answers) -> Iterator[tuple[str, tuple[float, ...] | None, Tensor, Tensor]]:
-        """[X, Y, Z] each."""
-        yield from zip(
-            self.patients, self.spacings, answers, map(torch.from_numpy, self.targets), strict=True
-        )
+        found = []
+        for image, drawn in zip(self.images, self.scans_drawn, strict=True):
+            assert isinstance(drawn.grid, VolumeGrid)
+            planes = windowed(image, drawn.grid, self.task, run)
+            found.append(torch.from_numpy(finish(drawn.grid, self.task, planes)[0].copy()))
+        return found
 
     @override
     def pictured(self, answers: Mapping[str, Answers]) -> tuple[Examples, dict[str, NDArray[np.uint8]]]:
@@ -217,13 +235,21 @@ class Volumes(Masked):
             margins = ((each // 2, each - each // 2) for each in missing)
             return np.pad(plane, ((0, 0), *margins), constant_values=plane.min())
 
+        def here(found: Answers) -> list[NDArray[np.uint8]]:
+            """On the network's grid."""
+            return [
+                onto_grid(each.numpy(), drawn.grid)
+                for each, drawn in zip(found, self.scans_drawn, strict=True)
+                if isinstance(drawn.grid, VolumeGrid)
+            ]
+
         def classes(found: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
             pictures = [picture(each[None], index)[0] for index, each in enumerate(found)]
             return np.array(pictures, np.uint8).reshape(-1, height, width)
 
         images = np.array([picture(image, index) for index, image in enumerate(self.images)], np.float32)
         shown = Slices(images, classes(self.targets), self.patients, self.cases, tuple(at))
-        return shown, {name: classes([each.numpy() for each in found]) for name, found in answers.items()}
+        return shown, {name: classes(here(found)) for name, found in answers.items()}
 
     # ------------------------------------------------------------------ for centralised training
 

@@ -8,32 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness.evaluation import predict
-from model_store.preprocessing import (
-    VolumeRestorer,
-    align,
-    class_map,
-    keep_largest,
-    prepare,
-    prepare_volume,
-    restore,
-)
-from model_store.preprocessing.windows import slab_axis
+from model_store.preprocessing import answer, classes_on, outputs_of, prepare_for
 from model_store.scan import Scan
 from model_store.task import Task
 from personalization.metrics import dice
+from personalization.outputs import outputs
 from personalization.surfaces import surface_distances
 from training.algorithm import ModelDraft
 from training.data.cases import Case
 from training.data.scan_files import read_case, read_mask
 from training.local.networks import network_of
-from training.local.windows import windowed
 from training.run import Result
 
 CPU = torch.device("cpu")
@@ -77,19 +68,12 @@ def answered(
 
     `change` is what a scanner does to the scan.
     """
-    scan, mask = seen(case, task, change), read_mask(case.mask)
-    truth = class_map(align(mask, scan.grid, scan.affine, scan.other_affine), task)
-    if task.geometry is None:
-        prepared = prepare(scan, task)
-        found = restore(predict(network, torch.tensor(prepared.slices)).numpy(), prepared.geometry)
-    else:
-        volume, geometry = prepare_volume(scan, task), task.geometry
-        axis = slab_axis(volume.volume.shape[1:], geometry.patch)
-        restorer = VolumeRestorer(volume.grid, task, axis, geometry.average)
-        for plane in windowed(network, volume.volume, task, CPU, axis):
-            restorer.add(plane)
-        found = restorer.finish()
-    keep_largest(found, task)
+    scan = seen(case, task, change)
+    truth = classes_on(scan, read_mask(case.mask), task)
+    prepared = prepare_for(task, scan)
+    found = answer(
+        prepared, task, partial(outputs, network, kind=outputs_of(task), regions=bool(task.regions))
+    )
     predicted, true = (torch.from_numpy(np.ascontiguousarray(each)) for each in (found, truth))
     if scan.affine is None:
         return predicted, true, None

@@ -116,3 +116,9 @@ def result_of(results: dict[str, ClientResult], *, mean: str | None, collect: tu
 
 
 EMPTY = Memory()
+
+
+def per_scan(slices: Slices, classes: np.ndarray) -> list[torch.Tensor]:
+    """Class indices [N, H, W] of slices as the answer to each of their scans."""
+    found = torch.from_numpy(classes)
+    return [found[own[0]] if len(own) == 1 else found[own] for own in slices.by_scan().values()]

@@ -18,7 +18,7 @@ from personalization.precision import mixed_precision, to_float32
 from personalization.transfer import sent
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
-from training.local.data import Examples
+from training.local.data import Answers, Examples
 from training.local.loop import mean_loss
 from training.methods.fedins.config import FedInsConfig, PoolPicking
 
@@ -142,21 +142,24 @@ def train_pool(
 @torch.no_grad()
 def predict_pool(
     network: InstanceAdaptive, data: Examples, seen: State, config: FedInsConfig, generator: torch.Generator
-) -> Tensor:
-    """Class indices uint8 of every pixel, [N, H, W], or of every image, [N], with every image's own entries.
+) -> Answers:
+    """The answer to every scan, or to every image with a class. There is at least one image.
 
-    There is at least one image. Masks are what the task's `keep_largest` leaves.
+    Every image picks its own entries, and the slices of a scan pick together, as the service lets them.
     """
     device = network.pool.keys.device
-    parts = []
-    for start in range(0, len(data), config.batch_size):
-        some = slice(start, start + config.batch_size)
-        images = torch.from_numpy(data.images[some].copy()).to(device)
-        queries = seen["queries"][some].to(device)
-        stem = seen["stems"][some].to(device) if "stems" in seen else None
-        answer = routed(network, images, queries, config.routing, generator, stem=stem)
-        parts.append(answer.logits.argmax(dim=1).to(torch.uint8).cpu())
-    return torch.from_numpy(data.answered(torch.cat(parts).numpy()))
+    asking = data.together(seen["queries"]) if config.routing == "instance" else seen["queries"]
+
+    def logits() -> Iterator[Tensor]:
+        for start in range(0, len(data), config.batch_size):
+            some = slice(start, start + config.batch_size)
+            images = torch.from_numpy(data.images[some].copy()).to(device)
+            stem = seen["stems"][some].to(device) if "stems" in seen else None
+            yield routed(
+                network, images, asking[some].to(device), config.routing, generator, stem=stem
+            ).logits
+
+    return data.answered(logits())
 
 
 @torch.no_grad()

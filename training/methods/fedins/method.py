@@ -55,7 +55,7 @@ from training.algorithm import (
 )
 from training.backbones import has_head_for
 from training.errors import SiteFailed
-from training.local.data import Data, slices_of
+from training.local.data import Answers, Data, slices_of
 from training.local.scores import ValidationScore, scored, weight_of
 from training.local.site import SiteData
 from training.methods.fedins.client import predict_pool, see, train_pool, usage_by
@@ -291,7 +291,7 @@ class FedIns(Parted):
         """The model that a site tests: the selected pool, with queries that are made for it."""
         return {"": partial(self._answer, context, self.network_here(context, received))}
 
-    def _answer(self, context: StepContext, network: InstanceAdaptive, data: Data) -> Tensor:
+    def _answer(self, context: StepContext, network: InstanceAdaptive, data: Data) -> Answers:
         examples, draw = slices_of(data), context.generator("test")
         seen = see(network, examples, self.config.batch_size, stems=False)
         return predict_pool(network, examples, seen, self.config, draw)

@@ -12,7 +12,7 @@ from torch import nn
 
 from model_store.task import Task
 from personalization.surfaces import surface_distances
-from tests.helpers.training.sites import context, site_data
+from tests.helpers.training.sites import context, per_scan, site_data
 from tests.helpers.training.volumes import BALLS, volumes
 from training.algorithm import Memory, RoundResult, SiteSize
 from training.choices.fedavg import FedAvgConfig
@@ -25,6 +25,7 @@ from training.engine.history import (
     never_found,
 )
 from training.local.images import Images
+from training.local.masks import Drawn
 from training.local.scores import predict
 from training.local.site import SiteData
 from training.local.slices import Slices
@@ -113,9 +114,11 @@ def test_slices_are_scored_by_what_keep_largest_leaves_of_a_scan():
     # A scan of two slices with one disc across them, and an image of another patient.
     found = slices([[1, 1, 0, 0, 1], [0, 0, 2, 0, 0], [1, 0, 0, 1, 1]], [[0] * 5] * 3, ("p", "p", "q"))
     found = replace(found, cases=("a", "a", "b"), task=task)
-    answers = predict(Says(3), found)
-    assert answers[:, 0].tolist() == [[1, 1, 0, 0, 0], [0, 0, 2, 0, 0], [0, 0, 0, 1, 1]]
-    assert predict(Says(3), replace(found, task=FUNDUS))[:, 0, 4].tolist() == [1, 0, 1]
+    p, q = predict(Says(3), found)
+    assert p[:, 0].tolist() == [[1, 1, 0, 0, 0], [0, 0, 2, 0, 0]]
+    assert q.tolist() == [[0, 0, 0, 1, 1]]
+    p, q = predict(Says(3), replace(found, task=FUNDUS))
+    assert (p[:, 0, 4].tolist(), q[0, 4]) == ([1, 0], 1)
 
 
 def test_volumes_are_scored_by_what_keep_largest_leaves():
@@ -136,10 +139,11 @@ def test_surfaces_are_by_patient_and_scan_in_millimetres_or_pixels_and_absent_la
     found[4, 0, 0] = 1
     # p has two images with 3 mm from row to row, q one with 1 mm, r no spacing.
     patients, cases = ("p", "p", "q", "r", "r"), ("a", "b", "c", "d", "e")
-    spacings = ((9.0, 3.0, 1.0),) * 2 + ((9.0, 1.0, 1.0), None, None)
-    test = Slices(found[:, None].astype(np.float32), truth, patients, cases, (0,) * 5, spacings)
+    spacings = (3.0, 1.0), (3.0, 1.0), (1.0, 1.0), None, None
+    drawn = tuple(Drawn(*each) for each in zip(patients, (None,) * 5, truth, spacings, strict=True))
+    test = Slices(found[:, None].astype(np.float32), truth, patients, cases, (0,) * 5, drawn)
     data = SiteData("S", test, test, test, None)
-    metrics = score_once({"": lambda _: torch.from_numpy(found)}, data, task).metrics
+    metrics = score_once({"": lambda _: per_scan(test, found)}, data, task).metrics
     assert metrics["test_hd95/disc"] == pytest.approx((6.0 + 2.0) / 2)
     assert metrics["test_surfaces/disc"] == 2.0
     assert metrics["test_hd95_px/disc"] == pytest.approx(2.0)  # r's image e has no surface to measure
@@ -190,11 +194,11 @@ def test_the_models_of_a_site_are_told_apart_and_one_that_it_does_not_have_is_le
     data = SiteData("A", test, test, test, None)
     task = Task(name="discs", labels={"disc": (1,)}, size=(16, 16))
 
-    def wrong(examples: Slices) -> torch.Tensor:
-        return torch.ones(examples.targets.shape, dtype=torch.uint8)  # finds 2 of 1: 2 1/(2+1)
+    def wrong(examples: Slices) -> list[torch.Tensor]:
+        return per_scan(examples, np.ones_like(examples.targets))  # finds 2 of 1: 2 1/(2+1)
 
-    def right(examples: Slices) -> torch.Tensor:
-        return torch.from_numpy(examples.targets)
+    def right(examples: Slices) -> list[torch.Tensor]:
+        return per_scan(examples, examples.targets)
 
     a = score_once({"": wrong, "personal": right}, data, task)
     b = score_once({"": wrong, "personal": None}, data, task)

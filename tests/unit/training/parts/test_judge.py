@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,13 +11,20 @@ import torch
 from scipy import stats
 
 from tests.helpers.training.classified_sites import CORNERS
-from tests.helpers.training.sites import TASK, site_data
+from tests.helpers.training.sites import TASK, per_scan, site_data
 from training.algorithm import RoundResult, SiteSize
+from training.local.slices import Slices
 from training.parts.judge import JUDGED, Judged, check_judged, judge_once
+from training.parts.test import Predict
 
 
 def _sums(*values: float) -> dict[str, torch.Tensor]:
     return {"sums": torch.tensor(values, dtype=torch.float64)}
+
+
+def by_scan(data: Slices, answer: Callable[[object], torch.Tensor]) -> Predict:
+    """What answers slices, scan by scan."""
+    return lambda examples: per_scan(data, answer(examples).numpy())
 
 
 def test_the_change_is_that_of_patients_and_its_range_is_of_student() -> None:
@@ -31,7 +39,7 @@ def test_the_change_is_that_of_patients_and_its_range_is_of_student() -> None:
         answer[0] = 0
         return answer
 
-    sent = judge_once(parent, version, data, 2)
+    sent = judge_once(by_scan(data.val, parent), by_scan(data.val, version), data, 2)
     found = RoundResult({}, {JUDGED.name: {"s": sent.uploads[JUDGED.name]}}, {"s": 1.0}, {})
     judged = Judged.of(found).facts(TASK, "base@sha256:0")["judged"]["all"]
 
@@ -64,16 +72,17 @@ def test_a_patient_without_target_counts_where_one_of_both_finds_one() -> None:
         answer[0, :3] = 1
         return answer
 
-    sums = judge_once(nothing, something, data, 2).uploads[JUDGED.name]["sums"]
+    none, one = by_scan(data.val, nothing), by_scan(data.val, something)
+    sums = judge_once(none, one, data, 2).uploads[JUDGED.name]["sums"]
     assert sums.tolist() == [1, 1, 0, -1, 1]
-    assert judge_once(nothing, nothing, data, 2).uploads[JUDGED.name]["sums"].tolist() == [0] * 5
+    assert judge_once(none, none, data, 2).uploads[JUDGED.name]["sums"].tolist() == [0] * 5
 
 
 def test_nothing_is_judged_on_patients_that_are_trained_on_or_without_a_version() -> None:
     data = site_data("s", 4, 4, seed=1)
 
-    def answer(examples: object) -> torch.Tensor:
-        return torch.from_numpy(data.val.targets)
+    def answer(examples: object) -> list[torch.Tensor]:
+        return per_scan(data.val, data.val.targets)
 
     assert judge_once(answer, None, data, 2).uploads == {JUDGED.name: {}}
     trained = type(data)("s", data.train, data.all_train, data.test, None)

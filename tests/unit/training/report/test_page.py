@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from model_store.store import Store
 from tests.helpers.training.run_records import TASK, make_record
+from tests.helpers.training.sites import per_scan
 from training.algorithm import Publication
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -232,7 +232,7 @@ class TestOverlays:
         predicted[:, 2:8, 2:8] = 1
         task = TASK.model_copy(update={"neighbours": 1})
         path = write_overlays(
-            tmp_path / "sites" / "s", "s", task, slices, {"global": torch.from_numpy(predicted)}
+            tmp_path / "sites" / "s", "s", task, slices, {"global": per_scan(slices, predicted)}
         )
         first, second = self.pictures(path)
         assert first.shape == second.shape == (288, 288, 3)
@@ -248,7 +248,7 @@ class TestOverlays:
         slices = self.slices()
         predicted = slices.targets.copy()
         predicted[2] = 0  # misses 4 of the first patient's 68 pixels
-        answers = {"global": torch.from_numpy(predicted), "own": torch.from_numpy(slices.targets)}
+        answers = {"global": per_scan(slices, predicted), "own": per_scan(slices, slices.targets)}
         path = write_overlays(tmp_path, "s", TASK, slices, answers)
         text = " | ".join(read(path).texts)
         assert "p0 | slice 2 | global: 0.970 | own: 1.000" in text
@@ -260,14 +260,14 @@ class TestOverlays:
         empty = Slices(
             slices.images, np.zeros_like(slices.targets), slices.patients, slices.cases, slices.positions
         )
-        path = write_overlays(tmp_path, "s", TASK, empty, {"global": torch.from_numpy(empty.targets)})
+        path = write_overlays(tmp_path, "s", TASK, empty, {"global": per_scan(empty, empty.targets)})
         assert "global: –" in read(path).texts
         assert "tokens" not in " ".join(read(path).texts)
 
     def test_overlay_attention_bars_are_proportional(self, tmp_path: Path) -> None:
         slices = self.slices()
         shares = {"own": {"own": 0.75, "aster": 0.25, "s": 0.0}}
-        answers = {"own": torch.from_numpy(slices.targets)}
+        answers = {"own": per_scan(slices, slices.targets)}
         path = write_overlays(tmp_path, "s", TASK, slices, answers, shares)
         assert "own | 75.0 % | aster | 25.0 % | s | 0.0 %" in " | ".join(read(path).texts)
         assert re.findall(r'class="bar" style="width:([0-9.]+)%"', path.read_text()) == [
