@@ -298,11 +298,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Hospital:
-    """A hospital; a member of the federation has a `site`."""
+    """A hospital; a member of the federation has a `site`, the own model of which may answer others."""
 
     id: str
     name: str
     site: str | None
+    shares_model: bool = False
 
 
 @dataclass(frozen=True)

@@ -187,9 +187,15 @@ def hospitals() -> Operation[list[Hospital]]:
     return (yield from listed("/hospitals", "hospitals", Hospital))
 
 
-def register(hospital: str, name: str | None = None, site: str | None = None) -> Operation[Hospital]:
-    """Register a hospital, or change its name and site; a member of the federation names its `site`."""
-    body = {"name": name or hospital, **({"site": site} if site else {})}
+def register(
+    hospital: str, name: str | None = None, site: str | None = None, shares_model: bool | None = None
+) -> Operation[Hospital]:
+    """Register a hospital, or change its name and site; a member of the federation names its `site`.
+
+    `shares_model` says whether the site's own model answers callers of other hospitals; None leaves it.
+    """
+    body: dict[str, Any] = {"name": name or hospital, **({"site": site} if site else {})}
+    body |= {} if shares_model is None else {"shares_model": shares_model}
     return parsed(Hospital, (yield from send(Request("PUT", f"/hospitals/{quote(hospital)}", json=body))))
 
 

@@ -39,6 +39,7 @@
     │   ├── AnotherTaskKind      422  the model segments where a classifier is needed, or the reverse
     │   ├── SiteNotNamed         422  a member model without a site
     │   ├── SiteUnknown          404  the artefact has no model of this site
+    │   ├── SiteNotShared        403  the site's own model is not for this caller's hospitals
     │   ├── ClusterNotNamed      422  a cluster model without a cluster
     │   ├── ClusterUnknown       404  the artefact has no such cluster
     │   ├── NoGlobalModel        422  the artefact has no global model
@@ -321,6 +322,12 @@ class SiteUnknown(SelectionError):
     """The artefact has no model of this site. `choices` are its sites."""
 
     status, slug, title = 404, "site-not-found", "No such member"
+
+
+class SiteNotShared(SelectionError):
+    """A member's own model was requested by a caller of other hospitals. `choices` are the sites that may."""
+
+    status, slug, title = 403, "site-not-shared", "Another hospital's own model"
 
 
 class ClusterNotNamed(SelectionError):

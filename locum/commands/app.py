@@ -239,6 +239,10 @@ def register(
     hospital: Annotated[str, typer.Argument(help="Its id: letters, digits, - and _.")],
     name: Annotated[str | None, typer.Option(help="Its name; the id by default.")] = None,
     site: Annotated[str | None, typer.Option(help="The site, for a member of the federation.")] = None,
+    share: Annotated[
+        bool | None,
+        typer.Option("--share/--no-share", help="Whether the site's own model answers other hospitals too."),
+    ] = None,
 ) -> None:
     """Register a hospital.
 
@@ -247,7 +251,7 @@ def register(
     """
     from locum.commands.fitting import register as run
 
-    run(hospital, name, site)
+    run(hospital, name, site, share)
 
 
 @app.command("join", hidden=True)  # its name of before, when masks had a command of their own

@@ -68,11 +68,12 @@ def check(model: Model, masks: int, options: Mapping[str, Any]) -> None:
         )
 
 
-def register(hospital: str, name: str | None, site: str | None) -> None:
+def register(hospital: str, name: str | None, site: str | None, shares_model: bool | None) -> None:
     """Register a hospital. Raises LocumError."""
     with Client() as client:
-        made = client.register(hospital, name, site)
-    member = f", a member: site {made.site}" if made.site else ""
+        made = client.register(hospital, name, site, shares_model)
+    others = ", the model of which answers other hospitals too" if made.shares_model else ""
+    member = f", a member: site {made.site}{others}" if made.site else ""
     _console.print(f"{made.id}: {made.name}{member}")
 
 

@@ -4,7 +4,8 @@ The version: the one named in the reference; else the one assigned to the hospit
 served; else the newest that is not withdrawn. The network within it, by personalization:
 
     hospital the version that was adapted to the hospital and assigned to it
-    member   the site's own; `site` names it, else the hospital's own site
+    member   the site's own; `site` names it, else the hospital's own site. Another hospital's caller is
+             answered by it where that hospital shares it
     cluster  the one that `cluster` names, else that of the hospital's own site
     global   the federation's
     auto     the hospital's adapted version, if one is assigned; else the member model of the hospital's site,
@@ -199,7 +200,8 @@ def _selected(
                 f"or hospital with it, found {personalization}; or name the model that it was made from."
             )
         artefact, why = parent_behind(store, artefact), f"what {why} was made from"
-    chosen = choose(artefact, PartRequest(personalization, site, cluster, found.hospital, found.home))
+    asked = PartRequest(personalization, site, cluster, found.hospital, found.home, found.lent)
+    chosen = choose(artefact, asked)
     network = artefact if chosen.digest == artefact.digest else store.by_digest(chosen.digest)
     return Selection(
         artefact,

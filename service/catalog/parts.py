@@ -8,7 +8,14 @@ from typing import Literal
 
 from model_store.artefact import Artefact
 from service.catalog.ways import Ways
-from service.errors import ClusterNotNamed, ClusterUnknown, NoGlobalModel, SiteNotNamed, SiteUnknown
+from service.errors import (
+    ClusterNotNamed,
+    ClusterUnknown,
+    NoGlobalModel,
+    SiteNotNamed,
+    SiteNotShared,
+    SiteUnknown,
+)
 from service.kinds import Parts, kind_of
 
 Personalization = Literal["auto", "global", "member", "cluster", "hospital"]
@@ -16,13 +23,17 @@ Personalization = Literal["auto", "global", "member", "cluster", "hospital"]
 
 @dataclass(frozen=True)
 class PartRequest:
-    """A request, the hospital's own version being out of the question; `home` is the hospital's site."""
+    """A request, the hospital's own version being out of the question; `home` is the hospital's site.
+
+    `lent` are the sites of which the own model may answer the caller; None for all.
+    """
 
     personalization: Personalization
     site: str | None
     cluster: str | None
     hospital: str | None
     home: str | None
+    lent: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,7 @@ def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
     Raises:
         SiteNotNamed, ClusterNotNamed: the request names no site or cluster, nor a member hospital.
         SiteUnknown, ClusterUnknown: the artefact has no model of this site or cluster.
+        SiteNotShared: the model of this site is not for the caller's hospitals.
         NoGlobalModel: the artefact has no global model.
     """
     parts = kind_of(artefact).parts(artefact)
@@ -118,6 +130,12 @@ def _member(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice:
         raise SiteUnknown(
             f"'{artefact}' has no model of site '{site[:64]}'; it has: {_listed(parts.members)}.",
             choices=sorted(parts.members),
+        )
+    if asked.lent is not None and site not in asked.lent:
+        raise SiteNotShared(
+            f"the own model of site '{site}' answers its own hospital alone: its admin lets it answer others "
+            "with `shares_model` (PUT /hospitals/HOSPITAL). Ask for another model.",
+            choices=sorted(asked.lent & parts.members.keys()),
         )
     why = "the site that was asked for" if asked.site else f"hospital '{asked.hospital}' is this site"
     return PartChoice(parts.members[site], "member", why, site=site)

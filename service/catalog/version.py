@@ -23,7 +23,7 @@ from model_store.versions import some
 from service.catalog.adapted import adapted_for, resolve_adaptable
 from service.database import Assignment, Database
 from service.database.caller import SERVICE
-from service.database.hospitals import site_of_hospital
+from service.database.hospitals import lent_sites, site_of_hospital
 from service.errors import (
     AnotherTaskKind,
     ModelNotNamed,
@@ -51,6 +51,7 @@ class ResolvedVersion:
     """The resolved version and the cause of the choice.
 
     `home` is the site of a member hospital, `entry` what the serving log had in force for the hospital.
+    `lent` are the sites of which the own model may answer the caller; None for all.
     """
 
     artefact: Artefact
@@ -58,6 +59,7 @@ class ResolvedVersion:
     home: str | None
     hospital: str | None
     entry: Assignment | None
+    lent: frozenset[str] | None = None
 
     @property
     def owner(self) -> str | None:
@@ -128,7 +130,7 @@ def resolve_version(
         model = newest.name
     reference = model
     name, number, digest = parse_reference(reference)
-    home, entry = _of_hospital(database, hospital, name)
+    home, entry, lent = _of_hospital(database, hospital, name)
     cause: Cause = "newest"
     if number is not None or digest is not None:
         cause = "named"
@@ -140,7 +142,7 @@ def resolve_version(
             require_name(store, name)
         # The graph is hashed when it is loaded, which is when it matters.
         newest = store.open(reference, verify=False)
-    found = ResolvedVersion(newest, cause, home, hospital, entry)
+    found = ResolvedVersion(newest, cause, home, hospital, entry, lent)
     reduced = getattr(found.artefact.manifest, "precision", None)
     if reduced is not None and cause == "newest":
         raise VersionNotNamed(
@@ -277,9 +279,13 @@ def _only_model(store: Store, kind: TaskKind | None) -> Artefact:
     return chosen[0]
 
 
-def _of_hospital(database: Database, hospital: str | None, name: str) -> tuple[str | None, Assignment | None]:
-    """The hospital's site in the federation, and the assignment in force for this model."""
-    if hospital is None:
-        return None, None
+def _of_hospital(
+    database: Database, hospital: str | None, name: str
+) -> tuple[str | None, Assignment | None, frozenset[str] | None]:
+    """The hospital's site in the federation, the assignment in force for this model, and the sites that may
+    answer the caller."""
     with database.read() as session:
-        return site_of_hospital(session, hospital), assignments.assignment(session, hospital, name)
+        lent = lent_sites(session)
+        if hospital is None:
+            return None, None, lent
+        return site_of_hospital(session, hospital), assignments.assignment(session, hospital, name), lent

@@ -47,6 +47,17 @@ def site_of_hospital(session: Session, hospital: str) -> str | None:
     return require_hospital(session, hospital).site
 
 
+def lent_sites(session: Session) -> frozenset[str] | None:
+    """The sites of which the own model may answer this caller: its hospitals' sites, and those that share it.
+
+    None for all: a caller of all hospitals is the operator.
+    """
+    if caller_of(session).hospitals is None:
+        return None
+    query = select(Hospital.site).where(Hospital.site.is_not(None), _visible(session) | Hospital.shares_model)
+    return frozenset(site for site in session.scalars(query) if site is not None)
+
+
 def share_of(session: Session, total: int) -> int:
     """The most that one hospital may take of what all share: half where several are registered, else all."""
     several = (session.scalar(select(func.count()).select_from(Hospital)) or 0) > 1

@@ -61,13 +61,17 @@ class Base(DeclarativeBase):
 
 
 class Hospital(Base):
-    """A hospital that is served. One that took part in the federation names its site there."""
+    """A hospital that is served. One that took part in the federation names its site there.
+
+    `shares_model`: whether the site's own model answers callers of other hospitals, too.
+    """
 
     __tablename__ = "hospital"
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     name: Mapped[str] = mapped_column(String(200))
     site: Mapped[str | None] = mapped_column(String(200))
+    shares_model: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 

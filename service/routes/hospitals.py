@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.audit import trail
 from service.database import Database, Hospital, caller_of
 from service.database.hospitals import require_hospital, require_visible, visible_hospitals
-from service.errors import RequestInvalid
+from service.errors import GrantRefused, RequestInvalid
 from service.http.audit import Audited, AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
 from service.http.dependencies import AsAdmin, AsReader, actor_of
@@ -31,6 +31,11 @@ class HospitalBody(BaseModel):
 
     name: Text = Field(description="A name for people; programs use the id in the path.")
     site: Text | None = Field(None, description="The site of a member hospital in the federation.")
+    shares_model: bool | None = Field(
+        None,
+        description="Whether the site's own model answers callers of other hospitals, who name the site. "
+        "Left out: as it was, and false at first.",
+    )
     reason: Reason | None = Field(
         None, description="Why the site of a registered hospital changes. Required then, as is If-Match."
     )
@@ -46,6 +51,9 @@ class HospitalView(BaseModel):
 
     name: str
     site: str | None
+    shares_model: bool = Field(
+        description="Whether the site's own model answers callers of other hospitals, who name the site."
+    )
     id: str
     created_at: datetime
     updated_at: datetime
@@ -98,8 +106,9 @@ def put_hospital(
 ) -> HospitalView:
     """Register a hospital, or change its name or site.
 
-    Another site is another model for the hospital's patients: a decision, which the audit trail keeps with
-    its reason.
+    Another site is another model for the hospital's patients: a decision of an admin of all hospitals, which
+    the audit trail keeps with its reason. Whether the site's own model answers others, the hospital's own
+    admin decides.
     """
     try:
         row, created = _put(context.database, hospital, body, if_match)
@@ -120,18 +129,36 @@ def _put(
         # Locked, so that no other change comes between the comparison with If-Match and the commit.
         row = session.get(Hospital, hospital, with_for_update=True)
         moved = row is not None and row.site != body.site
+        if (moved or (row is None and body.site is not None)) and caller_of(session).hospitals is not None:
+            raise GrantRefused(
+                "`site` says which member's own model answers: expected an admin of all hospitals to set it, "
+                "found one of this hospital; leave it as it is"
+            )
         if moved or if_match is not None:
             expected_sequence(0 if row is None else _sequence(row), if_match)
         if row is not None:
             details = _decision(session, row, body) if moved else {}
+            if body.shares_model not in (None, row.shares_model):
+                details["shares_model"] = [row.shares_model, body.shares_model]
+                row.shares_model = bool(body.shares_model)
             row.name, row.site, row.updated_at = body.name, body.site, now
             session.flush()
             trail.append(session, "hospital.changed", hospital=hospital, details=details)
             return row, False
-        row = Hospital(id=hospital, name=body.name, site=body.site, created_at=now, updated_at=now)
+        row = Hospital(
+            id=hospital,
+            name=body.name,
+            site=body.site,
+            shares_model=bool(body.shares_model),
+            created_at=now,
+            updated_at=now,
+        )
         session.add(row)
         session.flush()
-        trail.append(session, "hospital.registered", hospital=hospital, details={"site": [None, row.site]})
+        registered: dict[str, Any] = {"site": [None, row.site]}
+        if row.shares_model:
+            registered["shares_model"] = [False, True]
+        trail.append(session, "hospital.registered", hospital=hospital, details=registered)
         return row, True
 
 
@@ -157,5 +184,10 @@ def _tag(row: Hospital) -> str:
 
 def _view(row: Hospital) -> HospitalView:
     return HospitalView(
-        id=row.id, name=row.name, site=row.site, created_at=row.created_at, updated_at=row.updated_at
+        id=row.id,
+        name=row.name,
+        site=row.site,
+        shares_model=row.shares_model,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
     )

@@ -14,9 +14,10 @@ from typing import Any, get_args
 import httpx
 import pytest
 import yaml
+from sqlalchemy import select
 
 from service.audit import trail
-from service.database import ApiKey, Caller, Hospital, Role
+from service.database import ApiKey, AuditRow, Caller, Hospital, Role
 from service.identity import authentication, keys
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 from tests.helpers.service.issuer import AUDIENCE, running_issuer
@@ -490,3 +491,25 @@ def test_key_that_another_process_revoked_is_rejected_within_the_remembered_time
         keys.revoke(session, row.id)
     time.sleep(0.35)
     assert kind(api.client.get("/models", headers=sent)) == (401, "key-not-valid")
+
+
+def test_hospitals_admin_shares_its_model_and_does_not_choose_its_site(
+    api: Any, credentials: dict[str, str]
+) -> None:
+    def put(path: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {credentials['admin']}", "If-Match": "*"}
+        answer: httpx.Response = api.client.put(path, json={"name": "north", **body}, headers=headers)
+        return answer
+
+    for site in ("CS", "birch"):
+        refused = put("/hospitals/north", site=site, reason="a better model")
+        assert kind(refused) == (403, "grant-refused")
+    assert put("/hospitals/north", shares_model=True).json()["shares_model"] is True
+    # Left out, it stays.
+    assert put("/hospitals/north").json()["shares_model"] is True
+    with api.context.database.read() as session:
+        rows = session.scalars(select(AuditRow).where(AuditRow.hospital == "north")).all()
+    assert [row.details for row in rows if "shares_model" in (row.details or {})] == [
+        {"shares_model": [False, True]}
+    ]
+    assert put("/hospitals/north", shares_model=False).json()["shares_model"] is False

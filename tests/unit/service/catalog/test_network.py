@@ -15,8 +15,8 @@ from model_store.errors import ArtefactWithdrawn, ReferenceInvalid, ReferenceNot
 from model_store.store import Store
 from service.catalog.network import Selection, resolve_network
 from service.catalog.served import serving
-from service.database import Database, Hospital, upgrade
-from service.errors import HospitalUnknown, SelectionError
+from service.database import Caller, Database, Hospital, upgrade
+from service.errors import HospitalUnknown, SelectionError, SiteNotShared
 from service.serving.assignments import assign, history, roll_back
 from tests.helpers.service.adapted_versions import Catalogue, publish_model, publish_space
 
@@ -75,6 +75,28 @@ def test_resolve_without_name_among_several_models_is_rejected(catalogue: Catalo
         resolve_network(*catalogue)
     assert refused.value.extensions["choices"] == ["brain", "hippocampus"]
     assert told(resolve_network(*catalogue, "hippocampus")) == ("hippocampus@1", "hippocampus@1", "global")
+
+
+def test_members_own_model_answers_other_hospitals_only_where_it_shares_it(catalogue: Catalogue) -> None:
+    store, database = catalogue
+    asked = {"personalization": "member", "site": "CS"}
+
+    def answered(hospital: str | None, *covers: str) -> str:
+        caller = Caller("key:pacs", frozenset({"reader"}), frozenset(covers))
+        return told(resolve_network(store, database.for_caller(caller), "brain", hospital, **asked))[2]
+
+    # Its own hospital, one who answers for both, and the operator.
+    own = (answered("member", "member"), answered(None, "member"), answered("outside", "outside", "member"))
+    assert {*own, told(resolve_network(store, database, "brain", "outside", **asked))[2]} == {
+        "member; site=CS"
+    }
+    for hospital, covered in (("outside", "outside"), (None, "outside"), ("lost", "lost")):
+        with pytest.raises(SiteNotShared, match="'CS' answers its own hospital alone") as refused:
+            answered(hospital, covered)
+        assert (refused.value.status, refused.value.extensions["choices"]) == (403, [])
+    with database.write() as session:
+        session.get_one(Hospital, "member").shares_model = True
+    assert answered("outside", "outside") == answered(None, "lost") == "member; site=CS"
 
 
 def test_resolve_in_an_empty_store_is_rejected(tmp_path: Path) -> None:
