@@ -44,6 +44,20 @@ LargestOption = Annotated[
         "--keep-largest", help="A label of which answers keep the largest component alone; may be repeated."
     ),
 ]
+AxesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--axes",
+        help="How the training files were stored, as LPS: where their axes i, j and k point. Every scan "
+        "is turned to it, in place of being taken as it is stored.",
+    ),
+]
+InsideOption = Annotated[
+    str,
+    typer.Option(
+        "--inside", help="The model's folder inside of PATH, or the end of it, where there are several."
+    ),
+]
 DEFAULT_STORE = ".locum/store"
 
 
@@ -74,6 +88,8 @@ def import_bundle(
         list[str] | None, typer.Option("--without", help="A transform to leave out, knowingly.")
     ] = None,
     largest: LargestOption = None,
+    axes: AxesOption = None,
+    inside: InsideOption = "",
 ) -> None:
     """Import a MONAI bundle. Nothing in it is imported, evaluated or unpickled."""
     from training.exchange import bundle, imported
@@ -82,33 +98,51 @@ def import_bundle(
 
     declared, labels = read_declared(values or []), _labels(label or [])
     with Source(path) as source:
-        found = bundle.read(source, declared=declared, labels=labels, without=without or ())
+        found = bundle.read(source, declared=declared, labels=labels, without=without or (), inside=inside)
     found = imported.keeping_largest(found, largest) if largest else found
+    found = imported.turned(found, axes) if axes else found
     _report(imported.publish(_opened(store), name or found.task.name, found, licence), found)
 
 
 @importer.command("nnunet")
 def import_nnunet(
-    path: Annotated[Path, typer.Argument(help="Folder with plans.json, dataset.json and fold_0.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder with plans.json, dataset.json and fold_0; one above it; or nnU-Net's export (zip)."
+        ),
+    ],
     name: NameOption = None,
     store: StoreOption = DEFAULT_STORE,
     licence: LicenceOption = None,
-    fold: Annotated[
+    folds: Annotated[
         list[str] | None,
-        typer.Option("--fold", help="A fold, as 0 or all; may be repeated. All that there are."),
+        typer.Option(
+            "--folds",
+            "--fold",
+            help="Folds, as 0,1 or all; may be repeated. By default nnU-Net's own choice: every one but "
+            "`all` that has the checkpoint.",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoints, as checkpoint_best; checkpoint_final by default.")
     ] = None,
     mirror: Annotated[
         bool, typer.Option(help="Answer as nnU-Net does, mirrored over each axis: eight passes for one.")
     ] = True,
     largest: LargestOption = None,
+    axes: AxesOption = None,
+    inside: InsideOption = "",
 ) -> None:
     """Import a folder of nnU-Net v2 (PlainConvUNet, 3d_fullres or 3d_lowres)."""
     from training.exchange import imported, nnunet
     from training.exchange.source import Source
 
     with Source(path) as source:
-        found = nnunet.read(source, fold or (), mirror=mirror)
+        wanted = [fold for text in folds or () for fold in text.replace(" ", "").split(",") if fold]
+        found = nnunet.read(source, wanted, mirror=mirror, checkpoint=checkpoint, inside=inside)
     found = imported.keeping_largest(found, largest) if largest else found
+    found = imported.turned(found, axes) if axes else found
     _report(imported.publish(_opened(store), name or found.task.name, found, licence), found)
 
 

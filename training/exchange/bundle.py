@@ -16,10 +16,11 @@ from pydantic import JsonValue
 
 from model_store.manifest import NetworkSpec
 from personalization.errors import NetworkError
+from personalization.networks import outline
 from training.errors import ImportRefused
 from training.exchange import checkpoints
 from training.exchange.config import MOST_BYTES, Config, Plain
-from training.exchange.imported import Imported, channel_names, described, made, slug
+from training.exchange.imported import Imported, channel_names, described, made, slug, stored_axes
 from training.exchange.source import Source
 from training.exchange.transforms import after_network, before_network
 
@@ -40,6 +41,7 @@ def read(
     declared: Mapping[str, Plain] | None = None,
     labels: Mapping[str, Sequence[int]] | None = None,
     without: Collection[str] = (),
+    inside: str = "",
 ) -> Imported:
     """Read a bundle.
 
@@ -47,10 +49,11 @@ def read(
         declared: values for places of the configuration that are expressions.
         labels: name and mask values of each output channel, in their order, without the background.
         without: names of transforms to leave out.
+        inside: path of the bundle's folder, or the end of it, where `source` has several.
 
     Raises ImportRefused, which names the place in the bundle and what the user can declare.
     """
-    where = str(source.path)
+    where = str(source.path / source.enter(_METADATA[0], inside=inside))
     metadata = _metadata(source)
     config = _config(source, declared)
     network = _network(config)
@@ -118,7 +121,7 @@ def read(
             _licence(source, metadata),
         ),
         details={key: value for key, value in told.items() if value},
-        notes=(*reading.notes, *answer.notes, *_notes(config)),
+        notes=(*reading.notes, *answer.notes, *_notes(config), *stored_axes(task)),
     )
 
 
@@ -188,7 +191,11 @@ def _state(network: NetworkSpec, content: bytes, where: str) -> dict[str, Any]:
     from personalization.networks.monai.translation import translated_state
 
     found = checkpoints.state_of(checkpoints.load(content, where), len(content), where)
-    return translated_state(network.name, found)
+    try:
+        wanted = outline(network.name, **network.arguments).state_dict()
+    except NetworkError as error:
+        raise ImportRefused(f"{where}: {error}") from error
+    return translated_state(network.name, checkpoints.by_names(found, wanted, where))
 
 
 def _weights(source: Source) -> tuple[str, bytes]:

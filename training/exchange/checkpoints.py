@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -77,28 +77,67 @@ def load(content: bytes, where: str) -> Any:
 
 def state_of(found: Any, size: int, where: str) -> State:
     """The state dict of a checkpoint of `size` bytes: bare, or under `model`, `state_dict` or
-    `network_weights`.
+    `network_weights`, or the only mapping of tensors in it.
 
-    Raises ImportRefused where there is none, and for tensors that are not dense or have too many numbers.
+    Raises ImportRefused where there is none, or several, and for tensors that are not dense or have too many
+    numbers.
     """
     for key in ("model", "state_dict", "network_weights"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    if (
-        not isinstance(found, Mapping)
-        or not found
-        or not all(isinstance(each, Tensor) for each in found.values())
-    ):
+    if isinstance(found, Mapping) and not _is_state(found):
+        states = [key for key, value in found.items() if _is_state(value)]
+        if len(states) > 1:
+            raise ImportRefused(
+                f"{where}: expected one state dict, found several, under "
+                f"{', '.join(str(key)[:64] for key in states[:_MOST_NAMED])}: save the one that answers "
+                "alone"
+            )
+        found = found[states[0]] if states else found
+    if not _is_state(found):
         raise ImportRefused(
             f"{where}: expected a state dict (tensors by name), bare or under 'model' or 'state_dict', found "
             f"{_described(found)}"
         )
-    state = {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
+    state = {str(name): tensor for name, tensor in found.items()}
     try:
         check_tensors(state, size)
     except ValueError as error:
         raise ImportRefused(f"{where}: {error}") from error
     return state
+
+
+def _is_state(found: Any) -> bool:
+    return (
+        isinstance(found, Mapping)
+        and bool(found)
+        and all(isinstance(each, Tensor) for each in found.values())
+    )
+
+
+def by_names(state: Mapping[str, Tensor], wanted: Collection[str], where: str) -> State:
+    """Find the `wanted` tensors by their names behind a prefix, such as `module.` of DataParallel,
+    `net.` of a class around the network or `_orig_mod.` of torch.compile, without it. A state without them
+    is returned as it is.
+
+    Raises ImportRefused for several such prefixes, as of a student and its teacher.
+    """
+    first = next(iter(wanted))
+    prefixes = [
+        name.removesuffix(first)
+        for name in state
+        if name.endswith(first) and all(name.removesuffix(first) + each in state for each in wanted)
+    ]
+    if "" in prefixes or not prefixes:
+        return dict(state)
+    if len(prefixes) > 1:
+        raise ImportRefused(
+            f"{where}: expected the weights of one network, found those of several, called "
+            f"{', '.join(f'{prefix[:64]}…' for prefix in prefixes[:_MOST_NAMED])}: save the one that answers "
+            "alone"
+        )
+    (prefix,) = prefixes
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def check_fits(network: nn.Module, state: Mapping[str, Tensor], where: str) -> None:
@@ -108,6 +147,13 @@ def check_fits(network: nn.Module, state: Mapping[str, Tensor], where: str) -> N
     """
     wanted = network.state_dict()
     missing = [name for name in wanted if name not in state]
+    if len(missing) == len(wanted):
+        raise ImportRefused(
+            f"{where}: the weights do not fit {type(network).__name__}: without any of "
+            f"{', '.join(missing[:_MOST_NAMED])} and so on, with "
+            f"{', '.join(name[:160] for name in [*state][:_MOST_NAMED])} and so on: they are of another "
+            "class"
+        )
     strange = [name for name in state if name not in wanted]
     shapes = [
         f"{name} (expected {list(wanted[name].shape)}, found {list(state[name].shape)})"

@@ -67,6 +67,43 @@ def keeping_largest(imported: Imported, labels: Sequence[str]) -> Imported:
     return replace(imported, task=task)
 
 
+def stored_axes(task: Task) -> tuple[str, ...]:
+    """The note on a network that takes the axes as a file stores them; nothing of another."""
+    if task.geometry is None or not task.geometry.axes.islower():
+        return ()
+    return (
+        "the network takes the axes as a file stores them, so that a scan which is stored in another "
+        "direction than the training files is answered otherwise: --axes LPS, RAS and so on says how those "
+        "were stored, and turns every scan to it",
+    )
+
+
+def turned(imported: Imported, codes: str) -> Imported:
+    """Turn every scan to how the training files were stored: `codes`, such as LPS, is
+    where their axes i, j and k point.
+
+    Raises ImportRefused for other codes, and for a network that takes the patient's axes already.
+    """
+    geometry, where = imported.task.geometry, imported.weights.file
+    if geometry is None or not geometry.axes.islower():
+        axes = "slices" if geometry is None else geometry.axes
+        raise ImportRefused(
+            f"{where}: --axes {codes[:16]}: expected a network that takes axes as a file stores them, found "
+            f"one that takes {axes}: leave it out"
+        )
+    if len(codes) != len(geometry.axes):
+        raise ImportRefused(f"{where}: --axes {codes[:16]}: expected three directions, such as LPS or RAS")
+    content = imported.task.model_dump(mode="json")
+    content["geometry"]["axes"] = "".join(codes.upper()["ijk".index(axis)] for axis in geometry.axes)
+    said = stored_axes(imported.task)
+    return replace(
+        imported,
+        task=made(where, **content),
+        details={**imported.details, "axes": codes.upper()},
+        notes=tuple(note for note in imported.notes if note not in said),
+    )
+
+
 def publish(store: Store, name: str, imported: Imported, licence: str | None = None) -> Artefact:
     """Publish a model under `name`. Equal content is one version. `licence` takes the place of the stated
     one.

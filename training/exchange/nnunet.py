@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,13 +32,22 @@ from personalization.networks import outline
 from personalization.state import State
 from training.errors import ImportRefused
 from training.exchange import checkpoints
-from training.exchange.imported import Imported, channel_names, described, made, slug
+from training.exchange.imported import Imported, channel_names, described, made, slug, stored_axes
 from training.exchange.source import MIB, Source
 from training.weights.bounds import as_floats, check_expanded
 
 _MOST_TEXT: Final = 16 * MIB
 _PLAIN: Final = "PlainConvUNet"
-_FOLD = re.compile(r"fold_(\d{1,2}|all)/(checkpoint_final|checkpoint_best)\.pth")
+_FOLD = re.compile(r"fold_(\d{1,2}|all)/(checkpoint_[a-z]+)\.pth")
+# What nnU-Net answers with by default: the last weights of every fold of the cross-validation.
+_FINAL: Final = "checkpoint_final"
+_BEST: Final = "checkpoint_best"
+_ALL: Final = "all"
+# Tensors that every network of this class has, by which a prefix is found.
+_FIRST: Final = "encoder.stages.0.0.convs.0.conv.weight"
+_LAST: Final = "decoder.seg_layers.0.weight"
+# Files of versions before 2.
+_BEFORE_V2: Final = ("plans.pkl", "model_final_checkpoint.model", "model_final_checkpoint.model.pkl")
 _DIMENSIONS: Final = 3
 # The axes that a reader gives: stored ones, or the patient's.
 _AXES: Final = {"SimpleITKIO": "kji", "NibabelIO": "kji", "NibabelIOWithReorient": "SAR"}
@@ -114,24 +123,48 @@ class _Plans(_Read):
 class _Dataset(_Read):
     """`dataset.json`. `labels` has one value per label, or several for a region."""
 
-    channel_names: dict[str, str] = Field(min_length=1, max_length=16)
+    channel_names: dict[str, str] = Field(
+        min_length=1, max_length=16, validation_alias=AliasChoices("channel_names", "modality")
+    )
     labels: dict[str, int | tuple[int, ...]]
     regions_class_order: tuple[int, ...] | None = None
     licence: str | None = Field(None, alias="license")
     reference: str | None = None
 
+    @property
+    def channels(self) -> list[str]:
+        """Names in the order of the channels' files: by number where all have one, else as written."""
+        numbered = all(key.isascii() and key.isdecimal() for key in self.channel_names)
+        keys = sorted(self.channel_names, key=int) if numbered else self.channel_names
+        return [self.channel_names[key] for key in keys]
 
-def read(source: Source, folds: Sequence[str] = (), *, mirror: bool = True) -> Imported:
-    """Read a folder; without `folds`, all that it has. With `mirror`, as nnU-Net does: eight passes instead
-    of one.
+
+def read(
+    source: Source,
+    folds: Sequence[str] = (),
+    *,
+    mirror: bool = True,
+    checkpoint: str | None = None,
+    inside: str = "",
+) -> Imported:
+    """Read the trainer's folder, or the one in a folder above it, as of the dataset or of the results.
+
+    Args:
+        source: the folder, or a zip file as nnU-Net exports it.
+        folds: those to average; without, nnU-Net's own choice: every one but `all` that has the checkpoint.
+        mirror: answer as nnU-Net does, with eight passes instead of one.
+        checkpoint: name of the checkpoints' files; None for nnU-Net's own, `checkpoint_final`.
+        inside: path of the trainer's folder, or the end of it, where there are several.
 
     Raises ImportRefused for another architecture (as the ResEnc presets), a cascade, 2-D plans, and another
     reader, resampling or normalisation than those of nnU-Net's planner.
     """
-    where = str(source.path)
+    entered = source.enter("plans.json", "dataset.json", inside=inside)
+    where = str(source.path / entered)
+    _check_version(source)
     plans = _parsed(_Plans, source, "plans.json")
     dataset = _parsed(_Dataset, source, "dataset.json")
-    named = _folds(source, folds)
+    named, notes = _folds(source, folds, checkpoint)
     read_files = {name: source.read(name, checkpoints.MOST_BYTES) for name in named.values()}
     loaded = [checkpoints.load(content, f"{where}: {name}") for name, content in read_files.items()]
     names = {str(_inside(each, "init_args", "configuration")) for each in loaded}
@@ -183,23 +216,61 @@ def read(source: Source, folds: Sequence[str] = (), *, mirror: bool = True) -> I
             dataset.licence,
         ),
         details={"plans": plans.plans_name, "folds": list(named)},
+        notes=(*(() if not entered else (f"the model is that of {entered}",)), *notes, *stored_axes(task)),
     )
 
 
-def _folds(source: Source, wanted: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in source.names:
-        match = _FOLD.fullmatch(name)
-        # `checkpoint_final` comes after `checkpoint_best` and replaces it.
-        if match:
-            found[match[1]] = name
-    missing = [fold for fold in wanted if fold not in found]
-    if missing or not found:
+def _check_version(source: Source) -> None:
+    """Raise ImportRefused, which says what it is, for what has no plans of version 2."""
+    if source.has("plans.json") and source.has("dataset.json"):
+        return
+    last = {name.rpartition("/")[2] for name in source.names}
+    if old := sorted(last & {*_BEFORE_V2}):
         raise ImportRefused(
-            f"{source.path}: expected fold_{missing[0] if missing else '0'}/checkpoint_final.pth, found "
-            f"{', '.join(found.values()) or 'no fold'}: name the folder with plans.json and fold_0"
+            f"{source.path}: expected a model of nnU-Net v2, found one of a version before it ({old[0]}): "
+            "its plans are pickled, which is code, and are not read: export the network to onnx where that "
+            "version is installed and use `import onnx`, or train it by version 2"
         )
-    return {fold: found[fold] for fold in (wanted or found)}
+    raise ImportRefused(
+        f"{source.path}: expected plans.json and dataset.json of nnU-Net v2 beside fold_0, found "
+        f"{', '.join(sorted(last & {'plans.json', 'dataset.json'})) or 'neither'}: name the trainer's folder "
+        "(nnUNetTrainer__nnUNetPlans__3d_fullres), one above it, or the zip file of "
+        "nnUNetv2_export_model_to_zip"
+    )
+
+
+def _folds(source: Source, wanted: Sequence[str], checkpoint: str | None) -> tuple[dict[str, str], list[str]]:
+    """The files of the folds by fold, and notes on what is left out. Raises ImportRefused."""
+    there: dict[str, list[str]] = {}
+    for match in filter(None, map(_FOLD.fullmatch, source.names)):
+        there.setdefault(match[1], []).append(match[2])
+    chosen = (checkpoint or _FINAL).removesuffix(".pth")
+    notes: list[str] = []
+    last = any(_FINAL in files for files in there.values())
+    if checkpoint is None and not wanted and not last and any(_BEST in files for files in there.values()):
+        chosen = _BEST
+        notes.append(f"no fold has {_FINAL}.pth, which nnU-Net answers with: {_BEST}.pth is taken")
+    having = sorted(
+        (fold for fold, files in there.items() if chosen in files), key=lambda fold: (len(fold), fold)
+    )
+    folds = [*dict.fromkeys(wanted)] or [fold for fold in having if fold != _ALL] or having
+    missing = [fold for fold in folds if fold not in having]
+    if missing or not folds:
+        files = ", ".join(f"fold_{fold}/{name}.pth" for fold, names in there.items() for name in names)
+        raise ImportRefused(
+            f"{source.path}: expected fold_{missing[0] if missing else '0'}/{chosen}.pth, found "
+            f"{files[:300] or 'no fold'}: name others with --folds and --checkpoint, or the folder with "
+            "plans.json and fold_0"
+        )
+    if folds == [_ALL] and not wanted:
+        notes.append("fold_all is the only fold, so it answers alone")
+    left = [] if wanted else [fold for fold in there if fold not in folds]
+    for fold in left:
+        why = "it is no fold of the cross-validation" if fold == _ALL else f"it has no {chosen}.pth"
+        notes.append(
+            f"fold_{fold} is left out, as nnU-Net does, since {why}: --folds or --checkpoint takes it"
+        )
+    return {fold: f"fold_{fold}/{chosen}.pth" for fold in folds}, notes
 
 
 def _merged(plans: _Plans, name: str, where: str) -> dict[str, Any]:
@@ -309,6 +380,13 @@ def _shapes(arguments: Mapping[str, Any], where: str) -> Mapping[str, Tensor]:
 def _weights(checkpoint: Any, size: int, shapes: Mapping[str, Tensor], where: str) -> State:
     """The weights of a checkpoint of `size` bytes, for a network that is not much larger than they are."""
     state = checkpoints.state_of(_inside(checkpoint, "network_weights"), size, where)
+    state = checkpoints.by_names(state, (_FIRST, _LAST), where)
+    if any(name.endswith("running_mean") for name in state):
+        trainer = str(_inside(checkpoint, "trainer_name", default="another trainer"))[:64]
+        raise ImportRefused(
+            f"{where}: expected the network of plans.json, with instance norm, found batch norm, by "
+            f"{trainer}: export the network to onnx where nnU-Net is installed and use `import onnx`"
+        )
     try:
         check_expanded(size, as_floats(shapes.values()), "weights by plans.json")
     except ValueError as error:
@@ -399,7 +477,7 @@ def _task(
             f"{where}: expected a normalisation for each of {count} channels, found another number"
         )
     axes = _AXES[plans.image_reader_writer]
-    names = channel_names([dataset.channel_names[key] for key in sorted(dataset.channel_names, key=int)])
+    names = channel_names(dataset.channels)
     channels = [
         Channel(name=name, normalisation=_normalisation(plans, configuration, index, where))
         for index, name in enumerate(names)
@@ -423,7 +501,7 @@ def _task(
         regions=tuple(labels) if regions else (),
         channels=channels if count > 1 else 1,
         **({} if count > 1 else {"normalisation": channels[0].normalisation}),
-        **({"modality": "CT"} if dataset.channel_names.get("0", "").upper() == "CT" else {}),
+        **({"modality": "CT"} if dataset.channels[0].upper() == "CT" else {}),
         geometry=VolumeGeometry(
             spacing=configuration.spacing,
             patch=configuration.patch_size,

@@ -16,6 +16,7 @@ from training.weights.bounds import check_expanded
 
 MOST_FILES: Final = 10_000
 MIB: Final = 1 << 20
+_MOST_NAMED = 8
 
 
 class Source(AbstractContextManager["Source"]):
@@ -41,6 +42,38 @@ class Source(AbstractContextManager["Source"]):
         else:
             raise ImportRefused(f"{path}: expected a folder or a zip file, found neither")
 
+    def enter(self, *files: str, inside: str = "") -> str:
+        """Go into the one folder that has all of `files`, and return its path: "" where they are at the top,
+        or nowhere.
+
+        `inside` is the path of that folder, or the end of it, where there are several. Raises ImportRefused
+        that lists them.
+        """
+        if not inside and all(self.has(file) for file in files):
+            return ""
+        folders = {name.removesuffix(files[0]) for name in self.names if f"/{name}".endswith(f"/{files[0]}")}
+        found = sorted(folder for folder in folders if all(self.has(folder + file) for file in files))
+        wanted = inside.strip("/")
+        chosen = [each for each in found if f"/{each}".endswith(f"/{wanted}/")] if wanted else found
+        if not found and not wanted:
+            return ""
+        if len(chosen) != 1:
+            named = ", ".join(each.rstrip("/") or "." for each in (chosen or found)[:_MOST_NAMED]) or "none"
+            more = (
+                f" and {len(chosen or found) - _MOST_NAMED} more"
+                if len(chosen or found) > _MOST_NAMED
+                else ""
+            )
+            raise ImportRefused(
+                f"{self.path}: expected one folder with "
+                f"{' and '.join(files)}{f' called {wanted[:128]}' if wanted else ''}, found {named}{more}: "
+                "name one with --inside"
+            )
+        (folder,) = chosen
+        self._inside += folder
+        self.names = tuple(name.removeprefix(folder) for name in self.names if name.startswith(folder))
+        return folder.rstrip("/")
+
     def has(self, name: str) -> bool:
         """Whether there is a file of this path."""
         return name in self._set
@@ -61,7 +94,7 @@ class Source(AbstractContextManager["Source"]):
                 with self._zip.open(packed) as member:
                     content = member.read(most + 1)
             else:
-                with (self._root / name).open("rb") as file:
+                with (self._root / (self._inside + name)).open("rb") as file:
                     content = file.read(most + 1)
         except (OSError, ValueError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
             raise ImportRefused(f"{where}: cannot be read: {error}") from error

@@ -157,6 +157,24 @@ def test_an_nnunet_is_exported_as_the_closest_that_monai_has_with_its_axes_turne
     assert np.mean(by_monai(tmp_path / "exported", scan) != own) < 1e-4
 
 
+def test_axes_of_the_training_files_make_the_answer_independent_of_how_a_scan_is_stored(
+    tmp_path: Path, scan: Path
+) -> None:
+    make_nnunet_folder(tmp_path / "nnunet")
+    with Source(tmp_path / "nnunet") as source:
+        found = nnunet.read(source, mirror=False)
+    store = Store(tmp_path / "store")
+    plain = imported.publish(store, "stored", found)
+    turned = imported.publish(store, "turned", imported.turned(found, "LPS"))
+    nibabel.save(nibabel.as_closest_canonical(nibabel.load(scan)), tmp_path / "ras.nii.gz")
+
+    own, other = (mask_of(plain, path) for path in (scan, tmp_path / "ras.nii.gz"))
+    assert (own != other[::-1, ::-1]).mean() > 0.01
+    # The scan is stored as the training files were.
+    np.testing.assert_array_equal(mask_of(turned, scan), own)
+    np.testing.assert_array_equal(mask_of(turned, tmp_path / "ras.nii.gz")[::-1, ::-1], own)
+
+
 def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(
     tmp_path: Path, scan: Path
 ) -> None:

@@ -41,6 +41,36 @@ def test_a_state_is_found_bare_or_by_its_usual_names(wrap: Any) -> None:
     assert torch.equal(state["weight"], network.weight)
 
 
+@pytest.mark.parametrize("prefix", ["", "module.", "net.", "model.network."])
+def test_weights_behind_a_prefix_are_those_of_the_network_alone(prefix: str) -> None:
+    network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.BatchNorm3d(2))
+    wanted = network.state_dict()
+    saved = {f"{prefix}{name}": each for name, each in wanted.items()}
+    further = {"loss.weight": torch.zeros(1)} if prefix else {}
+    found = checkpoints.by_names({**saved, **further}, wanted, "x")
+    assert found.keys() == wanted.keys()
+    assert checkpoints.fill(network, found, "x").keys() == wanted.keys()
+
+
+def test_weights_of_several_networks_are_refused_by_their_prefixes() -> None:
+    wanted = nn.Conv3d(1, 2, 3).state_dict()
+    both = {f"{name}.{key}": each for name in ("student", "teacher") for key, each in wanted.items()}
+    with pytest.raises(ImportRefused, match=r"those of several, called student.…, teacher.…"):
+        checkpoints.by_names(both, wanted, "x")
+
+
+def test_a_state_under_an_unusual_name_is_found_where_it_is_the_only_one() -> None:
+    state = nn.Conv3d(1, 2, 3).state_dict()
+    assert checkpoints.state_of({"epoch": 3, "weights": state}, 1, "x").keys() == state.keys()
+    with pytest.raises(ImportRefused, match="found several, under a, b: save the one"):
+        checkpoints.state_of({"a": state, "b": state}, 1, "x")
+
+
+def test_weights_of_another_class_are_called_so() -> None:
+    with pytest.raises(ImportRefused, match=r"without any of weight, bias .*, with stem.w .*another"):
+        checkpoints.fill(nn.Conv3d(1, 2, 3), {"stem.w": torch.zeros(1)}, "x")
+
+
 def test_planted_code_is_refused_and_not_run(tmp_path: Path) -> None:
     planted = tmp_path / "planted"
     with pytest.raises(ImportRefused, match="weights_only"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ from personalization.networks import build
 from tests.helpers.training.nnunet_folders import make_nnunet_folder
 from training.errors import ImportRefused
 from training.exchange import checkpoints, nnunet
-from training.exchange.imported import Imported
+from training.exchange.imported import Imported, turned
 from training.exchange.source import Source
 
+FINAL, BEST, LATEST = "checkpoint_final.pth", "checkpoint_best.pth", "checkpoint_latest.pth"
 _CT = {"mean": 117.5, "std": 23.2, "percentile_00_5": 80.1, "percentile_99_5": 190.4}
 _OLD = {
     "architecture": None,
@@ -29,9 +33,9 @@ _OLD = {
 }
 
 
-def _read(path: Path, *folds: str, mirror: bool = True) -> Imported:
+def _read(path: Path, *folds: str, **options: Any) -> Imported:
     with Source(path) as source:
-        return nnunet.read(source, folds, mirror=mirror)
+        return nnunet.read(source, folds, **options)
 
 
 def _logits(found: Imported, image: torch.Tensor) -> torch.Tensor:
@@ -70,6 +74,174 @@ def test_folds_are_averaged_as_logits(tmp_path: Path) -> None:
     torch.testing.assert_close(_logits(two, _image()), (each[0] + each[2]) / 2, atol=1e-5, rtol=1e-5)
     assert two.details["folds"] == ["0", "4"]
     assert two.weights.sha256 != all_folds.weights.sha256
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "chosen", "said"),
+    [
+        ({"0": FINAL, "1": FINAL, "all": FINAL}, {}, ["0", "1"], "fold_all is left out, as nnU-Net does"),
+        ({"0": FINAL, "1": BEST}, {}, ["0"], "fold_1 is left out, as nnU-Net does, since it has no"),
+        ({"all": FINAL}, {}, ["all"], "fold_all is the only fold"),
+        ({"0": BEST, "2": BEST}, {}, ["0", "2"], "no fold has checkpoint_final.pth"),
+        ({"0": FINAL, "all": FINAL}, {"folds": ("0", "all")}, ["0", "all"], ""),
+        ({"0": FINAL, "1": BEST}, {"checkpoint": "checkpoint_best.pth"}, ["1"], "fold_0 is left out"),
+        ({"0": LATEST}, {"checkpoint": "checkpoint_latest"}, ["0"], ""),
+        ({"10": FINAL, "2": FINAL}, {}, ["2", "10"], ""),
+    ],
+)
+def test_folds_and_checkpoints_are_nnunets_own_choice_and_what_is_left_out_is_noted(
+    tmp_path: Path, made: dict[str, str], asked: dict[str, Any], chosen: list[str], said: str
+) -> None:
+    make_nnunet_folder(tmp_path / "model", folds=[*made])
+    for fold, name in made.items():
+        folder = tmp_path / "model" / f"fold_{fold}"
+        (folder / "checkpoint_final.pth").rename(folder / name)
+    found = _read(tmp_path / "model", *asked.pop("folds", ()), **asked)
+    assert found.details["folds"] == chosen
+    notes = [note for note in found.notes if "fold" in note]
+    assert len(notes) == bool(said)
+    assert not said or notes[0].startswith(said)
+
+
+def test_an_unfinished_training_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    make_nnunet_folder(tmp_path / "model")
+    folder = tmp_path / "model" / "fold_0"
+    (folder / "checkpoint_final.pth").rename(folder / LATEST)
+    with pytest.raises(ImportRefused, match=r"found fold_0/checkpoint_latest.pth: name others with --folds"):
+        _read(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ({"T2": "T2", "FLAIR": "FLAIR"}, ["T2", "FLAIR"]),
+        ({"1": "T2", "0": "FLAIR"}, ["FLAIR", "T2"]),
+        ({"a": "T2", "0": "FLAIR"}, ["T2", "FLAIR"]),
+    ],
+)
+@pytest.mark.parametrize("key", ["channel_names", "modality"])
+def test_channels_have_the_order_of_their_numbers_or_that_of_the_file(
+    tmp_path: Path, written: dict[str, str], names: list[str], key: str
+) -> None:
+    make_nnunet_folder(tmp_path / "model", channels=("", ""))
+    file = tmp_path / "model" / "dataset.json"
+    content = json.loads(file.read_text())
+    del content["channel_names"]
+    file.write_text(json.dumps({**content, key: written}))
+    task = _read(tmp_path / "model").task
+    assert [channel.name for channel in task.channel_list] == names
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results' folder of one dataset with two configurations, and a zip file as nnU-Net exports it."""
+    root = tmp_path_factory.mktemp("results")
+    for name in ("3d_fullres", "3d_lowres"):
+        make_nnunet_folder(
+            root / "results" / "Dataset047_Blobs" / f"nnUNetTrainer__nnUNetPlans__{name}", name=name
+        )
+    with zipfile.ZipFile(root / "export.zip", "w") as packed:
+        for path in (root / "results").rglob("*.*"):
+            packed.write(path, path.relative_to(root / "results"))
+        packed.writestr("__MACOSX/._plans.json", b"")
+    return root
+
+
+@pytest.mark.parametrize("path", ["results", "results/Dataset047_Blobs", "export.zip"])
+def test_a_model_is_found_below_and_one_of_several_is_named(results: Path, path: str) -> None:
+    with pytest.raises(
+        ImportRefused,
+        match=r"found .*nnUNetTrainer__nnUNetPlans__3d_fullres, .*__3d_lowres: name one with --inside",
+    ):
+        _read(results / path)
+    found = _read(results / path, inside="nnUNetTrainer__nnUNetPlans__3d_lowres")
+    assert (found.weights.origin or "").endswith("/3d_lowres")
+    assert found.notes[0].startswith("the model is that of ")
+    with pytest.raises(ImportRefused, match=r"called 2d, found .*3d_fullres"):
+        _read(results / path, inside="2d")
+
+
+def test_the_only_model_below_is_read_from_a_folder_above_and_from_an_export(tmp_path: Path) -> None:
+    trainer = tmp_path / "Dataset047_Blobs" / "nnUNetTrainer__nnUNetPlans__3d_fullres"
+    make_nnunet_folder(trainer)
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as packed:
+        for path in trainer.rglob("*.*"):
+            packed.write(path, path.relative_to(tmp_path))
+    own = _read(trainer)
+    assert not [note for note in own.notes if "the model is that" in note]
+    for path in (tmp_path / "Dataset047_Blobs", tmp_path / "export.zip"):
+        found = _read(path)
+        assert found.weights.sha256 == own.weights.sha256
+        assert found.notes[0] == f"the model is that of {trainer.name}"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            ("plans.pkl", "fold_0/model_final_checkpoint.model"),
+            r"found one of a version before it \(model_final",
+        ),
+        (
+            ("3d_fullres/Task04/nnUNetTrainerV2__nnUNetPlansv2.1/plans.pkl",),
+            r"before it \(plans.pkl\): its plans are",
+        ),
+        (("fold_0/checkpoint_final.pth",), "beside fold_0, found neither: name the trainer's folder"),
+        (("dataset.json", "imagesTr/a_0000.nii.gz"), r"found dataset.json: name the trainer's folder"),
+    ],
+)
+def test_what_is_no_model_of_version_2_is_called_by_its_name(
+    tmp_path: Path, files: tuple[str, ...], said: str
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ImportRefused, match=said):
+        _read(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "network."])
+def test_weights_behind_a_prefix_are_found(tmp_path: Path, prefix: str) -> None:
+    make_nnunet_folder(tmp_path / "model")
+    expected = _logits(_read(tmp_path / "model"), _image())
+    _change_weights(tmp_path / "model", lambda name: f"{prefix}{name}")
+    torch.testing.assert_close(_logits(_read(tmp_path / "model"), _image()), expected)
+
+
+def test_a_trainer_with_batch_norm_is_named(tmp_path: Path) -> None:
+    make_nnunet_folder(tmp_path / "model")
+    _change_weights(tmp_path / "model", lambda name: name, running_mean=torch.zeros(4))
+    with pytest.raises(ImportRefused, match=r"with instance norm, found batch norm, by nnUNetTrainer"):
+        _read(tmp_path / "model")
+
+
+def _change_weights(folder: Path, rename: Callable[[str], str], **further: torch.Tensor) -> None:
+    file = folder / "fold_0" / "checkpoint_final.pth"
+    found = torch.load(file, weights_only=True)
+    renamed = {rename(name): each for name, each in found["network_weights"].items()}
+    torch.save({**found, "network_weights": renamed | further}, file)
+
+
+@pytest.mark.parametrize(
+    ("transpose", "codes", "axes"), [([0, 1, 2], "LPS", "SPL"), ([1, 0, 2], "ras", "ASR")]
+)
+def test_stored_axes_are_noted_and_the_training_files_directions_take_their_place(
+    tmp_path: Path, transpose: list[int], codes: str, axes: str
+) -> None:
+    make_nnunet_folder(tmp_path / "model", plans={"transpose_forward": transpose})
+    found = _read(tmp_path / "model")
+    assert [note for note in found.notes if "as a file stores them" in note]
+    made = turned(found, codes)
+    assert made.task.geometry is not None
+    assert (made.task.geometry.axes, made.details["axes"], made.notes) == (axes, codes.upper(), ())
+    for wrong, said in ((made, "takes S.*leave it out|takes A.*leave it out"), (found, "expected")):
+        with pytest.raises(ImportRefused, match=said):
+            turned(wrong, "RAS" if wrong is made else "RLS")
+
+
+def test_a_reader_that_turns_scans_has_no_note(tmp_path: Path) -> None:
+    make_nnunet_folder(tmp_path / "model", plans={"image_reader_writer": "NibabelIOWithReorient"})
+    assert _read(tmp_path / "model").notes == ()
 
 
 def test_the_task_is_that_of_the_plans(tmp_path: Path) -> None:
