@@ -171,6 +171,7 @@ def _over_network(
     except ImportError as error:
         raise no_network_engine(error) from error
     opened = Kit.open(kit, server=True)
+    opened.check()
     revoked = opened.revoked_sites()
     unknown = [site for site in settings.leave_out if site not in {*opened.content.sites, *revoked}]
     if unknown:
@@ -186,6 +187,8 @@ def _over_network(
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    if warning := opened.warning():
+        say(f"warning: {warning}")
     limits = RoundLimits(network.deadline, network.quorum)
 
     def gathered(operator: Operator, task: Task) -> Federation[Any]:

@@ -1,6 +1,7 @@
-"""Make and revoke the kits of a consortium.
+"""Make, renew and revoke the kits of a consortium.
 
 python -m training.network provision --out KITS --address flare.example.org:8002 --site birch --site cedar
+python -m training.network renew --kits KITS
 python -m training.network revoke --kits KITS --site cedar
 """
 
@@ -17,7 +18,7 @@ from training.exit_codes import FAILED
 
 Made = TypeVar("Made")
 app = typer.Typer(
-    help="Make and revoke the kits of a consortium.", no_args_is_help=True, add_completion=False
+    help="Make, renew and revoke the kits of a consortium.", no_args_is_help=True, add_completion=False
 )
 console = Console(highlight=False, soft_wrap=True)
 
@@ -34,7 +35,7 @@ def provision(
 
     made = _run(lambda: kits.provision(out, project, address, site))
     if not made:
-        console.print("every hospital has a kit already; nothing was made")
+        console.print("every hospital has a kit already; nothing was made (`renew` renews certificates)")
     width = max((len(str(folder)) for folder in made.values()), default=0)
     for name, folder in made.items():
         whom = "the operator's own" if name == kits.SERVER else f"hand it over to {name} by a safe channel"
@@ -44,12 +45,36 @@ def provision(
     )
 
 
+KitsFolder = Annotated[Path, typer.Option("--kits", help="The folder of the kits.")]
+
+
+@app.command()
+def renew(
+    kits_folder: KitsFolder = Path(".locum/kits"),
+    site: Annotated[
+        list[str] | None, typer.Option(help="A hospital, may be repeated; all when left out.")
+    ] = None,
+) -> None:
+    """Make the certificates of the operator and the hospitals again, for the keys that they have."""
+    from training.network import kits
+    from training.network.authority import KIT_DAYS
+
+    made = _run(lambda: kits.renew(kits_folder, site or ()))
+    width = max(len(str(folder)) for folder in made.values())
+    for name, folder in made.items():
+        whom = (
+            "the operator's own; the next start of a run reads it"
+            if name == kits.SERVER
+            else f"hand client.crt and rootCA.pem to {name}, which replaces them in its kit"
+        )
+        console.print(f"  {folder!s:{width}}  {whom}")
+    console.print(f"Valid for {KIT_DAYS} days. Certificates have no secret; the private keys stay.")
+
+
 @app.command()
 def revoke(
     site: Annotated[str, typer.Option(help="The hospital to exclude.")],
-    kits_folder: Annotated[Path, typer.Option("--kits", help="The folder of the kits.")] = Path(
-        ".locum/kits"
-    ),
+    kits_folder: KitsFolder = Path(".locum/kits"),
 ) -> None:
     """Revoke a hospital's certificate; a running federation rejects it at its next request."""
     from training.network import kits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
+from datetime import UTC, datetime
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -126,6 +127,10 @@ class Admission:
             nonces.remove(said.nonce)
         try:
             certificate = x509.load_pem_x509_certificate(said.certificate.encode())
+            if (ends := certificate.not_valid_after_utc) < datetime.now(UTC):
+                raise Rejected(
+                    f"the certificate ended on {ends:%Y-%m-%d}; ask the operator to renew it", "revoked"
+                )
             verify_cert_chain(certificate, [], self._authority)
             verify_content(said.nonce, said.signature, certificate.public_key())
             names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

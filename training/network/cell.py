@@ -66,8 +66,9 @@ class Cell:
     def start(self) -> None:
         """Listen, or connect. A lost connection is made again, within about ten seconds.
 
-        Raises ConfigurationError when the operator's port is taken.
+        Raises TrainingError when the kit's certificates are not valid, or the operator's port is taken.
         """
+        self._kit.check()
         params, kit = self._parts.DriverParams, self._kit
         if kit.name == SERVER:
             self._check_port()

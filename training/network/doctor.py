@@ -27,7 +27,6 @@ from training.network.policy import Policy
 
 _GIB = 2**30
 _LEAST_FREE_GIB = 2
-_LEAST_DAYS = 14
 _CONNECT_SECONDS = 5
 _LIBRARIES = ("locum", "torch", "monai", "nvflare", "pydicom")
 
@@ -144,19 +143,10 @@ def _clock(_: Hospital) -> str:
 def _kit(hospital: Hospital) -> str:
     if hospital.kit is None:
         return "not looked at: give --kit"
-    from cryptography import x509
-
     kit, now = Kit.open(hospital.kit, server=False), datetime.now(UTC)
-    for path in (kit.certificate, kit.authority):
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        if not begins <= now <= ends:
-            raise ConfigurationError(
-                f"{path} is not valid now",
-                [f"expected a time from {begins:%Y-%m-%d} to {ends:%Y-%m-%d}: set the clock or get a kit"],
-            )
-        if (ends - now).days < _LEAST_DAYS:
-            raise Warned(f"{path} is valid until {ends:%Y-%m-%d}: ask the operator for a new kit")
+    kit.check(now)
+    if warning := kit.warning(now):
+        raise Warned(warning)
     return f"of '{kit.name}' in {kit.content.project}, complete and valid"
 
 

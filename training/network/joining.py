@@ -124,6 +124,9 @@ def take_part(
     screen = Screen()
     try:
         opened = Kit.open(kit, server=False)
+        opened.check()
+        if warning := opened.warning():
+            screen.warning(warning)
         if device is not None and re.match(DEVICE, device) is None:
             raise TrainingError(f"--device: expected cpu, cuda or cuda:N, found {device!r}")
         hospital = Hospital(opened, data, policy, state, screen, store, device)

@@ -1,6 +1,6 @@
 """Kits: the certificate, key and address with which the operator and each hospital take part.
 
-NVFLARE's provisioning makes the certificate authority of a consortium and the certificates of its members.
+An authority of the consortium signs the certificates of its members, of the form that NVFLARE makes.
 A kit is a folder with `client.crt`, `client.key` (`server.crt`, `server.key` for the operator), `rootCA.pem`
 and `kit.json`. The common name of a hospital's certificate is the hospital's name in every run.
 """
@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model_store.durable import write_durably
 from training.data.segmentation.layout import check_name
-from training.errors import ConfigurationError, in_words, no_network_engine
+from training.errors import ConfigurationError, TrainingError, in_words
+from training.network.authority import RESERVED, Authority
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 KIT_FILE = "kit.json"
 REVOKED_FILE = "revoked.json"
 SERVER = "server"
+RENEWED = "renewed"
 _AUTHORITY = ".authority"
 _STATE = Path("state/cert.json")
+# Before a certificate ends.
+_SOON = timedelta(days=30)
 # A cell's name is a path with dots, so a name has none. NVFLARE's own cells begin with a tilde or a dash.
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 # NVFLARE splits an address at its colons, so it cannot be one of IPv6.
@@ -101,6 +108,51 @@ class Kit:
         """The certificate of the consortium's certificate authority."""
         return self.folder / "rootCA.pem"
 
+    def warning(self, now: datetime | None = None) -> str | None:
+        """A sentence where the first of its two certificates ends soon."""
+        ends, path = min(
+            (_certificate(path).not_valid_after_utc, path) for path in (self.certificate, self.authority)
+        )
+        if ends - (now or datetime.now(UTC)) > _SOON:
+            return None
+        return f"{path} is valid until {ends:%Y-%m-%d}: {self._renewal}"
+
+    def check(self, now: datetime | None = None) -> None:
+        """Check what TLS will check, which says it in many words or none.
+
+        Raises TrainingError for a certificate that is not valid now, has another key, or was not signed by
+        the authority in the kit.
+        """
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        now = now or datetime.now(UTC)
+        try:
+            own, authority = _certificate(self.certificate), _certificate(self.authority)
+            key = load_pem_private_key(self.key.read_bytes(), None)
+            for path, found in ((self.certificate, own), (self.authority, authority)):
+                begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
+                if not begins <= now <= ends:
+                    raise TrainingError(
+                        f"{path} is not valid now: expected a time from {begins:%Y-%m-%d} to "
+                        f"{ends:%Y-%m-%d}, found {now:%Y-%m-%d}; set the clock, or {self._renewal}"
+                    )
+            if key.public_key() != own.public_key():
+                raise TrainingError(f"{self.key} is not the key of {self.certificate.name}; get a whole kit")
+            own.verify_directly_issued_by(authority)
+        except (ValueError, TypeError) as error:
+            raise TrainingError(f"{self.folder} is damaged: {error}; get the kit again") from error
+        except InvalidSignature as error:
+            raise TrainingError(
+                f"{self.certificate} was not signed by {self.authority.name} beside it; get a whole kit"
+            ) from error
+
+    @property
+    def _renewal(self) -> str:
+        if self.name == SERVER:
+            return f"`python -m training.network renew --kits {self.folder.parent}` makes it again"
+        return "ask the operator to renew it (`python -m training.network renew`)"
+
     def revoked(self) -> frozenset[int]:
         """Read the serial numbers of revoked certificates from the operator's kit."""
         return frozenset(self._revocations().values())
@@ -116,22 +168,6 @@ class Kit:
         return listed
 
 
-class _Quiet:
-    """A log for NVFLARE's provisioning that keeps its errors."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-
-    def debug(self, *_: object) -> None:
-        """Ignore."""
-
-    info = warning = debug
-
-    def error(self, *message: object) -> None:
-        """Keep an error for the exception."""
-        self.errors.append(" ".join(map(str, message)))
-
-
 def provision(root: Path, project: str, address: str, sites: Sequence[str]) -> dict[str, Path]:
     """Make the kits of a consortium under `root`, or add hospitals to it. Returns the new kits by name.
 
@@ -140,85 +176,105 @@ def provision(root: Path, project: str, address: str, sites: Sequence[str]) -> d
 
     Raises ConfigurationError for an invalid name or address, or for another project in `root`.
     """
-    try:
-        from nvflare.lighter.entity import Project
-        from nvflare.lighter.impl.cert import CertBuilder
-        from nvflare.lighter.impl.workspace import WorkspaceBuilder
-        from nvflare.lighter.provisioner import Provisioner
-    except ImportError as error:
-        raise no_network_engine(error) from error
-
     host, port = _address(address)
     before = Kit.open(root / SERVER, server=True).content if (root / SERVER).exists() else None
     _check_names(project, host, sites, before.sites if before else ())
-    _check_same(root, before, KitFile(project=project, name=SERVER, address=f"{host}:{port}"))
+    server = KitFile(project=project, name=SERVER, address=f"{host}:{port}")
+    _check_same(root, before, server)
     new = [site for site in dict.fromkeys(sites) if before is None or site not in before.sites]
-    plan = Project(project, f"Locum consortium {project}")
-    names = [host, *(["localhost", "127.0.0.1"] if host in ("localhost", "127.0.0.1") else [])]
-    plan.set_server(SERVER, project, {"default_host": host, "host_names": names, "fed_learn_port": port})
-    for site in new:
-        plan.add_client(site, site, {})
-    authority = root / _AUTHORITY
-    authority.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = _Quiet()
-    made = Provisioner(str(authority), [WorkspaceBuilder(), CertBuilder()]).provision(plan, logger=log)
-    folder = made.get("current_prod_dir")
-    if folder is None or made.get("build_error"):
-        raise ConfigurationError("the kits could not be made", log.errors or ["NVFLARE gave no reason"])
-    everyone = (*(before.sites if before else ()), *new)
+    authority = _authority(root, project)
     kits: dict[str, Path] = {}
     for name in ([] if before else [SERVER]) + new:
-        kits[name] = root / name
-        shutil.move(Path(folder) / name / "startup", kits[name])
-        kits[name].chmod(0o700)
-        _write(kits[name], KitFile(project=project, name=name, address=f"{host}:{port}"))
-    _write(
-        root / SERVER, KitFile(project=project, name=SERVER, address=f"{host}:{port}", sites=tuple(everyone))
-    )
-    shutil.rmtree(folder)
-    _forget_keys(authority / project / _STATE)
+        hosts = _hosts(host) if name == SERVER else ()
+        key, certificate = authority.admit(name, project if name == SERVER else name, hosts)
+        kit = Kit(root / name, server.model_copy(update={"name": name}))
+        kit.folder.mkdir(mode=0o700, parents=True)
+        write_durably(kit.key, key, mode=0o600)
+        write_durably(kit.certificate, certificate)
+        write_durably(kit.authority, authority.certificate)
+        _write(kit.folder, kit.content)
+        kits[name] = kit.folder
+    everyone = (*(before.sites if before else ()), *new)
+    own = Kit(root / SERVER, server.model_copy(update={"sites": everyone}))
+    # It may be a later one, for the same key.
+    write_durably(own.authority, authority.certificate)
+    _write(own.folder, own.content)
+    authority.save()
     return kits
 
 
-def revoke(root: Path, site: str) -> int:
-    """Revoke a hospital's certificate: the operator then rejects it. Returns its serial number.
+def renew(root: Path, sites: Sequence[str] = ()) -> dict[str, Path]:
+    """Make the certificates of the operator and of hospitals (by default all) again, for the keys they have.
 
-    The certificate is forgotten, so the hospital can get a new kit under the same name from `provision`.
+    Returns the folders with the new certificates, by name: a kit that is still in `root`, or a new folder in
+    `root/renewed`. Those have no secret: the hospital replaces both files of its kit. The earlier certificate
+    is valid to its own end.
+
+    Raises ConfigurationError for a hospital that is not in the consortium.
+    """
+    own = Kit.open(root / SERVER, server=True)
+    project, known = own.content.project, own.content.sites
+    if strange := [site for site in sites if site not in known]:
+        raise ConfigurationError(
+            f"'{strange[0]}' has no certificate to renew",
+            [f"expected one of {', '.join(known) or 'no hospital'}; `provision` makes a kit"],
+        )
+    authority = _authority(root, project)
+    renewed: dict[str, Path] = {}
+    for name in (SERVER, *(sites or known)):
+        hosts = _hosts(_address(own.content.address)[0]) if name == SERVER else ()
+        there = root / name if (root / name).is_dir() else root / RENEWED / name
+        kit = Kit(there, own.content.model_copy(update={"name": name}))
+        there.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(kit.certificate, authority.renew(name, project if name == SERVER else name, hosts))
+        write_durably(kit.authority, authority.certificate)
+        renewed[name] = there
+    authority.save()
+    return renewed
+
+
+def revoke(root: Path, site: str) -> int:
+    """Revoke a hospital's certificates: the operator then rejects it. Returns the newest one's serial number.
+
+    They are forgotten, so the hospital can get a new kit under the same name from `provision`.
     Raises ConfigurationError when there is no such hospital.
     """
-    from cryptography import x509
-
     kit = Kit.open(root / SERVER, server=True)
-    state = root / _AUTHORITY / kit.content.project / _STATE
-    members = json.loads(state.read_text())
-    if site not in kit.content.sites or site not in members:
+    authority = _authority(root, kit.content.project)
+    if site not in kit.content.sites or site not in authority.content:
         raise ConfigurationError(
             f"'{site}' cannot be revoked",
             [f"expected one of {', '.join(kit.content.sites) or 'no hospital'}"],
         )
-    serial = x509.load_pem_x509_certificate(members.pop(site)["cert"].encode()).serial_number
-    listed = kit._revocations() | {f"{site}-{serial:x}": serial}
+    serials = authority.forget(site)
+    listed = kit._revocations() | {f"{site}-{serial:x}": serial for serial in serials}
     write_durably(kit.folder / REVOKED_FILE, json.dumps(listed).encode())
-    write_durably(state, json.dumps(members).encode(), mode=0o600)
+    authority.save()
     left = tuple(name for name in kit.content.sites if name != site)
     _write(kit.folder, kit.content.model_copy(update={"sites": left}))
     if (root / site).exists():
-        (root / site).rename(root / f"{site}-revoked-{serial:x}"[:200])
-    return serial
+        (root / site).rename(root / f"{site}-revoked-{serials[0]:x}"[:200])
+    return serials[0]
+
+
+def _authority(root: Path, project: str) -> Authority:
+    (root / _AUTHORITY).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Authority.open(root / _AUTHORITY / project / _STATE, project)
+
+
+def _hosts(host: str) -> list[str]:
+    """The names in the operator's certificate."""
+    return [host, *(["localhost", "127.0.0.1"] if host in ("localhost", "127.0.0.1") else [])]
 
 
 def _write(folder: Path, content: KitFile) -> None:
     write_durably(folder / KIT_FILE, (content.model_dump_json(indent=1) + "\n").encode())
 
 
-def _forget_keys(state: Path) -> None:
-    """Delete the hospitals' private keys from NVFLARE's state, which keeps those it made."""
-    members: dict[str, Any] = json.loads(state.read_text())
-    kept: Mapping[str, Any] = {
-        name: {"cert": entry["cert"]} if isinstance(entry, dict) and name != SERVER else entry
-        for name, entry in members.items()
-    }
-    write_durably(state, json.dumps(kept).encode(), mode=0o600)
+def _certificate(path: Path) -> x509.Certificate:
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(path.read_bytes())
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -244,7 +300,7 @@ def _check_names(project: str, host: str, sites: Sequence[str], known: Sequence[
         check_name(site, problems)
         # A certificate is valid for its own name as a host, so a hospital could pose as this one. TLS and
         # some file systems ignore case.
-        if site.lower() in (SERVER, host.lower()):
+        if site.lower() in (SERVER, RENEWED, *RESERVED, host.lower()):
             problems.append(f"'{site}': the name is reserved for the operator")
         other = spelled.setdefault(site.lower(), site)
         if other != site:

@@ -26,6 +26,7 @@ class Link:
     """Calls the operator at the kit's address. `waiting` gets the reason when a request must be repeated."""
 
     def __init__(self, kit: Kit, waiting: Callable[[str], None]) -> None:
+        self._kit = kit
         self.cell = Cell(kit, self._notified)
         self._waiting = waiting
         self._awake = threading.Event()
@@ -45,7 +46,7 @@ class Link:
         The operator may have served it before: it writes a chunk once and counts a report once. On a slow
         line requests wait longer, since a chunk that is sent again follows the first one over the same line.
         A first failure at once is no news: the first request often comes before the connection.
-        Raises Rejected.
+        Raises Rejected, and TrainingError where the kit's certificate ended meanwhile.
         """
         content = b"" if message is None else pack(message, body)
         failed = 0
@@ -54,6 +55,7 @@ class Link:
             try:
                 reply = self.cell.request(topic, content, self._patience_s)
             except Unreachable as error:
+                self._kit.check()
                 timed_out = time.monotonic() - began >= self._patience_s
                 if timed_out:
                     self._patience_s = min(2 * self._patience_s, _LONGEST_S)

@@ -43,6 +43,9 @@ def test_kits_are_made_listed_and_revoked(tmp_path):
     options = ("--out", root, "--address", "localhost:8002", "--site", "birch")
     assert "birch" in invoke(network, "provision", *options).output
     assert "every hospital has a kit already" in invoke(network, "provision", *options).output
+    renewed = invoke(network, "renew", "--kits", root)
+    assert f"{root / 'birch'}" in renewed.output
+    assert "Valid for 360 days" in renewed.output
     assert (
         "revoked the certificate of birch"
         in invoke(network, "revoke", "--kits", root, "--site", "birch").output

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from training.errors import ConfigurationError
-from training.network import doctor
+from training.errors import ConfigurationError, TrainingError
+from training.network import authority, doctor, kits
+from training.network.authority import Authority
+from training.network.cell import Cell
 from training.network.doctor import Finding, Hospital, diagnose
-from training.network.kits import KIT_FILE, Kit, provision, revoke
+from training.network.kits import KIT_FILE, Kit, provision, renew, revoke
 
 pytest.importorskip("nvflare")
+from cryptography import x509
+from nvflare.lighter import utils
+
 ADDRESS = "localhost:8002"
 
 
@@ -129,6 +134,111 @@ def test_private_keys_of_hospitals_are_only_in_their_kits(root):
     assert set(state["birch"]) == {"cert"}
     assert (root / "birch" / "client.key").stat().st_mode & 0o077 == 0
     assert (root / ".authority").stat().st_mode & 0o077 == 0
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Let so many days pass, for kits, authorities and their certificates."""
+
+    def let_pass(days):
+        class Later(datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return super().now(tz) + timedelta(days=days)
+
+        for module in (kits, authority):
+            monkeypatch.setattr(module, "datetime", Later)
+        return Later.now(UTC)
+
+    return let_pass
+
+
+def verified(kit: Kit, root: bytes, now: datetime) -> None:
+    """As the other side's TLS does, with its copy of the authority's certificate."""
+    certificate = x509.load_pem_x509_certificate(kit.certificate.read_bytes())
+    utils.verify_cert_chain(certificate, [], x509.load_pem_x509_certificate(root), now + timedelta(days=1))
+
+
+def test_renewed_certificates_have_the_same_keys_and_an_authority_that_outlives_them(root, tmp_path, later):
+    server, birch = Kit.open(root / "server", server=True), Kit.open(root / "birch", server=False)
+    old, key = birch.authority.read_bytes(), birch.key.read_bytes()
+    for kit in (server, birch):
+        kit.check()
+        assert kit.warning() is None
+    shutil.move(root / "cedar", tmp_path / "at-cedar")
+    now = later(340)
+    assert "is valid until" in birch.warning()
+    assert "ask the operator to renew it" in birch.warning()
+    assert renew(root) == {
+        "server": root / "server",
+        "birch": root / "birch",
+        "cedar": root / "renewed" / "cedar",
+    }
+    assert sorted(path.name for path in (root / "renewed/cedar").iterdir()) == ["client.crt", "rootCA.pem"]
+    for path in (root / "renewed/cedar").iterdir():
+        shutil.copy(path, tmp_path / "at-cedar")
+    renewed = (server, birch, Kit.open(tmp_path / "at-cedar", server=False))
+    for kit in renewed:
+        kit.check()
+        assert kit.warning() is None
+        # Old and new kits believe each other until the old ones end.
+        verified(kit, old, now)
+    assert birch.key.read_bytes() == key
+    for _ in range(12):
+        now = later((now - datetime.now(UTC)).days + 300)
+        renew(root)
+    for kit in renewed[:2]:
+        kit.check()
+        verified(kit, server.authority.read_bytes(), now)
+    assert set(provision(root, "hearts", ADDRESS, ["elm"])) == {"elm"}
+
+
+def test_authority_of_an_earlier_release_is_extended_after_its_end(root, later, monkeypatch):
+    monkeypatch.setattr(authority, "_AUTHORITY_DAYS", 360)
+    fresh = root.parent / "earlier"
+    provision(fresh, "hearts", ADDRESS, ["birch"])
+    monkeypatch.undo()
+    later(400)
+    birch = Kit.open(fresh / "birch", server=False)
+    with pytest.raises(TrainingError, match=r"client.crt is not valid now: .* ask the operator to renew"):
+        birch.check()
+    with pytest.raises(TrainingError, match=r"server.crt is not valid now: .* renew --kits .*earlier` makes"):
+        Kit.open(fresh / "server", server=True).check()
+    renew(fresh)
+    for kit in (birch, Kit.open(fresh / "server", server=True)):
+        kit.check()
+
+
+@pytest.mark.parametrize(
+    ("file", "other", "said"),
+    [
+        ("client.key", "cedar/client.key", "is not the key of client.crt"),
+        ("rootCA.pem", "others.pem", "was not signed by rootCA.pem"),
+        ("client.crt", "cedar/kit.json", "is damaged"),
+    ],
+)
+def test_kit_whose_parts_do_not_belong_together_is_one_sentence(root, file, other, said):
+    if other == "others.pem":
+        (root / other).write_bytes(Authority.open(root / "others.json", "hearts").certificate)
+    shutil.copy(root / other, root / "birch" / file)
+    with pytest.raises(TrainingError, match=said):
+        Kit.open(root / "birch", server=False).check()
+    with pytest.raises(TrainingError, match=said):
+        Cell(Kit.open(root / "birch", server=False), lambda *_: b"").start()
+
+
+def test_revoked_hospital_is_rejected_by_its_earlier_certificates_too(root):
+    first = serial_of(Kit.open(root / "cedar", server=False))
+    renew(root, ["cedar"])
+    second = serial_of(Kit.open(root / "cedar", server=False))
+    assert revoke(root, "cedar") == second
+    assert Kit.open(root / "server", server=True).revoked() == {first, second}
+    with pytest.raises(ConfigurationError, match="'cedar' has no certificate to renew"):
+        renew(root, ["cedar"])
+
+
+def serial_of(kit: Kit) -> int:
+    return x509.load_pem_x509_certificate(kit.certificate.read_bytes()).serial_number
 
 
 def test_revoked_certificate_is_listed_and_the_name_can_be_provisioned_again(root):
