@@ -73,7 +73,7 @@ class Authority:
         return utils.serialize_pri_key(key), certificate
 
     def renew(self, name: str, organisation: str, hosts: Sequence[str] = ()) -> bytes:
-        """Make a member's certificate again, for the key that it has. Raises KeyError for an unknown member."""
+        """Make a member's certificate again, for the key that it has. Raises KeyError for another."""
         from cryptography import x509
 
         entry = self.content[name]
