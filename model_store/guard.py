@@ -7,18 +7,21 @@ mean by the Mahalanobis distance (1936). A warning is text for people and change
 no training scan resembles the scan in kind: an image among volumes, another modality, a size or spacing far
 outside training. Such a scan was most likely sent to the wrong model.
 
+Less is known of a model that was made elsewhere: what its files say of the training scans. The same rules
+compare a scan with that.
+
 The guard does not know anatomy: an MR slice of another organ with a similar intensity distribution passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from model_store.appearance import DESCRIPTORS, describe, percentiles
 from model_store.preprocessing import Prepared, PreparedVolume
@@ -53,6 +56,13 @@ _PHRASES = {
     "column_mm": "mm per column",
     "slice_mm": "mm between slices",
 }
+# Along the network's axes, which are all that the files of a model made elsewhere name.
+_VOXELS = ("first_mm", "second_mm", "third_mm")
+_LENGTHS = ("first_length", "second_length", "third_length")
+# Factors beyond the range, as above: of voxels, of lengths, and of two lengths at once, which are gross.
+_VOXEL_FACTOR, _LENGTH_FACTOR, _GROSS_LENGTHS = 2.0, 2.0, 3.0
+# The raw intensities of what the network looks for, or of its window.
+FOREGROUND = "foreground"
 _SAMPLES = 2**16
 # A slice that is described has cells, and a border of a tenth of it.
 _LEAST_SIDE = 16
@@ -72,7 +82,8 @@ class ScanSummary:
 
     `kind` is for example "grey volume", `modality` a DICOM header's, such as "CT". `measures` are sizes,
     spacings in mm, the tilt in degrees and raw intensities (1st, 50th and 99th percentile). `appearance` has
-    one number per descriptor in `DESCRIPTORS`.
+    one number per descriptor in `DESCRIPTORS`. `along` has the voxel and the length in mm along each axis of
+    a network of volumes, without what is cropped.
     """
 
     kind: str
@@ -80,6 +91,12 @@ class ScanSummary:
     appearance: tuple[float, ...]
     constant: bool
     modality: str | None = None
+    along: dict[str, float] = field(default_factory=dict)
+
+
+def along_axes(voxels: Sequence[float], lengths: Sequence[float]) -> dict[str, float]:
+    """Name voxels and lengths in mm along the network's axes."""
+    return dict(zip((*_VOXELS, *_LENGTHS), (*voxels, *lengths), strict=True))
 
 
 def summarise(scan: Scan, prepared: Prepared | PreparedVolume) -> ScanSummary:
@@ -93,10 +110,14 @@ def summarise(scan: Scan, prepared: Prepared | PreparedVolume) -> ScanSummary:
         measures["tilt"] = geometry.tilt_degrees
     low, middle, high = percentiles(thinned(scan.voxels, _SAMPLES), (1, 50, 99))
     measures |= {"raw_low": low, "raw_middle": middle, "raw_high": high}
+    along: dict[str, float] = {}
+    if isinstance(prepared, PreparedVolume):
+        axes = prepared.grid.axes
+        along = along_axes([axis.spacing for axis in axes], [axis.count * axis.spacing for axis in axes])
     slices = planes_of(prepared.volume) if isinstance(prepared, PreparedVolume) else prepared.slices
     appearance, constant = describe(slices)
     kind = f"{_colour(scan)} {'volume' if scan.is_volume else 'image'}"
-    return ScanSummary(kind, measures, appearance, constant, scan.modality)
+    return ScanSummary(kind, measures, appearance, constant, scan.modality, along)
 
 
 def planes_of(volume_CXYZ: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -125,33 +146,52 @@ class Range(BaseModel):
 class ReferenceStatistics(BaseModel):
     """Aggregates over the training scans: counts, sums, minima and maxima.
 
-    `sums` and `products` are over the scans' appearance vectors v: Σv and Σvvᵀ.
+    `sums` and `products` are over the scans' appearance vectors v: Σv and Σvvᵀ. Both are None of a model made
+    elsewhere, of which only ranges are known; `count` is 0 where the number of its scans is not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    count: int = Field(ge=1)
+    count: int = Field(ge=0)
     kinds: dict[str, int]
     ranges: dict[str, Range]
-    sums: tuple[FiniteFloat, ...] = Field(min_length=len(DESCRIPTORS), max_length=len(DESCRIPTORS))
-    products: tuple[tuple[FiniteFloat, ...], ...] = Field(
-        min_length=len(DESCRIPTORS), max_length=len(DESCRIPTORS)
+    sums: tuple[FiniteFloat, ...] | None = Field(
+        None, min_length=len(DESCRIPTORS), max_length=len(DESCRIPTORS)
+    )
+    products: tuple[tuple[FiniteFloat, ...], ...] | None = Field(
+        None, min_length=len(DESCRIPTORS), max_length=len(DESCRIPTORS)
     )
 
+    @model_validator(mode="after")
+    def _appearance_whole(self) -> ReferenceStatistics:
+        if (self.sums is None) != (self.products is None) or (self.sums is not None and not self.count):
+            raise ValueError(
+                f"expected sums and products of at least one scan, or neither, found count {self.count}"
+            )
+        return self
+
+    @property
+    def has_appearance(self) -> bool:
+        """Whether it is known what the scans look like, beside their ranges."""
+        return self.sums is not None
+
     @classmethod
-    def of(cls, summary: ScanSummary) -> ReferenceStatistics:
-        """Make the statistics of one scan."""
+    def of(cls, summary: ScanSummary, known: ReferenceStatistics | None = None) -> ReferenceStatistics:
+        """Make the statistics of one scan, to be merged with `known`."""
         vector = np.array(summary.appearance)
+        measures = summary.measures
+        if known is not None and not known.has_appearance:
+            measures = measures | summary.along
         return cls(
             count=1,
             kinds={summary.kind: 1},
-            ranges={name: Range(low=value, high=value) for name, value in summary.measures.items()},
+            ranges={name: Range(low=value, high=value) for name, value in measures.items()},
             sums=summary.appearance,
             products=_rows(np.outer(vector, vector)),
         )
 
     def merge(self, other: ReferenceStatistics) -> ReferenceStatistics:
-        """Combine the statistics of two sets of scans."""
+        """Combine the statistics of two sets of scans: where one has ranges alone, those that it has."""
         kinds = {
             kind: self.kinds.get(kind, 0) + other.kinds.get(kind, 0)
             for kind in sorted({*self.kinds, *other.kinds})
@@ -160,17 +200,24 @@ class ReferenceStatistics(BaseModel):
         for name, theirs in other.ranges.items():
             ours = ranges.get(name, theirs)
             ranges[name] = Range(low=min(ours.low, theirs.low), high=max(ours.high, theirs.high))
+        for each in (self, other):
+            if not each.has_appearance:
+                ranges = {name: found for name, found in ranges.items() if name in each.ranges}
+        whole = self.sums is not None and other.sums is not None
         return ReferenceStatistics(
             count=self.count + other.count,
             kinds=kinds,
             ranges=dict(sorted(ranges.items())),
-            sums=tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)),
-            products=_rows(np.array(self.products) + np.array(other.products)),
+            sums=tuple(a + b for a, b in zip(self.sums or (), other.sums or (), strict=True))
+            if whole
+            else None,
+            products=_rows(np.array(self.products) + np.array(other.products)) if whole else None,
         )
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """The mean of each descriptor over the scans."""
+        """The mean of each descriptor over the scans, where it is known what they look like."""
+        assert self.sums is not None
         return tuple(value / self.count for value in self.sums)
 
     def mean_and_deviation(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -229,7 +276,7 @@ def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Tas
     Without a reference, only a constant scan and another modality than the task's are reported. The notes of
     a scan, on its container and header, are no warnings of the guard.
     """
-    warnings = _another_modality(summary, task)
+    warnings = _another_modality(summary, task) + _without_foreground(summary, reference, task)
     if summary.constant:
         return [*warnings, GuardWarning("the scan has the same intensity everywhere; it shows nothing")]
     if reference is None:
@@ -237,8 +284,9 @@ def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Tas
     warnings += _another_kind(summary, reference, task)
     warnings += _beyond_ranges(summary, reference, task)
     warnings += [GuardWarning(text) for text in _raw_intensities(summary, reference, task)]
-    warnings += [GuardWarning(text) for text in _appearance(summary, reference)]
-    return warnings
+    if reference.has_appearance:
+        return warnings + [GuardWarning(text) for text in _appearance(summary, reference)]
+    return warnings + _along(summary, reference)
 
 
 def is_mistaken(
@@ -301,6 +349,49 @@ def _beyond_ranges(summary: ScanSummary, reference: ReferenceStatistics, task: T
             )
         )
     return warnings
+
+
+def _along(summary: ScanSummary, reference: ReferenceStatistics) -> list[GuardWarning]:
+    """Compare voxels and lengths along the network's axes.
+
+    One length far outside training says how much was scanned, two that another thing was.
+    """
+    if not summary.along:
+        return []
+    beyond = [
+        name
+        for name in _LENGTHS
+        if (seen := reference.ranges.get(name)) and not _within(summary.along[name], seen, _GROSS_LENGTHS)
+    ]
+    warnings = []
+    for name, value in summary.along.items():
+        seen, is_length = reference.ranges.get(name), name in _LENGTHS
+        if seen is None or _within(value, seen, _LENGTH_FACTOR if is_length else _VOXEL_FACTOR):
+            continue
+        axis = name.partition("_")[0]
+        said = f"is {value:.4g} mm long" if is_length else f"has {value:.4g} mm per voxel"
+        text = f"the scan {said} along the network's {axis} axis; training had {_range(seen)}"
+        gross = len(beyond) > 1 and name in beyond if is_length else not _within(value, seen, _GROSS_FACTOR)
+        warnings.append(GuardWarning(text, gross))
+    return warnings
+
+
+def _without_foreground(
+    summary: ScanSummary, reference: ReferenceStatistics | None, task: Task
+) -> list[GuardWarning]:
+    """Warn of a scan without any intensity of what the network looks for, where it sees the scanner's "
+    "units."""
+    seen = None if reference is None else reference.ranges.get(FOREGROUND)
+    if seen is None or task.channel_count > 1 or not _in_units(task.channel_list[0].normalisation):
+        return []
+    low, high = summary.measures["raw_low"], summary.measures["raw_high"]
+    if low <= seen.high and high >= seen.low:
+        return []
+    text = (
+        f"the raw intensities run from {low:.4g} to {high:.4g} (1st to 99th percentile), and none of what "
+        f"the network looks for, {_range(seen)}, is among them: are they in the same units?"
+    )
+    return [GuardWarning(text, gross=True)]
 
 
 def _within(value: float, seen: Range, factor: float) -> bool:

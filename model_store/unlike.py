@@ -78,12 +78,14 @@ def kinds_of(
     )
     constant = np.array([summary.constant for summary in summaries], dtype=bool)
     vectors = [summary.appearance for summary in summaries]
+    # What training scans look like is not known of a model made elsewhere.
+    looks = reference if reference is not None and reference.has_appearance else None
     # The last is the training mean.
-    between = distances([*vectors, reference.mean if reference is not None else vectors[0]], reference)
-    away = between[-1, :-1] if reference is not None else np.zeros(len(summaries))
+    between = distances([*vectors, looks.mean if looks is not None else vectors[0]], looks)
+    away = between[-1, :-1] if looks is not None else np.zeros(len(summaries))
     kind = _linked(between[:-1, :-1], away, ~constant)
     warned = np.array([bool(found) for found in warnings], dtype=bool)
-    used = _used(kind, warned, mistaken | constant, known=reference is not None)
+    used = _used(kind, warned, mistaken | constant, known=looks is not None)
     return CohortKinds(warnings, mistaken, kind, used)
 
 

@@ -140,7 +140,7 @@ def load_labelled(
         names=names,
         drawn_on=np.array([name in drawn for name in names]),
         kinds=kinds,
-        statistics=_learned(summaries, kinds, include=include),
+        statistics=_learned(summaries, kinds, reference, include=include),
         left_out=sum(part[2] for part in parts.values()) - len(names),
     )
 
@@ -289,7 +289,7 @@ def load_images(
         scan_of_image=np.repeat(np.arange(len(used)), lengths),
         patient_of_image=np.repeat(patients, lengths),
         kinds=kinds,
-        statistics=_learned(summaries, kinds, include=include),
+        statistics=_learned(summaries, kinds, reference, include=include),
         left_out=sum(counts[index] for index in used) - len(images),
     )
 
@@ -302,11 +302,19 @@ def _judged(
 
 
 def _learned(
-    summaries: Sequence[ScanSummary], kinds: CohortKinds, *, include: bool
+    summaries: Sequence[ScanSummary],
+    kinds: CohortKinds,
+    reference: ReferenceStatistics | None,
+    *,
+    include: bool,
 ) -> ReferenceStatistics | None:
     """What the guard may learn: never of a scan that it warned of, unless a person included it."""
     known = kinds.used & (include | ~kinds.warned)
-    found = [ReferenceStatistics.of(summary) for summary, fits in zip(summaries, known, strict=True) if fits]
+    found = [
+        ReferenceStatistics.of(summary, reference)
+        for summary, fits in zip(summaries, known, strict=True)
+        if fits
+    ]
     return reduce(ReferenceStatistics.merge, found) if found else None
 
 

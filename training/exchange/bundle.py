@@ -14,13 +14,23 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from model_store.guard import FOREGROUND, ReferenceStatistics
 from model_store.manifest import NetworkSpec
+from model_store.task import Task
 from personalization.errors import NetworkError
 from personalization.networks import outline
 from training.errors import ImportRefused
 from training.exchange import checkpoints
 from training.exchange.config import MOST_BYTES, Config, Plain
-from training.exchange.imported import Imported, channel_names, described, made, slug, stored_axes
+from training.exchange.imported import (
+    Imported,
+    channel_names,
+    described,
+    made,
+    reference_of,
+    slug,
+    stored_axes,
+)
 from training.exchange.source import Source
 from training.exchange.transforms import after_network, before_network
 
@@ -121,6 +131,7 @@ def read(
             _licence(source, metadata),
         ),
         details={key: value for key, value in told.items() if value},
+        statistics=_training_scans(task),
         notes=(*reading.notes, *answer.notes, *_notes(config), *stored_axes(task)),
     )
 
@@ -267,6 +278,16 @@ def _modality(metadata: Mapping[str, Any]) -> str | None:
     found = str(image.get("modality", "")).upper()
     known = {"CT": "CT", "MR": "MR", "MRI": "MR", "PET": "PT", "PT": "PT"}
     return known.get(found)
+
+
+def _training_scans(task: Task) -> ReferenceStatistics | None:
+    """What the bundle says of its scans: their intensities, by the window that it scales from."""
+    windows = [
+        step.window
+        for step in task.channel_list[0].normalisation.ordered_steps
+        if step.step != "zscore" and step.window is not None
+    ]
+    return reference_of(task.channel_count, 0, {FOREGROUND: windows[0]} if windows else {})
 
 
 def _labels(

@@ -13,6 +13,7 @@ from torch import Tensor
 from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.errors import LocumStoreError
+from model_store.guard import Range, ReferenceStatistics
 from model_store.manifest import (
     GRAPH,
     IMPORTED,
@@ -43,8 +44,9 @@ class Imported:
     """A network with its weights by Locum's names, its task, and where they are from.
 
     `form` is the kind of files; `details` has what else was found in them, and what the user declared.
-    `graph` is a finished onnx file; it is exported from the network where there is none. `notes` tell the
-    user in which respects the version may answer differently from the original.
+    `graph` is a finished onnx file; it is exported from the network where there is none. `statistics` is
+    what the files say of the training scans, for the guard. `notes` tell the user in which respects the
+    version may answer differently from the original.
     """
 
     task: Task
@@ -54,6 +56,7 @@ class Imported:
     weights: ImportedWeights
     details: Mapping[str, JsonValue] = field(default_factory=dict)
     graph: bytes | None = None
+    statistics: ReferenceStatistics | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -134,6 +137,7 @@ def publish(store: Store, name: str, imported: Imported, licence: str | None = N
             name=name,
             task=task,
             network=imported.network,
+            statistics=imported.statistics,
             lineage=Lineage(
                 method=IMPORTED,
                 run="",
@@ -148,6 +152,26 @@ def publish(store: Store, name: str, imported: Imported, licence: str | None = N
         return store.publish(manifest, {WEIGHTS: to_safetensors(state), GRAPH: graph})
     except (LocumStoreError, PersonalizationError) as error:
         raise ImportRefused(f"{imported.weights.file}: cannot be published as '{name}': {error}") from error
+
+
+def reference_of(
+    channels: int, count: int, ranges: Mapping[str, tuple[float, float]]
+) -> ReferenceStatistics | None:
+    """What is known of `count` training volumes (0: an unknown number); None where no range is.
+
+    `ranges` are those of `model_store.guard`.
+    """
+    if not ranges:
+        return None
+    # Three channels in one file may be colours.
+    kinds = (["colour", "grey"] if channels == 3 else []) + (
+        ["grey"] if channels == 1 else [f"{channels}-channel"]
+    )
+    return ReferenceStatistics(
+        count=count,
+        kinds={f"{kind} volume": count for kind in kinds},
+        ranges={name: Range(low=low, high=high) for name, (low, high) in sorted(ranges.items())},
+    )
 
 
 def made(where: str, **fields: Any) -> Task:

@@ -17,12 +17,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+import numpy as np
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from model_store.guard import FOREGROUND, ReferenceStatistics, along_axes
 from model_store.manifest import NetworkSpec
 from model_store.normalisation import Normalisation, Rescale
 from model_store.task import Task
@@ -32,7 +34,15 @@ from personalization.networks import outline
 from personalization.state import State
 from training.errors import ImportRefused
 from training.exchange import checkpoints
-from training.exchange.imported import Imported, channel_names, described, made, slug, stored_axes
+from training.exchange.imported import (
+    Imported,
+    channel_names,
+    described,
+    made,
+    reference_of,
+    slug,
+    stored_axes,
+)
 from training.exchange.source import MIB, Source
 from training.weights.bounds import as_floats, check_expanded
 
@@ -57,7 +67,12 @@ _STEPS: Final = {
 }
 _SCHEMES: Final = ("CTNormalization", "ZScoreNormalization", "NoNormalization", *_STEPS)
 
+_FINGERPRINT: Final = "dataset_fingerprint.json"
+# Names of channels by which a training set is of MR.
+_MR: Final = frozenset("MR MRI T1 T1W T1C T1CE T1GD T2 T2W FLAIR PD ADC DWI".split())  # noqa: SIM905
+
 Triple: TypeAlias = tuple[int, int, int]
+PositiveFinite: TypeAlias = Annotated[FiniteFloat, Field(gt=0)]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -103,10 +118,10 @@ class _Configuration(_Read):
 class _Intensities(_Read):
     """Moments and percentiles of a channel's foreground, over the training set."""
 
-    mean: float
-    std: float
-    percentile_00_5: float
-    percentile_99_5: float
+    mean: FiniteFloat
+    std: FiniteFloat
+    percentile_00_5: FiniteFloat
+    percentile_99_5: FiniteFloat
 
 
 class _Plans(_Read):
@@ -118,6 +133,22 @@ class _Plans(_Read):
     transpose_forward: Triple
     foreground_intensity_properties_per_channel: dict[str, _Intensities] = {}
     configurations: dict[str, dict[str, Any]]
+
+
+class _Fingerprint(_Read):
+    """`dataset_fingerprint.json`: spacings in mm and voxels of every training scan, in the reader's axes."""
+
+    spacings: tuple[tuple[PositiveFinite, PositiveFinite, PositiveFinite], ...] = Field(min_length=1)
+    shapes_after_crop: tuple[Triple, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _of_the_same_scans(self) -> Self:
+        if len(self.spacings) != len(self.shapes_after_crop):
+            raise ValueError(
+                f"expected as many shapes as spacings, found {len(self.shapes_after_crop)} and "
+                f"{len(self.spacings)}"
+            )
+        return self
 
 
 class _Dataset(_Read):
@@ -216,8 +247,26 @@ def read(
             dataset.licence,
         ),
         details={"plans": plans.plans_name, "folds": list(named)},
+        statistics=_training_scans(source, plans, task),
         notes=(*(() if not entered else (f"the model is that of {entered}",)), *notes, *stored_axes(task)),
     )
+
+
+def _training_scans(source: Source, plans: _Plans, task: Task) -> ReferenceStatistics | None:
+    """What the folder says of the scans that the network was trained on."""
+    ranges: dict[str, tuple[float, float]] = {}
+    count = 0
+    if (foreground := plans.foreground_intensity_properties_per_channel.get("0")) and task.channel_count == 1:
+        ranges[FOREGROUND] = foreground.percentile_00_5, foreground.percentile_99_5
+    if source.has(_FINGERPRINT):
+        found = _parsed(_Fingerprint, source, _FINGERPRINT)
+        turned = [*plans.transpose_forward]
+        voxels = np.array(found.spacings)[:, turned]
+        lengths = voxels * np.array(found.shapes_after_crop)[:, turned]
+        lows, highs = (along_axes(of(voxels, axis=0), of(lengths, axis=0)) for of in (np.min, np.max))
+        ranges |= {name: (float(low), float(highs[name])) for name, low in lows.items()}
+        count = len(voxels)
+    return reference_of(task.channel_count, count, ranges)
 
 
 def _check_version(source: Source) -> None:
@@ -501,7 +550,7 @@ def _task(
         regions=tuple(labels) if regions else (),
         channels=channels if count > 1 else 1,
         **({} if count > 1 else {"normalisation": channels[0].normalisation}),
-        **({"modality": "CT"} if dataset.channels[0].upper() == "CT" else {}),
+        **({"modality": modality} if (modality := _modality(dataset)) else {}),
         geometry=VolumeGeometry(
             spacing=configuration.spacing,
             patch=configuration.patch_size,
@@ -519,6 +568,12 @@ def _task(
     if regions:
         _check_order(task, dataset.regions_class_order or (), where)
     return task
+
+
+def _modality(dataset: _Dataset) -> str | None:
+    """DICOM's modality, where the names of the channels are such as nnU-Net's users give."""
+    names = {name.strip().upper() for name in dataset.channels}
+    return "CT" if names == {"CT"} else "MR" if names <= _MR else None
 
 
 def _check_order(task: Task, ordered: Sequence[int], where: str) -> None:

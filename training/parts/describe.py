@@ -58,6 +58,8 @@ def _check(state: State, size: SiteSize) -> None:
         raise ValueError(f"expected printable names of kinds and ranges, with {MOST_NAME} characters at most")
     if any(range_.low > range_.high for range_ in found.ranges.values()):
         raise ValueError("expected ranges from a lower to a higher value")
+    if not found.has_appearance:
+        raise ValueError("expected sums and products, found neither")
     sums, products = np.array(found.sums), np.array(found.products)
     if products.shape != (len(sums), len(sums)):
         raise ValueError(f"expected products of shape {(len(sums), len(sums))}, found {products.shape}")

@@ -14,10 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.appearance import DESCRIPTORS, percentiles
-from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
-from model_store.preprocessing import prepare
+from model_store.guard import Range, ReferenceStatistics, ScanSummary, check, is_mistaken, summarise
+from model_store.preprocessing import prepare_for
 from model_store.scan import Note, Scan, decode
 from model_store.task import Normalisation, Task
+from model_store.volume import VolumeGeometry
 
 TASK = Task(name="ring", labels={"a": (1,)}, size=(64, 64), colour="luminance")
 
@@ -37,7 +38,7 @@ def body(seed: int, size: int = 64) -> NDArray[np.float32]:
 
 
 def summary(scan: Scan, task: Task = TASK) -> ScanSummary:
-    return summarise(scan, prepare(scan, task))
+    return summarise(scan, prepare_for(task, scan))
 
 
 def merged(summaries: list[ScanSummary]) -> ReferenceStatistics:
@@ -188,6 +189,83 @@ def test_intensity_unit_warning_requires_a_normalisation_window() -> None:
     assert any("same units" in warning.text for warning in check(scaled, reference, windowed))
     assert not any("same units" in warning.text for warning in check(scaled, reference, TASK))
     assert check(summary(image(body(99)), windowed), reference, windowed) == []
+
+
+ORGAN = VolumeGeometry(spacing=(1.0, 1.0, 1.0), patch=(16, 16, 16), axes="kji", crop="nonzero")
+OF_VOLUMES = Task(name="organ", labels={"organ": (1,)}, geometry=ORGAN)
+# As nnU-Net's files say it, of volumes of 35 to 50 mm.
+ELSEWHERE = ReferenceStatistics(
+    count=20,
+    kinds={"grey volume": 20},
+    ranges={
+        name: Range(low=low, high=high)
+        for name, low, high in (
+            *((name, 0.9, 1.1) for name in ("first_mm", "second_mm", "third_mm")),
+            *((name, 35, 50) for name in ("first_length", "second_length", "third_length")),
+            ("foreground", 80, 190),
+        )
+    },
+)
+IN_UNITS = OF_VOLUMES.model_copy(update={"normalisation": Normalisation(window=(0, 200))})
+
+
+def block(
+    sides: tuple[int, int, int],
+    mm: tuple[float, float, float] = (1, 1, 1),
+    task: Task = OF_VOLUMES,
+    times: float = 1,
+) -> ScanSummary:
+    voxels = np.random.default_rng(1).normal(100, 10, (*sides, 1)).astype(np.float32)
+    return summary(Scan(voxels * times, np.diag([*mm, 1.0]), "nifti"), task)
+
+
+@pytest.mark.parametrize(
+    ("found", "said", "gross"),
+    [
+        (block((40, 45, 40)), (), False),
+        # More of the same was scanned, along one axis.
+        (block((40, 45, 300)), ("300 mm long along the network's first axis; training had 35 to 50",), False),
+        (block((240, 240, 40)), ("240 mm long along the network's second", "network's third axis"), True),
+        (block((18, 45, 18), (2.5, 1, 2.5)), ("2.5 mm per voxel along the network's first", "third"), False),
+        (block((40, 9, 40), (1, 5, 1)), ("5 mm per voxel along the network's second",), True),
+    ],
+)
+def test_a_model_made_elsewhere_has_ranges_along_the_networks_axes(
+    found: ScanSummary, said: tuple[str, ...], gross: bool
+) -> None:
+    warnings = check(found, ELSEWHERE, OF_VOLUMES)
+    assert len(warnings) == len(said)
+    assert all(words in warning.text for words, warning in zip(said, warnings, strict=True))
+    assert [warning.gross for warning in warnings] == [gross] * len(said)
+
+
+def test_what_is_cropped_is_no_length_of_the_scan() -> None:
+    voxels = np.zeros((240, 240, 40, 1), np.float32)
+    voxels[100:140, 100:145] = np.random.default_rng(1).normal(100, 10, (40, 45, 40, 1))
+    assert check(summary(Scan(voxels, np.eye(4), "nifti"), OF_VOLUMES), ELSEWHERE, OF_VOLUMES) == []
+
+
+@pytest.mark.parametrize(
+    ("times", "task", "gross"), [(1, IN_UNITS, []), (0.01, IN_UNITS, [True]), (0.01, OF_VOLUMES, [])]
+)
+def test_a_scan_without_any_intensity_of_the_target_is_gross_where_units_matter(
+    times: float, task: Task, gross: list[bool]
+) -> None:
+    warnings = check(block((40, 45, 40), task=task, times=times), ELSEWHERE, task)
+    assert [warning.gross for warning in warnings] == gross
+    assert all("in the same units?" in warning.text for warning in warnings)
+
+
+def test_ranges_alone_stay_ranges_alone_and_learn_a_hospitals_scans() -> None:
+    larger = block((200, 200, 40))
+    assert is_mistaken(larger, ELSEWHERE, check(larger, ELSEWHERE, OF_VOLUMES))
+    own = ReferenceStatistics.of(larger, ELSEWHERE)
+    for widened in (ELSEWHERE.merge(own), own.merge(ELSEWHERE)):
+        assert (widened.count, widened.sums, widened.ranges.keys()) == (21, None, ELSEWHERE.ranges.keys())
+        assert check(larger, widened, OF_VOLUMES) == []
+        assert ReferenceStatistics.model_validate_json(widened.model_dump_json(exclude_none=True)) == widened
+    # A trained model's statistics have what they had.
+    assert "first_mm" not in ReferenceStatistics.of(larger).ranges
 
 
 def test_notes_on_the_file_are_no_warnings_of_the_guard(reference: ReferenceStatistics) -> None:

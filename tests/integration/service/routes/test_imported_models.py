@@ -4,6 +4,7 @@ federation."""
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,20 @@ SERVING = "/hospitals/north/serving/organ"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two bundles as versions of `organ`, an nnU-Net with two folds, and `blob`, one with one."""
+    """Two bundles as versions of `organ`, `spleen` with a window, an nnU-Net with two folds, and "
+    "`blob`, one with one."""
     root = tmp_path_factory.mktemp("imported")
     opened = Store(root / "store")
     for seed in (0, 1):
         with Source(make_bundle(root / f"bundle-{seed}", before=SPLEEN[:3], seed=seed)) as source:
             imported.publish(opened, "organ", bundle.read(source))
+    with Source(make_bundle(root / "spleen")) as source:
+        imported.publish(opened, "spleen", bundle.read(source))
     make_nnunet_folder(root / "nnunet", folds=("0", "1"))
+    # Of training scans of 20 to 30 voxels, as the phantom's.
+    shapes, spacings = [[18, 24, 26], [20, 26, 30]], [[2, 1, 1], [2, 1, 1]]
+    fingerprint = {"spacings": spacings, "shapes_after_crop": shapes}
+    (root / "nnunet" / "dataset_fingerprint.json").write_text(json.dumps(fingerprint))
     with Source(root / "nnunet") as source:
         imported.publish(opened, "blobs", nnunet.read(source))
         imported.publish(opened, "blob", nnunet.read(source, ["0"], mirror=False))
@@ -68,6 +76,23 @@ def test_imported_version_answers_with_its_own_mask(
     expected = mask_of(Store(store).open(reference), scan)
     assert len(np.unique(expected)) > 1
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("model", ["blobs", "spleen"])
+def test_a_scan_of_another_thing_is_refused_before_it_is_a_job(api: Any, tmp_path: Path, model: str) -> None:
+    """A volume of 240 mm for a network of 30 mm; one in other units than the window of a bundle."""
+    mm, values = ((8.0, 9.0, 10.0), 1.0) if model == "blobs" else ((1.0, 1.0, 2.0), 1e-4)
+    image = phantom(np.random.default_rng(3), (30, 26, 20))[0] * values + 2000 * (model == "spleen")
+    save(tmp_path / "scan.nii", image.astype(np.float32), mm)
+    content = (tmp_path / "scan.nii").read_bytes()
+    jobs = api.client.get("/jobs").json()
+
+    refused = api.segment(content, model=model)
+
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:scan-unlike-task")
+    said = "training had 26 to 30" if model == "blobs" else "what the network looks for, -57 to 164"
+    assert said in refused.json()["detail"]
+    assert api.client.get("/jobs").json() == jobs
 
 
 def test_imported_versions_say_what_their_own_networks_are_adapted_by(api: Any) -> None:

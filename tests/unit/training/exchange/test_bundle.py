@@ -9,6 +9,7 @@ import pytest
 import torch
 from monai.bundle import ConfigParser
 
+from model_store.guard import Range
 from model_store.normalisation import Rescale, ZScore
 from model_store.store import Store
 from personalization.networks import build
@@ -238,6 +239,14 @@ def test_pretrained_weights_are_never_asked_for(tmp_path: Path) -> None:
     )
 
     assert "pretrained" not in _read(path).network.arguments
+
+
+def test_the_window_of_intensities_is_what_the_guard_compares(tmp_path: Path) -> None:
+    found = _read(make_bundle(tmp_path / "b")).statistics
+    assert found is not None
+    assert (found.count, found.kinds, found.sums) == (0, {"grey volume": 0}, None)
+    assert found.ranges == {"foreground": Range(low=-57, high=164)}
+    assert _read(make_bundle(tmp_path / "c", before=SPLEEN[:4])).statistics is None
 
 
 _HUGE = {"spatial_dims": 3, "in_channels": 1, "out_channels": 3}

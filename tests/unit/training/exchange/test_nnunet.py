@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from model_store.guard import Range
 from model_store.normalisation import Clip, ZScore
 from personalization.networks import build
 from tests.helpers.training.nnunet_folders import make_nnunet_folder
@@ -272,6 +273,47 @@ def test_the_task_is_that_of_the_plans(tmp_path: Path) -> None:
     unmirrored = _read(tmp_path / "model", mirror=False).task.geometry
     assert unmirrored is not None
     assert unmirrored.mirror == ()
+
+
+def test_the_fingerprint_says_of_the_training_scans_what_the_guard_compares(tmp_path: Path) -> None:
+    make_nnunet_folder(
+        tmp_path / "model",
+        channels=("CT",),
+        configuration={"normalization_schemes": ["CTNormalization"]},
+        plans={"foreground_intensity_properties_per_channel": {"0": _CT}, "transpose_forward": [1, 0, 2]},
+    )
+    found = _read(tmp_path / "model").statistics
+    assert found is not None
+    assert (found.count, found.kinds, found.sums) == (0, {"grey volume": 0}, None)
+    assert found.ranges == {"foreground": Range(low=80.1, high=190.4)}
+
+    fingerprint = {"spacings": [[3, 1, 1.5], [2, 1, 1]], "shapes_after_crop": [[10, 40, 40], [20, 50, 30]]}
+    file = tmp_path / "model" / "dataset_fingerprint.json"
+    file.write_text(json.dumps(fingerprint))
+    found = _read(tmp_path / "model").statistics
+    assert found is not None
+    assert (found.count, found.kinds) == (2, {"grey volume": 2})
+    # In the network's axes, of which the first is the reader's second.
+    voxels = {name: (found.ranges[name].low, found.ranges[name].high) for name in found.ranges}
+    assert voxels == {
+        **{"first_mm": (1, 1), "second_mm": (2, 3), "third_mm": (1, 1.5)},
+        **{"first_length": (40, 50), "second_length": (30, 40), "third_length": (30, 60)},
+        "foreground": (80.1, 190.4),
+    }
+    file.write_text(json.dumps({**fingerprint, "spacings": [[3, 1, 1.5]]}))
+    with pytest.raises(ImportRefused, match="as many shapes as spacings, found 2 and 1"):
+        _read(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("channels", "modality"),
+    [(("CT",), "CT"), (("T1", "flair"), "MR"), (("MRI",), "MR"), (("CT", "PET"), None), (("scan",), None)],
+)
+def test_the_modality_is_that_of_usual_names_of_channels(
+    tmp_path: Path, channels: tuple[str, ...], modality: str | None
+) -> None:
+    make_nnunet_folder(tmp_path / "model", channels=channels)
+    assert _read(tmp_path / "model").task.modality == modality
 
 
 def test_regions_are_a_sigmoid_for_each_label(tmp_path: Path) -> None:
