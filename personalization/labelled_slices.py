@@ -6,22 +6,26 @@ Legend: N slices, B slices of a batch, C channels, H rows, W columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from personalization.augmentation import Augmentation, transform
 from personalization.errors import AdaptationError
 from personalization.transfer import CPU, sent
+
+# (a network, patients) -> the Dice of each, of what the service would answer to their scans
+Score = Callable[[nn.Module, Collection[str]], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class LabelledSlices:
     """`images` float [N, C, H, W], `targets` uint8 [N, H, W] of class indices, and each slice's patient.
 
-    Of volumes they are patches, with a third spatial axis.
+    Of volumes they are patches, with a third spatial axis. `mirror` are the spatial axes along which the
+    network's answer is a mean over mirrored passes: batches are flipped along them, so that it learns each.
 
     Raises AdaptationError for shapes or values that do not fit.
     """
@@ -30,6 +34,7 @@ class LabelledSlices:
     targets: Tensor
     patients: tuple[str, ...]
     classes: int = 2
+    mirror: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         shape = self.images.shape
@@ -69,8 +74,9 @@ class LabelledSlices:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one epoch on a device, shuffled and, with `augment`, rotated and flipped.
 
-        `seed` determines all of it. Patches of volumes are not flipped, since a label may be of one side of
-        the body; those with a target are repeated until they are a third, as a target may fill few of them.
+        `seed` determines all of it. Patches of volumes are flipped along `mirror` alone, since a label may be
+        of one side of the body; those with a target are repeated until they are a third, as a target may fill
+        few of them.
         """
         draw = torch.Generator().manual_seed(seed)
         volumes = self.images.ndim == 5
@@ -84,4 +90,14 @@ class LabelledSlices:
                 indices = torch.cat([indices, ill.repeat(math.ceil(more / len(ill)))[:more]])
         for chosen in torch.split(indices[torch.randperm(len(indices), generator=draw)], size):
             batch = sent(self.images[chosen], device), sent(self.targets[chosen], device)
-            yield transform(*batch, *recipe.draw(len(chosen), draw)) if recipe else batch
+            if recipe:
+                batch = transform(*batch, *recipe.draw(len(chosen), draw))
+            for axis in self.mirror:
+                turned = (torch.rand(len(chosen), generator=draw) < 0.5).to(device)
+                batch = _turned(batch[0], turned, 2 + axis), _turned(batch[1], turned, 1 + axis)
+            yield batch
+
+
+def _turned(values: Tensor, which_B: Tensor, axis: int) -> Tensor:
+    """Some of a batch flipped along an axis."""
+    return torch.where(which_B.view(-1, *[1] * (values.ndim - 1)), values.flip(axis), values)

@@ -36,10 +36,10 @@ from personalization.checkpoint import digest, from_bytes, to_bytes
 from personalization.errors import AdaptationError, CheckpointError
 from personalization.gate.bounds import Bounds, bounds
 from personalization.gate.masks import MIN_COMPONENT
-from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once, batches
-from personalization.labelled_slices import LabelledSlices
+from personalization.iop_fl.network import MOST_VOXELS_LEARNED, at_once
+from personalization.labelled_slices import LabelledSlices, Score
 from personalization.losses import cross_entropy, soft_dice_loss
-from personalization.metrics import dice_by_patient
+from personalization.metrics import dice
 from personalization.networks import initialise
 from personalization.networks.capabilities import (
     TransposedConvolution,
@@ -59,9 +59,7 @@ WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FROM_SCRATCH = (0.0, 1.0)
 # Gradient steps where none are asked for: in proportion to the patients, within these bounds.
 STEPS_PER_PATIENT, FEWEST_STEPS, MOST_STEPS = 12, 60, 240
-FORMAT = "locum-masks/1"
-# Images per forward pass outside training. It bounds the memory and does not change the result.
-_BATCH = 16
+FORMAT = "locum-masks/2"
 
 
 class MasksConfig(Checked, MasksOptions):
@@ -166,6 +164,7 @@ def fit(
     parent: nn.Module,
     examples: LabelledSlices,
     config: MasksConfig,
+    score: Score,
     *,
     resume: MasksCheckpoint | None = None,
     after_fold: Callable[[MasksCheckpoint, nn.Module], None] | None = None,
@@ -177,6 +176,7 @@ def fit(
         parent: the network to start from, on the device where it is computed.
         examples: the hospital's slices with masks, of at least two patients with a target.
         config: the settings.
+        score: the `patient_dice` of patients.
         resume: checkpoint of an earlier process; all other arguments must be the same as then.
         after_fold: called with a checkpoint and the network of the fold after each, and once after a resume
             with the parent.
@@ -197,19 +197,19 @@ def fit(
         done = [*resume.folds]
         if after_fold is not None:
             after_fold(resume, parent)
-    before = _scores(parent, examples, check_cancelled)
+    before = score(parent, {*examples.patients})
     for number, patients in enumerate(held_out):
         if number < len(done):
             continue
-        train, held = examples.of({*examples.patients} - patients), examples.of(patients)
+        train = examples.of({*examples.patients} - patients)
         seed = seed_of(config.seed, "fold", number)
         tuned, loss = tune(parent, train, config, steps, seed, check_cancelled)
-        dice: dict[str, list[float]] = {patient: [before[patient]] for patient in sorted(patients)}
+        found: dict[str, list[float]] = {patient: [before[patient]] for patient in sorted(patients)}
         for weight in config.weights[1:]:
             network = between(parent, tuned, weight, train.images, check_cancelled)
-            for patient, value in _scores(network, held, check_cancelled).items():
-                dice[patient].append(value)
-        done.append(FoldScores(loss, {patient: tuple(values) for patient, values in dice.items()}))
+            for patient, value in score(network, patients).items():
+                found[patient].append(value)
+        done.append(FoldScores(loss, {patient: tuple(values) for patient, values in found.items()}))
         if after_fold is not None:
             after_fold(MasksCheckpoint(about, tuple(done)), network)
     values = np.array([each for fold in done for each in fold.dice.values()])
@@ -350,33 +350,19 @@ def _freeze_others(network: nn.Module, config: MasksConfig) -> None:
         )
 
 
-@torch.no_grad()
-def _scores(network: nn.Module, examples: LabelledSlices, check_cancelled: CancelCheck) -> dict[str, float]:
-    device = next(network.parameters()).device
-    network.eval()
-    found = []
-    for batch in batches(examples.images, _BATCH):
-        check_cancelled()
-        found.append(network(batch.to(device)).argmax(dim=1).to(torch.uint8).cpu())
-    return patients_dice(torch.cat(found), examples.targets, examples.patients, examples.classes)
+def patient_dice(scans: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]], classes: int) -> float:
+    """A patient's Dice: the mean over the classes that are there, with all scans as one volume.
 
-
-def patients_dice(
-    found_NHW: Tensor, truth_NHW: Tensor, patients: Sequence[str], classes: int
-) -> dict[str, float]:
-    """Every patient's Dice: the mean over the classes that are there, with all slices as one volume.
-
-    A patient without a target has 1 where nothing larger than a speck is found, else 0.
+    `scans` has the answer and the mask of each, class indices [H, W] or [I, J, K] on its own grid. A patient
+    without a target has 1 where nothing larger than a speck of a plane is found, else 0.
     """
-    scores = {}
-    for patient, dice_K in dice_by_patient(found_NHW, truth_NHW, patients, classes).items():
-        own = torch.tensor([name == patient for name in patients])
-        if bool(truth_NHW[own].any()):
-            scores[patient] = float(dice_K[1:].nanmean())
-        else:
-            share = float((found_NHW[own] > 0).flatten(1).double().mean(dim=1).sum())
-            scores[patient] = float(share < MIN_COMPONENT)
-    return scores
+    found, truth = (
+        torch.from_numpy(np.concatenate([each[side].ravel(order="F") for each in scans])) for side in (0, 1)
+    )
+    if bool(truth.any()):
+        return float(dice(found[None], truth[None], classes)[0, 1:].nanmean())
+    share = sum(np.count_nonzero(answer) / math.prod(answer.shape[:2]) for answer, _ in scans)
+    return float(share < MIN_COMPONENT)
 
 
 def _about(parent: nn.Module, examples: LabelledSlices, config: MasksConfig) -> dict[str, Any]:

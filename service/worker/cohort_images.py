@@ -72,12 +72,13 @@ class LabelledImages:
                 found[name] = found.get(name, False) or there
         return found
 
-    def examples(self, scans: Iterable[str], patients: Mapping[str, str], classes: int = 2) -> LabelledSlices:
+    def examples(self, scans: Iterable[str], patients: Mapping[str, str], task: Task) -> LabelledSlices:
         """Select every slice of these scans; `patients` has the patient of each."""
         wanted = set(scans)
         chosen = [index for index, name in enumerate(self.names) if name in wanted]
         own = tuple(patients[self.names[index]] for index in chosen)
-        return LabelledSlices(self.images[chosen], self.targets[chosen], own, classes)
+        mirror = () if task.geometry is None else tuple(task.geometry.mirror)
+        return LabelledSlices(self.images[chosen], self.targets[chosen], own, len(task.classes), mirror)
 
 
 def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozenset[str]]:

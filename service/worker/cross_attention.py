@@ -159,8 +159,9 @@ class JoiningWork(MaskedCohortWork[Joined]):
     def _join(self, cohort: LabelledImages, split: PatientSplit) -> Joining:
         attempt = self.attempt
         train, validation = (
-            cohort.examples(names, split.patients) for names in (split.train, split.validation)
+            cohort.examples(names, split.patients, self.task) for names in (split.train, split.validation)
         )
+        scored = self.scored({name: split.patients[name] for name in split.validation})
         reports = EpochReports(attempt, "joining", self.config.epochs, validation.images, self.task)
 
         def class_maps(images: Tensor) -> NDArray[np.uint8]:
@@ -180,6 +181,7 @@ class JoiningWork(MaskedCohortWork[Joined]):
                 train,
                 validation,
                 self.config,
+                scored.dice,
                 resume=checkpoint,
                 after_epoch=after_epoch,
                 check_cancelled=attempt.check_cancelled,

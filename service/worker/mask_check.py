@@ -15,26 +15,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
 from model_store.manifest import GRAPH, ModelManifest
-from model_store.preprocessing import align, class_map, prepare_mask
-from model_store.scan import Scan, decode_mask
+from model_store.preprocessing import classes_on
+from model_store.scan import decode_mask
 from model_store.task import Task
 from personalization.gate.bounds import Bounds
 from personalization.gate.masks import Comparison
 from personalization.gate.sampling import Draw, draw, estimate
-from personalization.masks.fine_tuning import patients_dice
+from personalization.masks import patient_dice
 from service.adaptation.mask_checks import CheckOptions, VerdictOptions
 from service.audit import trail
 from service.cohorts import cohorts, masks
 from service.cohorts.files import ScanFile, label_of
 from service.cohorts.patients import numbered
 from service.errors import AdaptationRejected
-from service.inference.pipeline import PreparedScan, Stopwatch, read, run, segment
+from service.inference.pipeline import Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.jobs import records
 from service.jobs.gates import decided, gate_with_masks
@@ -74,8 +73,7 @@ class _Pair:
     def answers(
         self, file: ScanFile, mask: ScanFile | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8] | None]:
-        """Class indices [S, H, W] of candidate, parent and mask: at the network's resolution, or of a volume
-        its planes on the scan's own grid, as it is answered."""
+        """Class indices of candidate, parent and mask on the scan's own grid, as they are answered."""
         self.attempt.check_cancelled()
         limits, watch = cohort_limits(self.attempt.settings, self.task), Stopwatch()
         try:
@@ -83,34 +81,23 @@ class _Pair:
             drawn = None
             if mask is not None:
                 outlined = decode_mask(mask.read(), scan_limits(self.attempt.settings))
-                drawn = self._outlined(outlined, reading)
+                drawn = classes_on(reading.scan, outlined, self.task)
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
-        found = []
-        if self.task.is_volume:
-            found = [
-                _planes(segment(reading, self.model.manifest, session, watch, between=self._between).classes)
-                for session in (self.candidate, self.parent)
-            ]
-            return found[0], found[1], drawn
-        for session in (self.candidate, self.parent):
-            parts = [outputs.probabilities for outputs in run(reading, session, watch)]
-            found.append(np.concatenate([part.argmax(axis=1) for part in parts]).astype(np.uint8))
-        return found[0], found[1], drawn
-
-    def _outlined(self, mask: Scan, reading: PreparedScan) -> NDArray[np.uint8]:
-        if not self.task.is_volume:
-            return prepare_mask(mask, self.task, reading.sliced.geometry)
-        scan = reading.scan
-        return _planes(class_map(align(mask, scan.grid, scan.affine, scan.other_affine), self.task))
+        candidate, parent = (
+            segment(reading, self.model.manifest, session, watch, between=self._between).classes
+            for session in (self.candidate, self.parent)
+        )
+        return candidate, parent, drawn
 
     def _between(self, done: int, total: int, seconds: float | None) -> None:
         del done, total, seconds
         self.attempt.check_cancelled()
 
 
-def _planes(classes_IJK: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(np.moveaxis(classes_IJK, -1, 0))
+def _planes(classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[S, H, W] of a volume [I, J, K], or of an image."""
+    return classes[np.newaxis] if classes.ndim == 2 else np.ascontiguousarray(np.moveaxis(classes, -1, 0))
 
 
 def run_mask_check(attempt: Attempt) -> AttemptOutcome:
@@ -129,7 +116,8 @@ def run_mask_check(attempt: Attempt) -> AttemptOutcome:
         attempt.set_stage("checking", epoch=number, epochs=len(files))
         if file.sha256 not in differs:
             candidate, parent, _ = pair.answers(file)
-            differs[file.sha256] = _disagreement(candidate, parent, len(pair.task.classes))
+            classes = len(pair.task.classes)
+            differs[file.sha256] = _disagreement(_planes(candidate), _planes(parent), classes)
             attempt.folder.write(attempt.folder.CHECKPOINT, json.dumps(differs).encode())
     patients = numbered([file.name for file in files], pair.task)
     scans: dict[str, list[ScanFile]] = {}
@@ -181,7 +169,10 @@ def run_mask_verdict(attempt: Attempt) -> AttemptOutcome:
         mask = cohorts.file_of(attempt.settings, rows[file.name], file.name)
         candidate, parent, drawn = pair.answers(file, mask)
         assert drawn is not None
-        changes[digest] = _dice(candidate, drawn, pair.task) - _dice(parent, drawn, pair.task)
+        after, before = (
+            patient_dice([(found, drawn)], len(pair.task.classes)) for found in (candidate, parent)
+        )
+        changes[digest] = after - before
         draws.append(Draw(digest, float(each["probability"]), int(each["times"]), int(each["stratum"])))
     bound = estimate(draws, changes, int(found["patients"]), int(found["differing"]))
     verdict = _verdict(attempt, options, bound, changes, found)
@@ -214,11 +205,6 @@ def _disagreement(one: NDArray[np.uint8], other: NDArray[np.uint8], classes: int
     counts = Comparison.of(one, other, np.zeros(len(one), np.int64), classes)
     value = float(counts.agreement(0.0)[0])
     return 0.0 if np.array_equal(one, other) else 1.0 - value
-
-
-def _dice(found: NDArray[np.uint8], drawn: NDArray[np.uint8], task: Task) -> float:
-    maps, truth = torch.from_numpy(found), torch.from_numpy(np.ascontiguousarray(drawn))
-    return patients_dice(maps, truth, [""] * len(found), len(task.classes))[""]
 
 
 def _verdict(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Generic
 
@@ -15,6 +15,7 @@ from service.cohorts.patients import same_bytes
 from service.settings import cohort_limits
 from service.worker.cohort_images import LabelledImages, load_labelled, masks_of
 from service.worker.cohort_job import CohortWork, Made
+from service.worker.drawn_scans import DrawnScans
 
 
 class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
@@ -44,6 +45,10 @@ class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
             attempt.check_cancelled,
             include=self.includes_unlike,
         )
+
+    def scored(self, patients: Mapping[str, str]) -> DrawnScans:
+        """The scans that networks are scored on, by the patients of their names."""
+        return DrawnScans(self.attempt, self.task, self.files, self.masks, patients)
 
     def warn_of_lost_targets(self, cohort: LabelledImages) -> None:
         """Warn of targets of which nothing is left at the network's resolution."""

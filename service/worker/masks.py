@@ -19,7 +19,7 @@ from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.task import Task
 from personalization.gate import GateVerdict, judge
 from personalization.gate.bounds import Bounds
-from personalization.labelled_slices import LabelledSlices
+from personalization.labelled_slices import LabelledSlices, Score
 from personalization.masks import BY_MASKS, Fitted, MasksCheckpoint, MasksConfig, ObservedFit, fit
 from personalization.masks.fine_tuning import folds_of
 from personalization.networks import build
@@ -79,8 +79,8 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
         # By the resampled masks: a patient without a target left can neither teach nor be held out.
         patients, _ = patients_with_masks(cohort.drawn, self.digests, self.task)
         self.warn_of_same_bytes(patients)
-        examples = cohort.examples(patients, patients, len(self.task.classes))
-        return FittedToHospital(self._fit(examples), patients, self.task)
+        examples = cohort.examples(patients, patients, self.task)
+        return FittedToHospital(self._fit(examples, self.scored(patients).dice), patients, self.task)
 
     @override
     def judge(self, cohort: LabelledImages, made: FittedToHospital) -> GateVerdict:
@@ -153,7 +153,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
     def cost(self) -> dict[str, Any]:
         return {"milliseconds": self.watch.stages}
 
-    def _fit(self, examples: LabelledSlices) -> Fitted:
+    def _fit(self, examples: LabelledSlices, score: Score) -> Fitted:
         attempt, config = self.attempt, self.config
         folds = len(folds_of(examples, config.folds, config.seed))
         reports = EpochReports(attempt, "fitting", folds, examples.images, self.task)
@@ -186,6 +186,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
                 self.network,
                 examples,
                 config,
+                score,
                 resume=checkpoint,
                 after_fold=after_fold,
                 check_cancelled=attempt.check_cancelled,

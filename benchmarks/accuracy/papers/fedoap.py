@@ -37,6 +37,7 @@ from training.data.cases import SPLITS, Federation, Site
 from training.data.federation import load_federation
 from training.local.data import slices_of
 from training.local.networks import network_of
+from training.local.scores import dice_per_patient
 from training.local.site import SiteData
 from training.methods.fedoap.models import check_task
 from training.tasks import template
@@ -280,7 +281,13 @@ def _unseen(organs: Organs, arm: Arm, config: MethodConfig, cell: Cell) -> dict[
         tuning = JoiningConfig(
             loss=_GLOBAL[name][2], epochs=2, batch_size=cell["method"]["batch_size"], seed=seed
         )
-        join(network, _labelled(data.train), _labelled(data.val), tuning)
+        join(
+            network,
+            _labelled(data.train),
+            _labelled(data.val),
+            tuning,
+            lambda tuned, _: dice_per_patient(tuned, data.val, len(federation.task.classes)),
+        )
     seconds = round(time.perf_counter() - started, 1)
     found = {site: organs.tests(seed, site).judge(network)}
     return {"sites": found, "cost": cost(trained.history), "seconds": seconds}

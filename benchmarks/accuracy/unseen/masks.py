@@ -10,8 +10,9 @@ Legend: N slices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ def by_masks(
             if len(examples.ill) < 2:
                 arms["half"] = dice_of(between(network, tuned, 0.5, examples.images), reported)
             else:
-                fitted = fit(network, examples, config)
+                fitted = fit(network, examples, config, partial(_scored, hospital.scans))
                 arms["masks"] = dice_of(fitted.network, reported)
                 gain = fitted.gain
                 passed = gain.mean >= 0.01 and gain.low >= 0
@@ -127,6 +128,12 @@ def by_masks(
             at[str(count)] = {"arms": arms_of(before, arms), **facts}
         found[str(severity)] = {"scored": len(scored), "masks": at}
     return {"at": found}
+
+
+def _scored(scans: Scans, network: nn.Module, patients: Collection[str]) -> dict[str, float]:
+    """Every patient's Dice; 1 where there is no target and none is found."""
+    found = dice_of(network, scans.of(sorted(patients)))
+    return {name: 1.0 if math.isnan(value) else value for name, value in found.items()}
 
 
 def section(rows: Sequence[Row]) -> list[str]:

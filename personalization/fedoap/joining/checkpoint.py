@@ -14,7 +14,7 @@ from personalization.checkpoint import digest, from_bytes, to_bytes
 from personalization.errors import CheckpointError
 from personalization.state import State
 
-FORMAT = "locum-joining/1"
+FORMAT = "locum-joining/2"
 _PARTS = ("state", "best", "moments")
 
 

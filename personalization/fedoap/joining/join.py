@@ -22,15 +22,13 @@ from personalization.fedoap.losses import second_stage_loss
 from personalization.fedoap.parts import split
 from personalization.gate.masks import MIN_COMPONENT
 from personalization.keep_best import KeepBest
-from personalization.labelled_slices import LabelledSlices
-from personalization.metrics import foreground_dice
+from personalization.labelled_slices import LabelledSlices, Score
 from personalization.networks import FedOapUNet
 from personalization.seeds import seed_of
 from personalization.state import clone
 
 # Images per forward pass in validation. It bounds the memory and does not change the result.
 _BATCH = 16
-_CLASSES = 2
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ def join(
     train: LabelledSlices,
     validation: LabelledSlices,
     config: JoiningConfig,
+    score: Score,
     *,
     resume: JoiningCheckpoint | None = None,
     after_epoch: Callable[[JoiningCheckpoint], None] | None = None,
@@ -70,6 +69,7 @@ def join(
         validation: slices of other patients; the best epoch is the one with the highest Dice on them, the
             earliest of equals.
         config: the settings.
+        score: the Dice of validation patients.
         resume: checkpoint of an earlier process; all other arguments must be the same as then.
         after_epoch: called with a checkpoint after step 0 and after every epoch. A resume calls it with the
             resumed checkpoint again, because a killed process may not have reported it.
@@ -79,7 +79,7 @@ def join(
         AdaptationError: a patient is in both sets, or a set has no tumour.
         CheckpointError: `resume` belongs to another joining.
     """
-    run = _Run(network, train, validation, config, check_cancelled)
+    run = _Run(network, train, validation, config, score, check_cancelled)
     run.run(resume, after_epoch)
     network.requires_grad_(True)
     return Joining(tuple(run.history), run.best_epoch, run.history[-1].reason)
@@ -111,13 +111,14 @@ class _Run(KeepBest[JoiningEpoch, JoiningCheckpoint]):
         train: LabelledSlices,
         validation: LabelledSlices,
         config: JoiningConfig,
+        score: Score,
         check_cancelled: CancelCheck,
     ) -> None:
         _check(train, validation)
         super().__init__(network, _learned(network, config), config.epochs)
         self.network: FedOapUNet = network
         self._train, self._validation = train, validation
-        self._config, self._check_cancelled = config, check_cancelled
+        self._config, self._score, self._check_cancelled = config, score, check_cancelled
         self._about = about(
             config.facts(),
             network.state_dict(),
@@ -197,7 +198,7 @@ class _Run(KeepBest[JoiningEpoch, JoiningCheckpoint]):
     def _measured(self, epoch: int, loss: float | None) -> JoiningEpoch:
         found, _ = predict(self.network, self._validation.images, self._check_cancelled)
         truth, ill = self._validation.targets, self._validation.ill
-        by_patient = foreground_dice(found, truth, self._validation.patients, _CLASSES)
+        by_patient = self._score(self.network, ill)
         dice = math.fsum(by_patient[patient] for patient in sorted(ill)) / len(ill)
         tumour = (truth > 0).flatten(1).any(1)
         alarms = ((found[~tumour] > 0).flatten(1).double().mean(1) >= MIN_COMPONENT).double()

@@ -33,6 +33,7 @@ from tests.helpers.gpu import Cuda
 from tests.helpers.personalization.discs import discs, headed
 from tests.helpers.personalization.discs import space as disc_space
 from tests.helpers.personalization.routing_cases import images, space_of
+from tests.helpers.personalization.scored_slices import score_of
 
 # Median difference on a real device, where sums have another order. Adam's steps have the size of the rate
 # for any gradient, so a few weights part.
@@ -134,7 +135,9 @@ def test_fine_tuning_by_masks(trains: str, cuda: Cuda) -> None:
     config = MasksConfig.model_validate({"trains": trains, "steps": 3, "batch_size": 4})
 
     def fitted(device: torch.device) -> Tensor:
-        return vector(fit(disc_space().plain().eval().to(device), examples, config).network)
+        return vector(
+            fit(disc_space().plain().eval().to(device), examples, config, score_of(examples)).network
+        )
 
     expected = fitted(torch.device("cpu"))
     with cuda.present() as device:
@@ -198,6 +201,7 @@ def test_joining_repeats_and_resumes(cuda: Cuda) -> None:
             train,
             validation,
             config,
+            score_of(validation),
             resume=checkpoint,
             after_epoch=lambda found: saved.append(found.to_bytes()),
         )

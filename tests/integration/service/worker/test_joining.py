@@ -31,6 +31,7 @@ from service.prediction.overlay import COLOURS
 from service.worker import cross_attention
 from service.worker.attempt import Attempt
 from service.worker.runner import run_job
+from tests.helpers.service.independent_dice import mean_dice
 from tests.helpers.service.joining_federation import TUMOUR, drawn_scans
 from tests.helpers.service.routing_federation import volume
 
@@ -148,6 +149,30 @@ def test_joining_job_reports_every_epoch_gate_dice_and_attention(joined: Joined)
         dict(zip(SOURCES, torch.cat(shares).mean(dim=0).tolist(), strict=True)), abs=1e-5
     )
     assert len({*result["attention"].values()}) == 3
+
+
+def test_the_dice_that_the_gate_states_is_that_of_the_answers(joined: Joined, tmp_path: Path) -> None:
+    """Of the joined model, and of the shared one, on the patients that chose the epoch."""
+    stated = {
+        ("tumour.at-dune@1", "auto"): joined.job["result"]["validation_dice"],
+        ("tumour", "global"): joined.job["result"]["zero_shot_dice"],
+    }
+    drawn = {name: pair for name, pair in SCANS.items() if name != UNDRAWN}
+    chose = {
+        name
+        for name, (_, mask) in drawn.items()
+        if nib.Nifti1Image.from_bytes(gzip.decompress(mask)).get_fdata().any()
+    }
+    for (model, whose), dice in stated.items():
+        answers = {
+            name: joined.api.segment(drawn[name][0], model=model, personalization=whose) for name in chose
+        }
+        assert {answer.status_code for answer in answers.values()} == {200}
+        found = {name: mean_dice(tmp_path, [(answers[name].content, drawn[name][1])]) for name in chose}
+        chose = {name for name, value in found.items() if abs(value - dice) < 1e-6}
+    # A job does not say which patient it held out; both models have the stated Dice on the same one.
+    assert chose
+    assert len({*stated.values()}) == 2
 
 
 def test_running_job_shows_the_masks_of_each_epoch_until_its_end(

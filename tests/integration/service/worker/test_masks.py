@@ -32,6 +32,7 @@ from service.jobs import records
 from service.jobs.files import JobFolder
 from service.worker import masks
 from service.worker.runner import run_job
+from tests.helpers.service.independent_dice import mean_dice
 from tests.helpers.service.joining_federation import drawn_scans
 from tests.helpers.service.routing_federation import ORGAN, volume
 
@@ -138,6 +139,16 @@ def test_masks_are_the_preset_of_a_plain_model(fitted: Fitted) -> None:
     assert "On 4 patients, each of whom was held out" in job["gate"]["summary"][0]
 
 
+def test_the_dice_that_the_gate_states_is_that_of_the_answers(fitted: Fitted, tmp_path: Path) -> None:
+    pairs = [
+        (fitted.api.segment(scan, model=PLAIN, personalization="global", output="nifti").content, mask)
+        for name, (scan, mask) in SCANS.items()
+        if name != UNDRAWN
+    ]
+    stated = fitted.job["result"]["held_out_dice"]["0.0"]
+    assert stated == pytest.approx(mean_dice(tmp_path, pairs), abs=1e-6)
+
+
 def test_candidate_of_masks_is_served_after_its_assignment(fitted: Fitted) -> None:
     api = fitted.api
     artefact = api.store.open("plain.at-dune@1")
@@ -209,8 +220,8 @@ def test_masks_refuse_what_they_cannot_learn_from(api: Any) -> None:
     assert problem(few) == (422, "masks-missing")
     assert "found 1 among 1 masks of 1 patients" in few.json()["detail"]
     foreign = ask(api, upload(api, SCANS), options={"preset": "paper"})
-    assert problem(foreign) == (422, "invalid-request")
-    assert foreign.json()["errors"][0]["field"] == "body.options.preset"
+    assert problem(foreign) == (422, "not-adaptable")
+    assert "models of members to weigh" in foreign.json()["detail"]
 
 
 def test_masks_of_a_class_that_the_model_does_not_have_are_refused(api: Any) -> None:

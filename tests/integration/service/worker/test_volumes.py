@@ -7,16 +7,19 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
 
+from model_store.manifest import GRAPH, WEIGHTS
 from model_store.scans.channels import packed
 from service.adaptation import scan_requests
 from service.viewers.info import describe
 from service.worker.runner import run_job
+from tests.helpers.service.independent_dice import mean_dice
 from tests.helpers.service.volume_federation import nifti, publish_volumes, scans, volume
 
 NEAR, FAR = scans(4), scans(4, blur=1.2)
@@ -255,6 +258,34 @@ def test_masks_of_a_few_volumes_fine_tune_a_plain_model(api: Any) -> None:
     assert job["state"] == "succeeded", job["reason"]
     held_out = job["result"]["held_out_dice"]
     assert held_out[str(job["result"]["weight"])] == max(held_out.values()) > held_out["0.0"]
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {"mirror": (0, 1, 2)},
+        {"mirror": (0, 2), "average": "logits", "restore": "logits", "window": "nnunet"},
+        {"restore": "labels", "window": "constant"},
+    ],
+    ids=["mirrored", "as-nnunet", "as-a-bundle"],
+)
+def test_the_dice_that_the_gate_states_is_that_of_the_answers(
+    api: Any, geometry: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Mirrored passes, windows, the way back and the largest component are the service's."""
+    name = str(request.node.callspec.id)
+    shared = api.store.open("ball")
+    task = shared.manifest.task
+    answered = task.model_copy(
+        update={"geometry": task.geometry.model_copy(update=geometry), "keep_largest": ("ball",)}
+    )
+    manifest = shared.manifest.model_copy(update={"name": name, "task": answered, "files": {}})
+    api.store.publish(manifest, {each: shared.read(each) for each in (WEIGHTS, GRAPH)})
+    job = adapted(api, upload(api, FAR, model=name), name, steps=4, folds=2, unlike="include")
+    assert job["state"] in ("succeeded", "fell_back"), job["reason"]
+    asked = {"model": name, "personalization": "global", "output": "nifti"}
+    pairs = [(api.segment(scan, **asked).content, mask) for scan, mask in FAR.values()]
+    assert job["result"]["held_out_dice"]["0.0"] == pytest.approx(mean_dice(tmp_path, pairs), abs=1e-6)
 
 
 def test_a_cohort_of_channels_makes_a_version_that_is_served_by_channel_and_stacked(api: Any) -> None:

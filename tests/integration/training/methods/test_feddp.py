@@ -15,6 +15,7 @@ from personalization.fedoap.parts import split
 from personalization.labelled_slices import LabelledSlices
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors
+from tests.helpers.personalization.scored_slices import score_of
 from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -90,7 +91,7 @@ def test_its_models_answer_as_graphs_and_a_hospital_joins_the_global_one(data: P
     targets[:, 8:20, 8:20] = 1
     slices = [LabelledSlices(images, targets, (name,) * 3) for name in ("one", "two")]
     config = JoiningConfig(epochs=2, batch_size=3, learning_rate=1e-2)
-    found = join(networks["phantom.global"], *slices, config)
+    found = join(networks["phantom.global"], *slices, config, score_of(slices[1]))
     assert [epoch.epoch for epoch in found.history] == [0, 1, 2]
     assert found.history[-1].loss is not None
 

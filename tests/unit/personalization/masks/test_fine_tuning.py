@@ -14,12 +14,20 @@ from torch import Tensor, nn
 from personalization.errors import AdaptationError, CheckpointError
 from personalization.labelled_slices import LabelledSlices
 from personalization.losses import cross_entropy, soft_dice_loss
-from personalization.masks import Fitted, FoldScores, MasksCheckpoint, MasksConfig, fine_tuning, fit
-from personalization.masks.fine_tuning import best_weight, between, folds_of, patients_dice, tune
+from personalization.masks import (
+    Fitted,
+    FoldScores,
+    MasksCheckpoint,
+    MasksConfig,
+    fine_tuning,
+    patient_dice,
+)
+from personalization.masks.fine_tuning import best_weight, between, folds_of, tune
 from personalization.networks.capabilities import batch_norms, head_paths
 from personalization.options.masks import TRAINED
 from personalization.seeds import seed_of
 from tests.helpers.personalization.discs import discs, space
+from tests.helpers.personalization.scored_slices import score_of
 
 CONFIG = MasksConfig(steps=20, batch_size=4, augment=False)
 
@@ -34,10 +42,12 @@ def examples(count: int = 8, seed: int = 0, contrast: float = -1.0) -> LabelledS
     return LabelledSlices(images, truth.to(torch.uint8), tuple(f"p{i // 2}" for i in range(count)))
 
 
+def fit(parent: nn.Module, of: LabelledSlices, config: MasksConfig, **more: Any) -> Fitted:
+    return fine_tuning.fit(parent, of, config, score_of(of), **more)
+
+
 def dice(network: nn.Module, of: LabelledSlices) -> float:
-    with torch.no_grad():
-        found = network(of.images).argmax(dim=1).to(torch.uint8)
-    return float(np.mean([*patients_dice(found, of.targets, of.patients, 2).values()]))
+    return float(np.mean([*score_of(of)(network, {*of.patients}).values()]))
 
 
 def tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -165,21 +175,21 @@ def test_folds_hold_every_patient_out_once_and_spread_targets() -> None:
 def test_no_network_is_scored_on_a_patient_it_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     learned: list[set[str]] = []
     scored: list[set[str]] = []
-    plain_tune, plain_scores = fine_tuning.tune, fine_tuning._scores
+    plain_tune, data = fine_tuning.tune, examples()
+    plain_score = score_of(data)
 
     def noted_tune(began: Any, data: LabelledSlices, *rest: Any) -> Any:
         learned.append({*data.patients})
         return plain_tune(began, data, *rest)
 
-    def noted_scores(network: Any, data: LabelledSlices, check: Any) -> Any:
+    def noted_score(network: Any, patients: Any) -> Any:
         if learned:
-            scored.append({*data.patients})
+            scored.append({*patients})
             assert not learned[-1] & scored[-1]
-        return plain_scores(network, data, check)
+        return plain_score(network, patients)
 
     monkeypatch.setattr(fine_tuning, "tune", noted_tune)
-    monkeypatch.setattr(fine_tuning, "_scores", noted_scores)
-    found = fit(parent(), examples(), replace_steps(folds=2))
+    found = fine_tuning.fit(parent(), data, replace_steps(folds=2), noted_score)
     assert len(scored) == 2 * 4  # folds times weights but the parent's
     assert len(learned) == 2 + (found.weight > 0)
 
@@ -198,15 +208,19 @@ def test_best_weight_is_the_smallest_of_equals() -> None:
     assert best_weight(np.array([[0.5, 0.5], [0.5, 0.5]])) == 0
 
 
-def test_patients_dice_counts_an_empty_patient_as_right_unless_more_than_a_speck_is_found() -> None:
-    truth = torch.zeros(4, 40, 40, dtype=torch.uint8)
+def test_patient_dice_counts_an_empty_patient_as_right_unless_more_than_a_speck_is_found() -> None:
+    truth = np.zeros((4, 40, 40), np.uint8)
     truth[:2, :10, :10] = 1
-    found = truth.clone()
+    found = truth.copy()
     found[1, :10, 5:10] = 0
     found[2, 0, 0] = 1  # a pixel of 1600 is a speck
     found[3, :4, :4] = 1
-    scores = patients_dice(found, truth, ("a", "a", "b", "c"), 2)
-    assert scores == pytest.approx({"a": 2 * 150 / (200 + 150), "b": 1.0, "c": 0.0})
+    pairs = [*zip(found, truth, strict=True)]
+    assert patient_dice(pairs[:2], 2) == pytest.approx(2 * 150 / (200 + 150))
+    assert patient_dice([(found[:2].transpose(1, 2, 0), truth[:2].transpose(1, 2, 0))], 2) == patient_dice(
+        pairs[:2], 2
+    )
+    assert (patient_dice(pairs[2:3], 2), patient_dice(pairs[3:], 2)) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("after", [1, 4])
@@ -268,6 +282,19 @@ def test_classes_beyond_two_are_learned() -> None:
     data = LabelledSlices(images, truth.to(torch.uint8), tuple(f"p{i // 2}" for i in range(8)), classes=3)
     found = fit(space(classes=3).plain().eval(), data, replace_steps(folds=2))
     assert set(found.dice) == {"p0", "p1", "p2", "p3"}
+
+
+def test_patches_are_flipped_along_the_mirrored_axes_alone_with_their_masks() -> None:
+    images = torch.rand(1, 1, 3, 3, 3)
+    targets = (images[:, 0] > 0.5).to(torch.uint8)
+    of = LabelledSlices(images, targets, ("p",), mirror=(0, 2))
+    seen = set()
+    for epoch in range(30):
+        for image, target in of.batches(4, epoch, augment=False):
+            assert torch.equal(target, (image[:, 0] > 0.5).to(torch.uint8))
+            seen.add(image.numpy().tobytes())
+    turns = [(), (2,), (4,), (2, 4)]
+    assert seen == {images.flip(axes).contiguous().numpy().tobytes() for axes in turns}
 
 
 def test_patches_with_a_target_are_a_third_of_an_epoch() -> None:

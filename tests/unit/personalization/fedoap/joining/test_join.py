@@ -19,6 +19,7 @@ from personalization.labelled_slices import LabelledSlices
 from personalization.metrics import dice
 from personalization.networks import FedOapUNet, build, initialise
 from tests.helpers.personalization.discs import discs
+from tests.helpers.personalization.scored_slices import score_of
 
 CONFIG = JoiningConfig(epochs=3, batch_size=4, learning_rate=3e-3, augment=False)
 
@@ -41,6 +42,7 @@ def examples(count: int = 8, seed: int = 0, prefix: str = "p") -> LabelledSlices
 
 
 TRAIN, VALIDATION = examples(), examples(4, seed=1, prefix="v")
+SCORE = score_of(VALIDATION)
 
 
 def state(of: FedOapUNet) -> dict[str, Tensor]:
@@ -54,7 +56,7 @@ def with_fields(config: JoiningConfig, **fields: Any) -> JoiningConfig:
 
 def joined(config: JoiningConfig = CONFIG, **options: Any) -> tuple[FedOapUNet, Any]:
     made = network()
-    return made, join(made, TRAIN, VALIDATION, config, **options)
+    return made, join(made, TRAIN, VALIDATION, config, SCORE, **options)
 
 
 def test_join_learns_the_hospital_masks_and_keeps_the_bank() -> None:
@@ -178,9 +180,23 @@ def test_join_rejects_a_checkpoint_of_another_run() -> None:
     with pytest.raises(CheckpointError, match="epochs: expected 3, found 1"):
         joined(CONFIG, resume=left[-1])
     with pytest.raises(CheckpointError, match="train"):
-        join(network(), examples(seed=5), VALIDATION, with_fields(CONFIG, epochs=1), resume=left[-1])
+        join(
+            network(),
+            examples(seed=5),
+            VALIDATION,
+            with_fields(CONFIG, epochs=1),
+            SCORE,
+            resume=left[-1],
+        )
     with pytest.raises(CheckpointError, match="weights"):
-        join(network(1), TRAIN, VALIDATION, with_fields(CONFIG, epochs=1), resume=left[-1])
+        join(
+            network(1),
+            TRAIN,
+            VALIDATION,
+            with_fields(CONFIG, epochs=1),
+            SCORE,
+            resume=left[-1],
+        )
     with pytest.raises(CheckpointError, match="not the checkpoint"):
         JoiningCheckpoint.from_bytes(left[-1].to_bytes()[:-7])
 
@@ -210,7 +226,7 @@ def test_false_positives_count_slices_without_a_tumour() -> None:
     drawn[2:] = 0
     validation = LabelledSlices(images, drawn, ("v", "v", "w", "x"))
     made = network()
-    found = join(made, TRAIN, validation, with_fields(CONFIG, epochs=1))
+    found = join(made, TRAIN, validation, with_fields(CONFIG, epochs=1), score_of(validation))
     maps, _ = predict(made, images[2:])
     # At 32 x 32 pixels a single pixel does not count as a false alarm.
     assert found.best.false_positives == sum(int(one.sum()) >= 2 for one in maps) / 2
@@ -219,13 +235,22 @@ def test_false_positives_count_slices_without_a_tumour() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: join(network(), TRAIN, TRAIN, CONFIG), "different patients for training and validation"),
         (
-            lambda: join(network(), TRAIN, replace(VALIDATION, targets=VALIDATION.targets * 0), CONFIG),
+            lambda: join(network(), TRAIN, TRAIN, CONFIG, SCORE),
+            "different patients for training and validation",
+        ),
+        (
+            lambda: join(
+                network(),
+                TRAIN,
+                replace(VALIDATION, targets=VALIDATION.targets * 0),
+                CONFIG,
+                SCORE,
+            ),
             "no validation slice",
         ),
         (
-            lambda: join(network(), replace(TRAIN, targets=TRAIN.targets * 0), VALIDATION, CONFIG),
+            lambda: join(network(), replace(TRAIN, targets=TRAIN.targets * 0), VALIDATION, CONFIG, SCORE),
             "no training slice",
         ),
         (lambda: replace(TRAIN, targets=TRAIN.targets * 2), "up to 2"),

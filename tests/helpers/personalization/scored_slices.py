@@ -1,0 +1,31 @@
+"""The `Score` of slices that are whole scans: each as it is, on the network's own pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from personalization.labelled_slices import LabelledSlices, Score
+from personalization.masks import patient_dice
+
+
+def score_of(examples: LabelledSlices) -> Score:
+    """Scores the patients of these slices."""
+
+    @torch.no_grad()
+    def score(network: nn.Module, patients: Collection[str]) -> dict[str, float]:
+        device = next(network.parameters()).device
+        found = network.eval()(examples.images.to(device)).argmax(dim=1).to("cpu", torch.uint8)
+        by_patient = {
+            patient: [
+                (found[index].numpy(), examples.targets[index].numpy())
+                for index, name in enumerate(examples.patients)
+                if name == patient
+            ]
+            for patient in patients
+        }
+        return {patient: patient_dice(scans, examples.classes) for patient, scans in by_patient.items()}
+
+    return score
