@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from model_store.digest import sha256
 from model_store.guard import FOREGROUND, ReferenceStatistics
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
@@ -43,6 +44,9 @@ _AS_IT_IS: Final = ("$@network_def.to(@device)", "$@network_def", "@network_def"
 _NETS: Final = "monai.networks.nets"
 _DIMENSIONS: Final = 3
 _LONGEST_LICENCE = 120
+# What Locum writes into the metadata of a bundle that it exports: the task, and the digest of the
+# configuration.
+OWN: Final = "locum"
 
 
 def read(
@@ -67,6 +71,65 @@ def read(
     metadata = _metadata(source)
     config = _config(source, declared)
     network = _network(config)
+    own = None if declared or labels or without else _exported(source, metadata, config, network)
+    task, notes = own or _translated(source, metadata, config, network, labels, without)
+    file, content = _weights(source)
+    state = _state(network, content, f"{where}: {file}")
+    told: dict[str, JsonValue] = {
+        "version": str(metadata.get("version", ""))[:64],
+        "declared": {place: _as_json(value) for place, value in (declared or {}).items()},
+        "without": [*sorted(without)],
+    }
+    return Imported(
+        task=task,
+        network=network,
+        state=state,
+        form="MONAI bundle",
+        weights=described(
+            file,
+            [content],
+            str(metadata.get("name") or source.path.name),
+            _licence(source, metadata),
+        ),
+        details={key: value for key, value in told.items() if value},
+        statistics=_training_scans(task),
+        notes=(*notes, *stored_axes(task)),
+    )
+
+
+def _exported(
+    source: Source, metadata: Mapping[str, Any], config: Config, network: NetworkSpec
+) -> tuple[Task, tuple[str, ...]] | None:
+    """The task of a bundle that Locum wrote; None of another, and of one that was changed since.
+
+    Raises ImportRefused for a task that the network does not fit.
+    """
+    found = metadata.get(OWN)
+    if not isinstance(found, Mapping) or found.get("inference") != sha256(
+        source.read(config.where, MOST_BYTES)
+    ):
+        return None
+    where = f"{source.path}: {_METADATA[0]}: {OWN}"
+    task = made(where, **(found["task"] if isinstance(found.get("task"), dict) else {}))
+    sides = network.arguments["in_channels"], network.arguments["classes"]
+    if task.geometry is None or (task.in_channels, task.out_channels) != sides:
+        raise ImportRefused(
+            f"{where}: expected a task of volumes with {sides[0]} channels and {sides[1]} classes, as the "
+            f"network has, found {task.in_channels} and {task.out_channels}: export the version again"
+        )
+    return task, ("the task is that of the version which Locum exported, as its metadata.json has it",)
+
+
+def _translated(
+    source: Source,
+    metadata: Mapping[str, Any],
+    config: Config,
+    network: NetworkSpec,
+    labels: Mapping[str, Sequence[int]] | None,
+    without: Collection[str],
+) -> tuple[Task, tuple[str, ...]]:
+    """The task that the bundle's transforms say, and notes. Raises ImportRefused."""
+    where = str(source.path)
     channels, classes = network.arguments["in_channels"], network.arguments["classes"]
     assert isinstance(channels, int)
     assert isinstance(classes, int)
@@ -112,28 +175,7 @@ def read(
             **window,
         },
     )
-    file, content = _weights(source)
-    state = _state(network, content, f"{where}: {file}")
-    told: dict[str, JsonValue] = {
-        "version": str(metadata.get("version", ""))[:64],
-        "declared": {place: _as_json(value) for place, value in (declared or {}).items()},
-        "without": [*sorted(without)],
-    }
-    return Imported(
-        task=task,
-        network=network,
-        state=state,
-        form="MONAI bundle",
-        weights=described(
-            file,
-            [content],
-            str(metadata.get("name") or source.path.name),
-            _licence(source, metadata),
-        ),
-        details={key: value for key, value in told.items() if value},
-        statistics=_training_scans(task),
-        notes=(*reading.notes, *answer.notes, *_notes(config), *stored_axes(task)),
-    )
+    return task, (*reading.notes, *answer.notes, *_notes(config))
 
 
 def _metadata(source: Source) -> Mapping[str, Any]:

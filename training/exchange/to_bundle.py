@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from model_store.artefact import Artefact
+from model_store.digest import sha256
 from model_store.errors import LocumStoreError
 from model_store.manifest import WEIGHTS, BaseManifest, ModelManifest
 from model_store.normalisation import Clip, Rescale, ZScore
@@ -26,6 +27,7 @@ from personalization.errors import PersonalizationError
 from personalization.networks import build
 from personalization.state import State, from_safetensors
 from training.errors import ImportRefused
+from training.exchange.bundle import OWN
 from training.publish import software
 
 _IMAGE, _PREDICTION, _GRID = "image", "pred", "grid"
@@ -54,13 +56,19 @@ def write(artefact: Artefact[BaseManifest], out: Path, *, closest: bool = False)
     inference = _inference(task, str(artefact), target, arguments)
     for folder in ("configs", "models", "docs"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    for name, content in (("inference", inference), ("metadata", _metadata(artefact, manifest))):
-        text = json.dumps(content, indent=4, ensure_ascii=False)
-        (out / "configs" / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    written = _as_text(inference)
+    own = {"inference": sha256(written), "task": task.model_dump(mode="json")}
+    metadata = _as_text({**_metadata(artefact, manifest), OWN: own})
+    for name, content in (("inference", written), ("metadata", metadata)):
+        (out / "configs" / f"{name}.json").write_bytes(content)
     torch.save(state, out / "models" / "model.pt")
     (out / "LICENSE").write_text(f"Licence of the weights: {_licence(manifest)}\n", encoding="utf-8")
     (out / "docs" / "README.md").write_text(_readme(artefact, manifest, notes), encoding="utf-8")
     return notes
+
+
+def _as_text(content: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(content, indent=4, ensure_ascii=False)}\n".encode()
 
 
 def closest_to(task: Task) -> tuple[Task, tuple[str, ...]]:

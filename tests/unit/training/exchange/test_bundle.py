@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from monai.bundle import ConfigParser
 
+from model_store.digest import sha256
 from model_store.guard import Range
 from model_store.normalisation import Rescale, ZScore
 from model_store.store import Store
@@ -239,6 +241,44 @@ def test_pretrained_weights_are_never_asked_for(tmp_path: Path) -> None:
     )
 
     assert "pretrained" not in _read(path).network.arguments
+
+
+def _exported(folder: Path, **task: Any) -> Path:
+    """A bundle with the task of a version, as Locum's exports have it."""
+    path = make_bundle(folder)
+    inference, metadata = (folder / "configs" / f"{name}.json" for name in ("inference", "metadata"))
+    own = {**_read(path).task.model_dump(mode="json"), "name": "mine", **task}
+    found = {"inference": sha256(inference.read_bytes()), "task": own}
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "locum": found}))
+    return path
+
+
+def test_an_export_of_ours_has_its_own_task_until_its_configuration_is_changed(tmp_path: Path) -> None:
+    path = _exported(tmp_path / "b", keep_largest=["anterior"])
+    found = _read(path)
+    assert (found.task.name, found.task.keep_largest) == ("mine", ("anterior",))
+    assert any("which Locum exported" in note for note in found.notes)
+    assert _read(path, declared={"inferer::overlap": 0.25}).task.name == "spleen-ct-segmentation"
+    inference = path / "configs" / "inference.json"
+    inference.write_text(inference.read_text().replace('"overlap": 0.5', '"overlap": 0.25'))
+    changed = _read(path).task
+    assert changed.geometry is not None
+    assert (changed.name, changed.geometry.overlap) == ("spleen-ct-segmentation", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"labels": {"one": [1]}}, "with 1 channels and 3 classes, as the network has, found 1 and 2"),
+        ({"geometry": None, "size": [16, 16]}, "expected a task of volumes"),
+        ({"labels": {"one": ["x"]}}, "metadata.json: locum: the task: labels"),
+    ],
+)
+def test_a_task_that_the_network_does_not_fit_is_refused(
+    tmp_path: Path, task: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ImportRefused, match=said):
+        _read(_exported(tmp_path / "b", **task))
 
 
 def test_the_window_of_intensities_is_what_the_guard_compares(tmp_path: Path) -> None:
