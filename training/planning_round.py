@@ -62,7 +62,8 @@ def plan_federation(
         shutil.rmtree(folder, ignore_errors=True)
     result = execute(run, folder, workers=workers, resume=True, pool=pool)
     server = result.publication.exhibits
-    told = _told(result.history, tuple(server.facts.get("sites", ())))
+    facts = server.facts
+    told = _told(result.history, tuple(facts.get("sites", ())), str(facts.get("capped", "")))
     if not server.tensors:
         raise ConfigurationError(
             "the plan cannot be made: no site tells what its volumes are like",
@@ -85,7 +86,7 @@ def with_plan(publication: Publication, proposal: Proposal) -> Publication:
     return replace(publication, details={**publication.details, "plan": proposal.content()})
 
 
-def _told(history: Sequence[RoundEntry], sites: tuple[str, ...]) -> Told:
+def _told(history: Sequence[RoundEntry], sites: tuple[str, ...], capped: str) -> Told:
     (entry,) = history
     silent = {
         site: "its policy refuses statistics"
@@ -94,4 +95,4 @@ def _told(history: Sequence[RoundEntry], sites: tuple[str, ...]) -> Told:
         for site, part in entry.sites.items()
         if site not in sites
     }
-    return Told(sites, {**silent, **entry.absent, **entry.dropped})
+    return Told(sites, {**silent, **entry.absent, **entry.dropped}, capped)

@@ -36,7 +36,14 @@ from training.data.cases import Site
 from training.data.scan_files import read_case, read_mask
 from training.errors import FederationError
 from training.methods.registry import register
-from training.planning.fingerprint import LEAST_PATIENTS, Measured, check, fingerprint, measure
+from training.planning.fingerprint import (
+    LEAST_PATIENTS,
+    Measured,
+    capped,
+    check,
+    fingerprint,
+    measure,
+)
 
 FINGERPRINT = "fingerprint"
 
@@ -102,12 +109,13 @@ class Planning(Algorithm):
         return ClientResult({FINGERPRINT: fingerprint(data.cases, self._channels, least)}, weight=1.0)
 
     def add(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Sum the fingerprints, in site order."""
+        """Sum the fingerprints, in site order; no site counts more than the others together."""
         sent = {site: state for site, state in result.collected.get(FINGERPRINT, {}).items() if state}
         merged: dict[str, Any] = {}
-        for state in sent.values():
+        counted, words = capped(sent)
+        for state in counted.values():
             merged = {name: merged[name] + tensor if merged else tensor for name, tensor in state.items()}
-        return Memory(merged, {"sites": list(sent)})
+        return Memory(merged, {"sites": list(sent), "capped": words})
 
     @override
     def publication(self, server: Memory) -> Publication:

@@ -44,6 +44,8 @@ MetricName = Annotated[str, Field(pattern=r"^[ -~]{1,128}(?s:/.{1,1000})?$")]
 _MOST_METRICS = 4096  # the scores of the end are four for each label, split and model
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**50)]
+# More files than a hospital has.
+Files = Annotated[int, Field(ge=0, le=10**7)]
 SlotName = Annotated[str, Field(pattern=r"^[a-z]$")]
 
 
@@ -87,8 +89,8 @@ class Announcement(Message):
     privacy: PrivacyDemand | None
     digest: Digest
     splits_digest: Digest
-    files: dict[Split, Count]
-    patients: dict[Split, Count]
+    files: dict[Split, Files]
+    patients: dict[Split, Files]
     scored: Count | None = None
     images: Count | None = None
     nonce: Name

@@ -8,8 +8,8 @@
 
 Sums over sites are the fingerprint of their pooled cases. There is no list of cases, and no least or largest
 value. A bin that fewer than `LEAST_PATIENTS` patients are in, or fewer than the site's own minimum, is merged
-with its neighbours, so that the end of a histogram is no patient's either. A site with fewer patients than
-that sends nothing.
+with its neighbours, at the ends of a histogram and inside: an implant of one patient has no bin of its own.
+A site with fewer patients than that sends nothing.
 
 Axes are the patient's, R, A, S, whatever the order in the file. Shape and extent are after cropping.
 """
@@ -43,7 +43,15 @@ _AIR, _WIDTH = -1024.0, 4.0
 INTENSITIES = 1024
 # Air around or in the body is near -1000; no other modality has such values.
 _LIKE_AIR = -500.0
-_MOST_INTENSITY = 1e5  # of a mean that a site sends
+# What a scanner has: mm per voxel, voxels along an axis. Bins have an open end.
+_MOST_SPACING, _MOST_VOXELS = 50.0, 4096.0
+# The geometric mean of the extents over that of voxels times mm per voxel: groups of a few cases that are
+# very unlike move both.
+_MOST_FACTOR = 32.0
+# Of mean and deviation of a site's intensities, in Hounsfield units: dense bone and metal are below it.
+_MOST_INTENSITY = 4096.0
+# No hospital has more; sums of counts stay whole.
+MOST_CASES = 10**7
 
 _orientations: Any = nib.orientations  # nibabel has no type annotations
 
@@ -151,17 +159,32 @@ def _intensities(cases: Sequence[Measured], least: int) -> tuple[NDArray[Any], N
     of_patient: dict[str, NDArray[np.bool_]] = {}
     for case, found in zip(cases, histograms > 0, strict=True):
         of_patient[case.patient] = of_patient.get(case.patient, np.zeros_like(found)) | found
-    inside = np.sum([*of_patient.values()], axis=0)
-    for channel in range(len(summed)):
-        shared = np.flatnonzero(inside[channel] >= least)
-        # What lies beyond the outermost bins that enough patients share is moved into these.
-        low, high = (shared[0], shared[-1]) if len(shared) else (INTENSITIES // 2, INTENSITIES // 2)
-        ends = summed[channel, :low].sum(), summed[channel, high + 1 :].sum()
-        summed[channel, :low] = summed[channel, high + 1 :] = 0
-        summed[channel, low] += ends[0]
-        summed[channel, high] += ends[1]
+    of_each = np.stack([*of_patient.values()])
+    summed = np.stack([_shared(channel, of_each[:, i], least) for i, channel in enumerate(summed)])
     mass = np.full((summed.shape[0], 1), len(cases), dtype=float)
     return summed, np.concatenate([mass, means.sum(axis=0)], axis=1)
+
+
+def _shared(summed: NDArray[np.float64], of_patient: NDArray[np.bool_], least: int) -> NDArray[np.float64]:
+    """Merge neighbouring bins of a histogram until `least` patients are in each group.
+
+    `of_patient` [patients, bins] says which bins a patient is in. A group's mass goes to the bin that most of
+    its patients are in; where no bin has enough of them, to the middle of the group, which is no patient's.
+    """
+    groups: list[list[int]] = [[]]
+    for each in np.flatnonzero(of_patient.any(axis=0)):
+        if of_patient[:, groups[-1]].any(axis=1).sum() >= least:
+            groups.append([])
+        groups[-1].append(int(each))
+    if len(groups) > 1 and of_patient[:, groups[-1]].any(axis=1).sum() < least:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    merged = np.zeros_like(summed)
+    patients = of_patient.sum(axis=0)
+    for group in groups:
+        fullest = max(group, key=lambda each: patients[each])
+        place = fullest if patients[fullest] >= least else (group[0] + group[-1]) // 2
+        merged[place] += summed[group].sum()
+    return merged
 
 
 def _lengths(values: NDArray[np.float64], patients: Sequence[str], least: int) -> NDArray[np.float64]:
@@ -212,7 +235,7 @@ def check(state: State, size: SiteSize, channels: int) -> None:
     if not all(np.isfinite(each).all() for each in values.values()):
         raise ValueError("expected finite values")
     cases = float(values["cases"][0])
-    most = math.inf if size.cases is None else size.cases
+    most = MOST_CASES if size.cases is None else min(size.cases, MOST_CASES)
     if not 1 <= cases <= most or cases != int(cases):
         raise ValueError(f"expected 1 to {most} cases, found {cases:g}")
     counted = [values[name] for name in ("spacing", "shape", "extent", "kept", "ct", "intensity")]
@@ -226,10 +249,56 @@ def check(state: State, size: SiteSize, channels: int) -> None:
         raise ValueError(f"expected at most {cases:g} cases with CT, and with foreground, found more")
     if not np.allclose(values["intensity"].sum(axis=1), mass, rtol=0, atol=1e-6 * cases):
         raise ValueError("intensity: expected histograms of mass 1 for each case with foreground")
-    within = np.abs(first) <= mass * _MOST_INTENSITY
     # Cauchy and Schwarz: a mean square is at least the square of the mean.
-    if not (within & (second * mass >= first**2 * (1 - 1e-9))).all():
+    if not (second * mass >= first**2 * (1 - 1e-9)).all():
         raise ValueError("moments: expected a sum and a sum of squares of the same intensities")
+    if (np.abs(first) > mass * _MOST_INTENSITY).any() or (second > mass * _MOST_INTENSITY**2).any():
+        raise ValueError(
+            f"moments: expected Hounsfield units, at most {_MOST_INTENSITY:g} of them, found more"
+        )
+    _check_lengths(values)
+
+
+def _check_lengths(values: Mapping[str, NDArray[np.float64]]) -> None:
+    """Raise ValueError for lengths that no scanner has, or that contradict each other."""
+    sizes = _FIRST * np.exp((np.arange(LENGTHS) + 0.5) * _STEP)
+    for name, least, most in (("spacing", 0.0, _MOST_SPACING), ("shape", 1.0, _MOST_VOXELS)):
+        there = sizes[values[name].any(axis=0)]
+        # A bin has 1 % to either side.
+        if there.min() < least * 0.98 or there.max() > most * 1.02:
+            raise ValueError(
+                f"{name}: expected {least:g} to {most:g}, found {there.min():.3g} to {there.max():.3g}"
+            )
+    means = {
+        name: np.exp(values[name] @ np.log(sizes) / values[name].sum(axis=-1))
+        for name in ("spacing", "shape", "extent")
+    }
+    factor = means["extent"] / (means["spacing"] * means["shape"])
+    if (np.abs(np.log(factor)) > math.log(_MOST_FACTOR)).any():
+        raise ValueError(
+            f"extent: expected about voxels times mm per voxel, found {factor.min():.3g} to "
+            f"{factor.max():.3g} times that"
+        )
+
+
+def capped(states: Mapping[str, State]) -> tuple[dict[str, State], str]:
+    """The fingerprints of sites, of which none counts more than the others together, and what that changed.
+
+    The median of merged counts is that of the site that has more than half of them. Of three sites and more
+    such a site counts as one case less than the others: a median between two halves would still be moved.
+    """
+    cases = {site: float(state["cases"][0]) for site, state in states.items()}
+    largest = max(cases, key=cases.__getitem__, default="")
+    others = sum(count for site, count in cases.items() if site != largest)
+    if not others or cases[largest] <= others:
+        return dict(states), ""
+    counted = others if len(states) == 2 else others - 1
+    scaled = {name: tensor * (counted / cases[largest]) for name, tensor in states[largest].items()}
+    words = (
+        f"{largest} announces {cases[largest]:.0f} of {cases[largest] + others:.0f} training cases: it counts "
+        f"as {counted:.0f}, half of all at most, so that no site decides a plan alone"
+    )
+    return {**states, largest: scaled}, words
 
 
 def summary(merged: Mapping[str, torch.Tensor]) -> Summary:
@@ -239,8 +308,8 @@ def summary(merged: Mapping[str, torch.Tensor]) -> Summary:
     def by_axis(name: str, share: float) -> tuple[float, ...]:
         return tuple(_quantile(counts, share) for counts in values[name])
 
-    cases = int(values["cases"][0])
-    is_ct = 2 * values["ct"][0] > cases
+    cases = round(values["cases"][0])
+    is_ct = 2 * values["ct"][0] > values["cases"][0]
     return Summary(
         cases,
         by_axis("spacing", 0.5),

@@ -132,7 +132,8 @@ def target_spacing(summary: Summary) -> tuple[float, ...]:
 def plan_volumes(summary: Summary, classes: int, budget: Budget) -> VolumePlan:
     """Plan a 3-D network for `classes` softmax classes, the background included."""
     spacing = target_spacing(summary)
-    shape = tuple(float(round(mm / to)) for mm, to in zip(summary.extent, spacing, strict=True))
+    # A voxel at least: medians of different cases need not belong together.
+    shape = tuple(float(max(round(mm / to), 1)) for mm, to in zip(summary.extent, spacing, strict=True))
     # nnU-Net computes with the thickest axis first, which decides between axes that are equal.
     thickest = max(range(len(spacing)), key=spacing.__getitem__)
     order = [thickest, *(axis for axis in range(len(spacing)) if axis != thickest)]

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from model_store.misfits import misfits
 from model_store.normalisation import Normalisation
 from model_store.task import Task
 from model_store.volume import Channel, VolumeGeometry
@@ -32,10 +34,14 @@ _LEAST_SIDE, _MOST_SIDE = 4, 512  # of a patch in a task
 
 @dataclass(frozen=True)
 class Told:
-    """Which sites the plan is made with, and why the others told nothing."""
+    """Which sites the plan is made with, and why the others told nothing.
+
+    `capped` says which site would have decided alone; empty where none would.
+    """
 
     sites: tuple[str, ...]
     silent: Mapping[str, str]
+    capped: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ def propose(
         summary = replace(summary, intensities=kept)
     advised, why = advise(summary)
     chosen = dimensions or max(task.spatial_dims, advised)
-    head = [_of_sites(summary, told)]
+    head = [_of_sites(summary, told), *([f"{told.capped}."] if told.capped else [])]
     if chosen == 2:
         if task.spatial_dims > chosen:
             raise ConfigurationError(
@@ -142,11 +148,24 @@ def propose(
     }
     reason = why if advised == 3 else f"volumes were asked for, though slices may do better: {why}"
     sentences = (*head, f"Volumes (3-D): {reason}.", *_of_plan(plan, summary, budget))
-    return Proposal(_task(task, plan), 3, options, sentences, summary, budget, told)
+    return Proposal(_planned(task, plan), 3, options, sentences, summary, budget, told)
 
 
 def _is_ct(name: str) -> bool:
     return name == "ct" or name.startswith("ct-")
+
+
+def _planned(task: Task, plan: VolumePlan) -> Task:
+    try:
+        return _task(task, plan)
+    except ValidationError as error:
+        raise ConfigurationError(
+            "the plan cannot be made: no task can have what follows from the sites' counts",
+            [
+                *misfits(Task, error, values=True),
+                "write a task with a geometry by hand, and give it with --task",
+            ],
+        ) from error
 
 
 def _task(task: Task, plan: VolumePlan) -> Task:

@@ -89,6 +89,15 @@ def test_federation_without_a_fingerprint_is_refused_with_each_reason(root: Path
     assert "with --task in place of --plan" in str(raised.value)
 
 
+def test_site_with_most_cases_is_said_to_count_as_half(tmp_path: Path) -> None:
+    sites = {"A": (5, (0.8, 0.8, 2.5)), "B": (5, (0.8, 0.8, 2.5)), "C": (24, (2.0, 2.0, 2.0))}
+    found = planned(write_volumes(tmp_path / "federation", sites), tmp_path / "plan")
+    assert "C announces" in found.sentences[1]
+    assert "so that no site decides a plan alone." in found.sentences[1]
+    assert found.task.geometry is not None
+    assert found.task.geometry.spacing == (0.8, 0.8, 2.5)
+
+
 def test_finished_plan_is_not_repeated_on_resume(root: Path, tmp_path: Path) -> None:
     before = planned(root, tmp_path / "plan")
     federation = load_federation(root, by_value=True)

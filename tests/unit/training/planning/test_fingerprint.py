@@ -17,6 +17,7 @@ from training.planning.fingerprint import (
     INTENSITIES,
     LENGTHS,
     Measured,
+    capped,
     check,
     fingerprint,
     measure,
@@ -123,6 +124,35 @@ def test_ends_of_the_intensities_are_no_single_patients() -> None:
     assert float(sent["intensity"].sum()) == pytest.approx(len(cases))
 
 
+def histograms_of(*bins: dict[int, float]) -> list[Measured]:
+    """A case of each of as many patients, with these shares of its foreground by bin."""
+    made = []
+    for index, shares in enumerate(bins):
+        histogram = np.zeros((1, INTENSITIES))
+        histogram[0, [*shares]] = [*shares.values()]
+        made.append(replace(HOSPITALS[0][0], patient=f"p{index}", histograms=histogram))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("cases", "sent"),
+    [
+        # What one patient alone has inside: an implant, contrast.
+        ([{100: 0.5, 900: 0.5}, {100: 0.5, 900: 0.5}, {100: 0.4, 500: 0.3, 900: 0.3}], {100: 1.4, 900: 1.6}),
+        ([{100: 1}, {100: 1}, {100: 1}, {100: 0.5, 700: 0.5}], {100: 4}),
+        ([{100: 1}, {100: 1}, {100: 1}, {100: 0.5, 3: 0.5}], {100: 4}),
+        # Bins that only few share are merged; a bin of three patients stays as it is.
+        ([{10: 1}, {12: 1}, {20: 1}], {15: 3}),
+        ([{10: 1}, {10: 1}, {10: 1}, {11: 1}, {12: 1}, {12: 1}, {13: 1}], {10: 3, 12: 4}),
+    ],
+)
+def test_every_bin_of_intensities_is_of_several_patients(
+    cases: list[dict[int, float]], sent: dict[int, float]
+) -> None:
+    histogram = fingerprint(histograms_of(*cases), 1)["intensity"][0]
+    assert {int(i): round(float(histogram[i]), 6) for i in histogram.nonzero()} == sent
+
+
 def test_site_with_too_few_patients_sends_nothing() -> None:
     four_cases_of_two_patients = HOSPITALS[0][:4]
     assert fingerprint(four_cases_of_two_patients, 1) == {}
@@ -184,6 +214,13 @@ def lie(**changes: torch.Tensor) -> State:
     return {**fingerprint(HOSPITALS[0], 1), **changes}
 
 
+def lengths(value: float, cases: float = 12.0) -> torch.Tensor:
+    """A histogram in which all cases have this length along every axis."""
+    made = torch.zeros(3, LENGTHS)
+    made[:, int(np.clip(np.floor(np.log(value / 0.05) / np.log(1.01)), 0, LENGTHS - 1))] = cases
+    return made
+
+
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
@@ -195,6 +232,13 @@ def lie(**changes: torch.Tensor) -> State:
         (lie(ct=torch.tensor([13.0])), "at most 12 cases with CT"),
         (lie(intensity=torch.ones(1, INTENSITIES)), "mass 1"),
         (lie(moments=torch.tensor([[12.0, 1200.0, 1.0]])), "same intensities"),
+        (lie(moments=torch.tensor([[12.0, 12e5, 1e12]])), "expected Hounsfield units"),
+        (lie(moments=torch.tensor([[12.0, 1200.0, 1e300]], dtype=torch.double)), "expected Hounsfield units"),
+        (lie(spacing=lengths(137)), "spacing: expected 0 to 50, found 137 to 137"),
+        (lie(shape=lengths(4900)), "shape: expected 1 to 4096"),
+        (lie(shape=lengths(0.2)), "shape: expected 1 to 4096"),
+        (lie(spacing=lengths(49), extent=lengths(0.05)), "extent: expected about voxels times mm per voxel"),
+        (lie(cases=torch.tensor([1e300], dtype=torch.double)), "expected 1 to 12 cases"),
         (lie(extra=torch.zeros(1)), "expected the tensors"),
         (lie(shape=torch.zeros(3, 7)), "expected the tensors"),
     ],
@@ -208,3 +252,18 @@ def test_server_accepts_what_sites_send() -> None:
     for cases in HOSPITALS:
         check(fingerprint(cases, 1), SiteSize(cases=len(cases)), 1)
     check({}, SiteSize(cases=2), 1)
+
+
+def test_no_site_has_more_than_half_of_a_plan() -> None:
+    honest = {"north": fingerprint(HOSPITALS[0], 1), "south": fingerprint(HOSPITALS[0], 1)}
+    states, words = capped(honest)
+    assert (states, words) == (honest, "")
+    liar = lie(cases=torch.tensor([1000.0]), spacing=lengths(0.05, 1000), ct=torch.tensor([1000.0]))
+    states, words = capped({**honest, "liar": liar})
+    assert words.startswith("liar announces 1000 of 1024 training cases: it counts as 23")
+    # A length that an honest site has.
+    assert summary(added([*states.values()])).spacing == pytest.approx((0.7, 0.7, 1.4))
+    states, words = capped({"north": honest["north"], "liar": liar})
+    assert float(states["liar"]["cases"][0]) == 12
+    assert capped({"liar": liar}) == ({"liar": liar}, "")
+    assert capped({}) == ({}, "")

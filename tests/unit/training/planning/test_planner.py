@@ -96,3 +96,9 @@ def test_dynunet_gets_lists_by_stage() -> None:
         "filters": [8, 16],
         "trans_bias": True,
     }
+
+
+def test_medians_that_do_not_belong_together_still_give_a_plan() -> None:
+    for extent in (0.05, 1.0, 4096 * 50.0):
+        found = replace(HIPPOCAMPUS, spacing=(50, 50, 50), finest=(0.05, 0.05, 0.05), extent=(extent,) * 3)
+        assert min(plan_volumes(found, 3, BUDGETS["laptop"]).shape) >= 1
