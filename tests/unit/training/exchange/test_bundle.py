@@ -270,7 +270,7 @@ def test_an_export_of_ours_has_its_own_task_until_its_configuration_is_changed(t
     ("task", "said"),
     [
         ({"labels": {"one": [1]}}, "with 1 channels and 3 classes, as the network has, found 1 and 2"),
-        ({"geometry": None, "size": [16, 16]}, "expected a task of volumes"),
+        ({"geometry": None, "size": [16, 16], "normalisation": {}}, "expected a task of volumes"),
         ({"labels": {"one": ["x"]}}, "metadata.json: locum: the task: labels"),
     ],
 )
