@@ -21,11 +21,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
@@ -63,7 +64,9 @@ from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
+from training.local.data import Examples
 from training.local.registry import kind_of
+from training.local.scores import dice_per_patient
 from training.local.site import SiteData
 from training.parts.spread import SPREAD as APART
 from training.progress import Afterwards, Progress
@@ -301,7 +304,7 @@ class Rotations(Algorithm):
         practice: Practice,
     ) -> None:
         """`spaces` and `spreads` are those of the rotation without each member."""
-        self._classes = len(task.classes)
+        self._task = task
         self._spaces = spaces
         self._spreads = {member: list(content) for member, content in spreads.items()}
         self._practice = practice
@@ -339,8 +342,8 @@ class Rotations(Algorithm):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Measure the targets of the site's scans of training and validation."""
-        _, targets, patients = _scans(data)
-        own = targets_of(targets, patients, self._classes)
+        examples = _scans(data, self._task)
+        own = targets_of(torch.from_numpy(examples.targets), examples.patients, len(self._task.classes))
         return ClientResult({TARGETS.name: _packed(own)}, weight=1.0)
 
     def practise(
@@ -348,7 +351,7 @@ class Rotations(Algorithm):
     ) -> ClientResult:
         """Practise on the site's scans of training and validation."""
         assert context.site is not None
-        images, targets, patients = _scans(data)
+        examples = _scans(data, self._task)
         drafts = self._spaces[context.site]
         states = {draft.site or GLOBAL: part(received[SPACE.name], draft.site or GLOBAL) for draft in drafts}
         global_model = states.pop(GLOBAL)
@@ -357,9 +360,9 @@ class Rotations(Algorithm):
         episodes = practise(
             space,
             Spread.model_validate_json(bytes(received[SPREADS.name]["json"].tolist())),
-            images,
-            targets,
-            patients,
+            torch.from_numpy(examples.images),
+            examples.patients,
+            partial(_dice, examples, len(self._task.classes)),
             self._practice,
             int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
             context.device,
@@ -387,14 +390,17 @@ class Rotations(Algorithm):
         return Publication("none", (), server.facts)
 
 
-def _scans(data: SiteData) -> tuple[Tensor, Tensor, list[str]]:
-    """Images, targets and patients of training and validation; of volumes patches, as a job sees them."""
+def _dice(
+    examples: Examples, classes: int, network: nn.Module, images: Tensor, indices: list[int]
+) -> dict[str, float]:
+    """Every patient's Dice, of some of the examples with other intensities."""
+    return dice_per_patient(network, replace(examples.take(indices), images=images.numpy()), classes)
+
+
+def _scans(data: SiteData, task: Task) -> Examples:
+    """The examples of training and validation; of volumes patches, as a job sees them."""
     sets = [each.met() for each in ([data.all_train, data.val] if data.held_out else [data.all_train])]
-    return (
-        torch.cat([torch.from_numpy(each.images) for each in sets]),
-        torch.cat([torch.from_numpy(each.targets) for each in sets]),
-        [patient for each in sets for patient in each.patients],
-    )
+    return type(sets[0]).joined(sets, task)
 
 
 def _typical(targets: Mapping[str, Mapping[str, float]]) -> Targets:

@@ -11,7 +11,7 @@ Legend: N images, C channels, H and W height and width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.dose.auto import by_shift
 from personalization.dose.playbook import Episode
-from personalization.dose.view import view
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
-from personalization.metrics import foreground_dice
 from personalization.scanner import Scanners
 from personalization.seeds import seed_of
 
@@ -44,12 +42,17 @@ class Practice:
     most: int = 64
 
 
+# (a network, images [n, C, ...], their indices) -> the foreground Dice of every patient of these images, of
+# what the service would answer; NaN without a target
+Score = Callable[[nn.Module, Tensor, list[int]], Mapping[str, float]]
+
+
 def practise(
     space: RoutingSpace,
     spread: Spread,
     images_NCHW: Tensor,
-    targets_NHW: Tensor,
     patients: Sequence[str],
+    score: Score,
     practice: Practice,
     seed: int,
     device: torch.device | None = None,
@@ -57,13 +60,12 @@ def practise(
 ) -> Iterator[Episode]:
     """The episodes of one member; deterministic. A member with one patient has no other half, and none.
 
-    `spread` is how far the other members are apart.
+    `spread` is how far the other members are apart. `patients` has each image's.
     """
     device = device or images_NCHW.device
     halves = _halves(patients)
     if halves is None:
         return
-    classes = int(space.arguments["classes"])
     for number, severity in enumerate(practice.severities):
         generator = torch.Generator().manual_seed(seed_of(seed, "scanner", number))
         images = _through(images_NCHW, severity, generator)
@@ -81,12 +83,9 @@ def practise(
                 check_cancelled,
             )
             shifts.append(made.dose.shift)
+            check_cancelled()
             networks = space.plain().to(device), made.adapted.merged
-            names, truth = [patients[index] for index in scored], targets_NHW[scored]
-            before, after = (
-                _dice(network, images[scored].to(device), truth, names, classes, check_cancelled)
-                for network in networks
-            )
+            before, after = (_defined(score(network, images[scored], scored)) for network in networks)
             changes |= {name: after[name] - before[name] if made.passed else 0.0 for name in before}
         yield Episode(severity, math.fsum(changes.values()) / len(changes), max(shifts))
 
@@ -101,16 +100,8 @@ def passes(practice: Practice, images: int) -> int:
     return len(practice.severities) * 2 * (3 * cohort + 2 * half)
 
 
-def _dice(
-    network: nn.Module,
-    images: Tensor,
-    truth: Tensor,
-    names: Sequence[str],
-    classes: int,
-    check_cancelled: CancelCheck,
-) -> dict[str, float]:
-    """Foreground Dice of every patient; 1 where there is no target and none is found."""
-    dice = foreground_dice(view(network, images, check_cancelled).maps, truth, names, classes)
+def _defined(dice: Mapping[str, float]) -> dict[str, float]:
+    """1 of a patient without a target in whom none is found."""
     return {name: 1.0 if math.isnan(value) else value for name, value in dice.items()}
 
 

@@ -219,7 +219,7 @@ def _report(artefact: Artefact, found: Imported) -> None:
 
 def _adapts(found: Imported) -> str:
     """What the version can be adapted by, in the words of `GET /models`."""
-    if found.task.regions or found.task.kind != "segmentation" or found.network.name == OPAQUE:
+    if found.task.regions or not found.task.labels or found.network.name == OPAQUE:
         return "answers as it is"
     moved = movable(found.network.name, found.network.arguments)
     return in_words(moved, suited(moved, OF_ONE_MODEL, FALLBACKS))

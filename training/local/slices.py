@@ -77,7 +77,15 @@ class Slices(Masked, Examples):
 
     @override
     def take(self, indices: Sequence[int]) -> Self:
-        return replace(super().take(indices), drawn=())
+        """`drawn` stays where whole scans are taken, in their order."""
+        wanted = {*indices}
+        scans = [
+            (places, drawn)
+            for places, drawn in zip(self.by_scan().values(), self.drawn, strict=bool(self.drawn))
+            if wanted.issuperset(places)
+        ]
+        whole = [place for places, _ in scans for place in places] == list(indices)
+        return replace(super().take(indices), drawn=tuple(drawn for _, drawn in scans) if whole else ())
 
     @override
     def epoch(

@@ -11,6 +11,7 @@ from personalization.iop_fl.spread import Spread, sent_by
 from personalization.metrics import foreground_dice
 from personalization.test_time.ladder import blended
 from tests.helpers.personalization.discs import discs, space
+from tests.helpers.personalization.scored_slices import practised
 
 PATIENTS = [f"p{index // 2}" for index in range(12)]
 
@@ -25,7 +26,9 @@ def spread(contrast: float = 2.0) -> Spread:
 def test_an_episode_is_what_a_plain_loop_over_both_halves_finds() -> None:
     images, truth = discs(12, 4)
     images = 1.8 * images
-    [episode] = practise(space(), spread(), images, truth, PATIENTS, Practice((0.0,)), seed=1)
+    [episode] = practise(
+        space(), spread(), images, PATIENTS, practised(truth, PATIENTS), Practice((0.0,)), seed=1
+    )
     here = [index for index in range(12) if (index // 2) % 2 == 0]
     there = [index for index in range(12) if (index // 2) % 2 == 1]
     changes: dict[str, float] = {}
@@ -52,7 +55,9 @@ def test_an_episode_is_what_a_plain_loop_over_both_halves_finds() -> None:
 def test_a_dose_that_its_gate_refuses_changes_nothing() -> None:
     images, truth = discs(12, 4)
     # Farther than anything that was practised.
-    [episode] = practise(space(), spread(), 50 * images, truth, PATIENTS, Practice((0.0,)), seed=1)
+    [episode] = practise(
+        space(), spread(), 50 * images, PATIENTS, practised(truth, PATIENTS), Practice((0.0,)), seed=1
+    )
     assert episode.shift > 60
     assert episode.served == 0.0
 
@@ -62,7 +67,7 @@ def test_scans_go_through_one_scanner_per_severity_and_the_seed_repeats_them() -
     practice = Practice((0.0, 2.0, 2.0))
 
     def episodes(seed: int) -> list[object]:
-        return list(practise(space(), spread(), images, truth, PATIENTS, practice, seed))
+        return list(practise(space(), spread(), images, PATIENTS, practised(truth, PATIENTS), practice, seed))
 
     first = episodes(3)
     assert first == episodes(3)
@@ -85,11 +90,20 @@ def test_passes_are_the_images_that_go_through_the_network(most: int) -> None:
     apart = spread()
     with torch.nn.modules.module.register_module_forward_pre_hook(look):
         # Far enough for a dose, and too near to be looked at in negative.
-        [episode] = practise(here, apart, 1.5 * images, truth, patients, practice, seed=1)
+        [episode] = practise(
+            here, apart, 1.5 * images, patients, practised(truth, patients), practice, seed=1
+        )
     assert 1 < episode.shift < 4
     assert passes(practice, 20) == seen[0]
 
 
 def test_a_member_with_one_patient_has_no_episode() -> None:
     images, truth = discs(4, 4)
-    assert list(practise(space(), spread(), images, truth, ["one"] * 4, Practice(), seed=0)) == []
+    assert (
+        list(
+            practise(
+                space(), spread(), images, ["one"] * 4, practised(truth, ["one"] * 4), Practice(), seed=0
+            )
+        )
+        == []
+    )
