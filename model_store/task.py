@@ -38,6 +38,7 @@ from model_store.patient_pattern import PatientPattern, patient_in
 from model_store.volume import MOST_CHANNELS, Channel, VolumeGeometry, of_a_volume
 
 __all__ = [
+    "IGNORED",
     "LEAST_SIDE",
     "SIZE_MULTIPLE",
     "Channel",
@@ -64,6 +65,8 @@ LEAST_SIDE: Final = 8
 _LARGEST_SIDE: Final = 1024
 # Masks hold class indices in 8 bits.
 _MOST_CLASSES: Final = 256
+# The class index of a place without a truth, of a task that has such.
+IGNORED: Final = 255
 # Every combination of regions has an entry in a table.
 _MOST_REGIONS: Final = 12
 # A task of volumes has a patch in place of a size; unpacking this fails where code expects slices.
@@ -119,6 +122,10 @@ class Task(BaseModel):
     - `regions` lists every label once, in the order of the network's outputs, which are then a sigmoid each
       in place of exclusive classes; see `region_classes`. (A manifest does not keep the order of `labels`.)
 
+    `ignore` has the mask values of places without a truth, which are in no loss and no score. `absent` says
+    what it means that no mask of a site has a label that other sites draw: that the site does not draw it
+    (`undrawn`), or that it is not there (`background`).
+
     `keep_largest` lists labels of which an answer keeps the largest connected component alone, in training's
     validation and in serving: see `preprocessing.components`.
     """
@@ -130,6 +137,8 @@ class Task(BaseModel):
     class_names: tuple[ClassName, ...] = Field((), validate_default=True)
     labels: dict[str, tuple[MaskValue, ...]] = Field({}, validate_default=True)
     background: tuple[MaskValue, ...] = (0,)
+    ignore: tuple[MaskValue, ...] = ()
+    absent: Literal["undrawn", "background"] = "undrawn"
     channels: Annotated[
         Annotated[Literal[1, 3], Tag("number")]
         | Annotated[tuple[Channel, ...], Field(min_length=1, max_length=MOST_CHANNELS), Tag("list")],
@@ -199,8 +208,19 @@ class Task(BaseModel):
             )
         return size
 
+    @field_validator("ignore", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
+
     @model_validator(mode="after")
     def _disjoint(self) -> Task:
+        known = {*self.background, *(value for values in self.labels.values() for value in values)}
+        if self.ignore and (self.kind == "classification" or known & {*self.ignore}):
+            raise ValueError(
+                "ignore: expected values of masks that no label and not the background has, found "
+                f"{list(self.ignore)}"
+            )
         for label, values in self.labels.items():
             if not values:
                 raise ValueError(f"labels: '{label}' has no mask value")
@@ -208,9 +228,10 @@ class Task(BaseModel):
             if shared:
                 raise ValueError(f"mask values {sorted(shared)} are both background and label '{label}'")
         classes = 1 + len(_values_by_labels(self.labels))
-        if classes > _MOST_CLASSES:
+        most = _MOST_CLASSES - bool(self.ignore)
+        if classes > most:
             raise ValueError(
-                f"labels: expected at most {_MOST_CLASSES} classes with the background, found {classes}: one "
+                f"labels: expected at most {most} classes with the background, found {classes}: one "
                 "per distinct set of labels that a mask value has"
             )
         if unknown := sorted(self.codes.keys() - self.labels.keys()):
@@ -286,6 +307,10 @@ class Task(BaseModel):
             unsaid.add("modality")
         if not self.keep_largest:
             unsaid.add("keep_largest")
+        if not self.ignore:
+            unsaid.add("ignore")
+        if self.absent == "undrawn":
+            unsaid.add("absent")
         if self.geometry is None:
             unsaid.update(_OF_VOLUMES)
         else:
@@ -393,11 +418,17 @@ class Task(BaseModel):
         found[(members * bits).sum(axis=1)] = np.arange(len(members))
         return found
 
+    @property
+    def mask_values(self) -> tuple[int, ...]:
+        """The values that a mask may have, without those of places without a truth."""
+        return tuple(sorted(value for each in self.classes for value in each.values))
+
     def lookup(self) -> NDArray[np.int16]:
         """Make a table [max value + 1] from mask value to class index, -1 for a value outside the task."""
-        table = np.full(max(v for c in self.classes for v in c.values) + 1, -1, dtype=np.int16)
+        table = np.full(max((*self.ignore, *self.mask_values)) + 1, -1, dtype=np.int16)
         for task_class in self.classes:
             table[list(task_class.values)] = task_class.index
+        table[list(self.ignore)] = IGNORED
         return table
 
     def patient_of(self, stem: str) -> str:

@@ -25,7 +25,7 @@ _OFF_PLANE = 0.2
 
 
 def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
-    """Map a mask to class indices on its own grid, [H, W] or [I, J, K].
+    """Map a mask to class indices on its own grid, [H, W] or [I, J, K]; IGNORED where it has no truth.
 
     Raises TaskError naming the values that are not in the task, MaskMismatch for a mask in colour.
     """
@@ -54,14 +54,15 @@ def label_values(mask: Scan, most: int = 256) -> list[int]:
 
 def check_values(values: Iterable[int], task: Task) -> None:
     """Raise TaskError naming the values of a mask that are not in the task."""
-    allowed = sorted(value for task_class in task.classes for value in task_class.values)
+    allowed = sorted((*task.mask_values, *task.ignore))
     outside = [value for value in values if value not in allowed]
     if outside:
         more = f", … ({len(outside)} in all)" if len(outside) > 8 else ""
         raise TaskError(
             f"the mask has values that task '{task.name}' does not name: "
             f"{', '.join(map(str, outside[:8]))}{more}; expected {allowed}. "
-            "Correct the mask; before training, a label or background in task.yaml may take the values too"
+            "Correct the mask; before training, a label, background or ignore in task.yaml may take the "
+            "values too"
         )
 
 

@@ -78,13 +78,16 @@ class Site(Generic[AnyCase]):
     """One hospital: its name (that of the folder) and its cases, ordered by file name.
 
     `digest` is a sha256 over the cases' names, patients and splits and the bytes of their files. `empty` says
-    that no mask has a pixel of any label.
+    that no mask has a pixel of any label, `labelled` how many masks have each label. `undrawn` are the labels
+    that the site does not draw: they are in none of its masks, and in those of others.
     """
 
     name: str
     cases: tuple[AnyCase, ...]
     digest: str = field(default="", compare=False)
     empty: bool = field(default=False, compare=False)
+    labelled: Mapping[str, int] = field(default_factory=dict, compare=False)
+    undrawn: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def size(self) -> int:
@@ -225,6 +228,14 @@ def data_warnings(sites: Sequence[Site[Any] | RemoteSite]) -> list[str]:
         "its masks and the values in task.yaml, or leave the site out"
         for site in sites
         if isinstance(site, Site) and site.empty
+    ]
+    found += [
+        f"site '{site.name}' does not draw {' or '.join(map(repr, site.undrawn))}: "
+        f"{'it is' if len(site.undrawn) == 1 else 'they are'} in none of its {site.size} masks, and in those "
+        "of other sites. It is left out of the site's loss and scores; if it is looked for there and absent, "
+        "say so by `absent: background` in task.yaml"
+        for site in sites
+        if isinstance(site, Site) and site.undrawn
     ]
     found += [
         f"site '{site.name}' validates on {few}: its validation scores say little of other patients"

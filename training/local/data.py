@@ -24,6 +24,7 @@ from model_store.preprocessing import Prepared, PreparedVolume, geometry_of
 from model_store.scan import Scan
 from model_store.task import Task, TaskKind
 from personalization.domain_randomisation import randomise_half
+from personalization.told import Told
 from training.algorithm import State
 from training.local.schedule import Batch, Schedule
 
@@ -45,6 +46,8 @@ class Data(ABC):
 
     patients: tuple[str, ...]
     cases: tuple[str, ...]
+    # What the masks can tell; None: everything.
+    told: Told | None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -103,8 +106,8 @@ class Data(ABC):
         """A batch with the schedule's changes of intensity."""
         if schedule.randomise:
             changed, randomised = randomise_half(images, generator)
-            return Batch(changed, targets, randomised)
-        return Batch(images, targets)
+            return Batch(changed, targets, randomised, self.told)
+        return Batch(images, targets, told=self.told)
 
     @abstractmethod
     def single(self, batch_size: int) -> NDArray[np.float32] | None:

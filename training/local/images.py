@@ -35,6 +35,7 @@ class Images(Examples):
     name = "images"
     kind = "classification"
     dense = False
+    told = None
 
     @classmethod
     @override

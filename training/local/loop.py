@@ -56,12 +56,11 @@ def take_step(
 ) -> Tensor:
     """One step of the optimiser on a batch; returns the loss before it, with the penalty, on the device: who
     reads it waits until the step is done."""
-    images, targets, randomised = batch
     device = next(network.parameters()).device
     optimiser.zero_grad(set_to_none=True)
-    with mixed_precision(schedule.precision, device), held_statistics(network, randomised):
-        logits = network(sent(images, device))
-    loss = schedule.loss(to_float32(logits), sent(targets, device))
+    with mixed_precision(schedule.precision, device), held_statistics(network, batch.randomised):
+        logits = network(sent(batch.images, device))
+    loss = batch.loss(schedule.loss, to_float32(logits))
     if penalty is not None:
         loss = loss + penalty()
     torch.autograd.backward(loss)

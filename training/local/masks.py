@@ -7,7 +7,7 @@ gives: `model_store.preprocessing.answers` makes both.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -23,6 +23,7 @@ from model_store.scan import Scan
 from model_store.task import Task
 from personalization.metrics import dice_by_label, foreground_dice
 from personalization.scanner import augment_intensities
+from personalization.told import IGNORED, Told
 from training.data.cases import Case
 from training.data.scan_files import read_case, read_mask
 from training.local.data import Answers, Data
@@ -53,6 +54,19 @@ class Drawn:
         return cls(case.patient, grid, classes_on(scan, read_mask(case.mask), task).copy(), spacing)
 
 
+def told_by(task: Task, undrawn: Collection[str] = ()) -> Told | None:
+    """What the masks of a site that does not draw some labels can tell; None: everything."""
+    # With 256 classes there is no index left for a place without a truth, and the task has none.
+    if (not undrawn and not task.ignore) or len(task.classes) > IGNORED:
+        return None
+    known = [tuple(label for label in each.labels if label not in undrawn) for each in task.classes]
+    groups = tuple(known.index(labels) for labels in known)
+    if not task.regions:
+        return Told(groups)
+    members = tuple(map(tuple, task.region_members.tolist()))
+    return Told(groups, members, tuple(label not in undrawn for label in task.regions))
+
+
 class Masked(Data):
     """Examples with masks. There is an answer to each of the `scans_drawn`, [H, W] or [I, J, K]."""
 
@@ -73,7 +87,12 @@ class Masked(Data):
 
     @override
     def with_foreground(self) -> Self:
-        found = [index for index, target in enumerate(self.targets) if target.any()]
+        told = self.told is not None
+        found = [
+            index
+            for index, target in enumerate(self.targets)
+            if (np.any((target != 0) & (target != IGNORED)) if told else target.any())
+        ]
         return self.take(found) if found else self
 
     @override
@@ -81,8 +100,12 @@ class Masked(Data):
         self, images: Tensor, targets: Tensor, schedule: Schedule, generator: torch.Generator
     ) -> Batch:
         if schedule.intensity and not schedule.randomise:
-            return Batch(augment_intensities(images, schedule.intensity, generator), targets)
+            return Batch(augment_intensities(images, schedule.intensity, generator), targets, told=self.told)
         return super().changed(images, targets, schedule, generator)
+
+    def compared(self, found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+        """An answer and the truth as scores compare them."""
+        return (found, truth) if self.told is None else self.told.compared(found, truth)
 
     @override
     def scores(self, answers: Answers, classes: int) -> dict[str, float]:
@@ -104,7 +127,7 @@ class Masked(Data):
             by_patient.setdefault(drawn.patient, []).append(pair)
         for patient, pairs in by_patient.items():
             found, truth = (torch.cat(each)[None] for each in zip(*pairs, strict=True))
-            yield found, truth, (patient,)
+            yield *self.compared(found, truth), (patient,)
 
     @override
     def scans(self, answers: Answers) -> Iterator[tuple[str, tuple[float, ...] | None, Tensor, Tensor]]:
@@ -114,5 +137,5 @@ class Masked(Data):
             kept = [axis for axis, side in enumerate(drawn.truth.shape) if side > 1 or drawn.truth.ndim == 2]
             spacing = drawn.spacing and tuple(drawn.spacing[axis] for axis in kept)
             sides = [drawn.truth.shape[axis] for axis in kept]
-            truth = torch.from_numpy(drawn.truth)
-            yield drawn.patient, spacing, answer.reshape(sides), truth.reshape(sides)
+            found, truth = self.compared(answer, torch.from_numpy(drawn.truth))
+            yield drawn.patient, spacing, found.reshape(sides), truth.reshape(sides)

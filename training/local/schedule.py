@@ -13,6 +13,8 @@ from torch import Tensor
 from model_store.task import TaskKind
 from personalization.losses import DEFAULTS, LOSSES, Loss
 from personalization.precision import Precision
+from personalization.told import Told
+from personalization.transfer import sent
 
 OptimiserName = Literal["adam", "adamw", "sgd"]
 # When training randomises domains (`personalization.domain_randomisation`).
@@ -105,11 +107,20 @@ class Schedule:
 
 
 class Batch(NamedTuple):
-    """Images [B, C, ...], targets [B, ...], and whether domain randomisation changed all of the images."""
+    """Images [B, C, ...], targets [B, ...], and whether domain randomisation changed all of the images.
+
+    `told` says what the targets can tell; None: everything.
+    """
 
     images: Tensor
     targets: Tensor
     randomised: bool = False
+    told: Told | None = None
+
+    def loss(self, loss: Loss, logits: Tensor) -> Tensor:
+        """A loss of the batch's logits, on their device, of what the targets can tell."""
+        known = loss if self.told is None else self.told.loss(loss)
+        return known(logits, sent(self.targets, logits.device))
 
 
 def randomises(choice: DomainRandomisation, done: int, planned: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Generic
 
@@ -16,6 +16,7 @@ from model_store.task import Task
 from training.data.cases import Site
 from training.errors import FederationError
 from training.local.data import Data
+from training.local.masks import told_by
 from training.local.registry import kind_of
 
 AnyData = TypeVar("AnyData", bound=Data, default=Data, covariant=True)
@@ -71,6 +72,8 @@ class SiteData(Generic[AnyData]):
         val = _prepared(site, site.of_split("val"), task, read)
         test = _prepared(site, site.of_split("test"), task, read)
         merged = reduce(ReferenceStatistics.merge, statistics) if statistics else None
+        if (told := told_by(task, site.undrawn)) is not None:
+            all_train, val, test = (replace(each, told=told) for each in (all_train, val, test))
         train = all_train if keep_empty else all_train.with_foreground()
         unfiltered = None if train is all_train else all_train
         return cls(site.name, train, val if len(val) else all_train, test, merged, unfiltered)

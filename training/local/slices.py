@@ -22,6 +22,7 @@ from model_store.scan import Scan
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
 from personalization.outputs import as_arrays
+from personalization.told import Told
 from personalization.transfer import CPU, sent
 from training.data.cases import Case
 from training.local.data import Answers, Examples
@@ -41,6 +42,7 @@ class Slices(Masked, Examples):
 
     drawn: tuple[Drawn, ...] = ()
     task: Task | None = None
+    told: Told | None = None
 
     @classmethod
     @override
@@ -74,6 +76,13 @@ class Slices(Masked, Examples):
             tuple(drawn for each in own for drawn in each.drawn),
             task,
         )
+
+    @override
+    def met(self) -> Self:
+        """Without what the masks cannot tell, which is background."""
+        if self.told is None:
+            return self
+        return replace(self, targets=self.told.first(torch.from_numpy(self.targets)).numpy())
 
     @override
     def take(self, indices: Sequence[int]) -> Self:
@@ -152,7 +161,7 @@ class Slices(Masked, Examples):
                 classes[own] = here
             return classes
 
-        return self, {name: pictures(found) for name, found in answers.items()}
+        return self.met(), {name: pictures(found) for name, found in answers.items()}
 
     def by_scan(self) -> dict[tuple[str, str], list[int]]:
         """Indices of the slices of each patient's scans."""

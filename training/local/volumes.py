@@ -33,6 +33,7 @@ from model_store.preprocessing.windows import cut, tiles
 from model_store.scan import Scan
 from model_store.task import Task, VolumeGeometry
 from personalization.outputs import outputs
+from personalization.told import IGNORED, Told
 from personalization.transfer import sent
 from training.algorithm import State
 from training.data.cases import Case
@@ -69,6 +70,7 @@ class Volumes(Masked):
     spacings: tuple[tuple[float, ...], ...]
     task: Task
     drawn: tuple[Drawn, ...] = ()
+    told: Told | None = None
 
     @override
     def __len__(self) -> int:
@@ -120,6 +122,7 @@ class Volumes(Masked):
             tuple(self.spacings[index] for index in chosen),
             self.task,
             tuple(self.drawn[index] for index in chosen if self.drawn),
+            self.told,
         )
 
     # ------------------------------------------------------------------ training
@@ -152,7 +155,7 @@ class Volumes(Masked):
         for target in self.targets:
             places = []
             for index in np.flatnonzero(np.bincount(target.ravel())):
-                if index:
+                if index not in (0, IGNORED):
                     flat = np.flatnonzero(target == index)
                     flat = flat[:: -(-len(flat) // _MOST_PLACES)]
                     places.append(np.stack(np.unravel_index(flat, target.shape), axis=1))
@@ -161,7 +164,7 @@ class Volumes(Masked):
 
     @override
     def met(self) -> Slices:
-        return self.tiles()
+        return self.tiles().met()
 
     def tiles(self, most: int = _MOST_TILES) -> Slices:
         """Windows of the volumes that do not overlap, or `most` of them, evenly drawn out: [N, C, *patch]."""
@@ -183,6 +186,7 @@ class Volumes(Masked):
             tuple(self.patients[index] for index, _ in chosen),
             tuple(self.cases[index] for index, _ in chosen),
             tuple(range(len(chosen))),
+            told=self.told,
         )
 
     # ------------------------------------------------------------------ answers and scores

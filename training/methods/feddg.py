@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import override
 
-from model_store.task import Task
+from model_store.task import IGNORED, Task
 from personalization.feddg import boundary_contrast, interpolated, low_amplitudes, most_periods
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths
@@ -234,9 +234,8 @@ class FedDg(FedAvg):
         """The total loss of a batch and of `seen`, the same images as seen elsewhere."""
         config, weights = self.config, dict(network.named_parameters())
         device = next(iter(weights.values())).device
-        targets = batch.targets.to(device)
         logits, features = self._answer(network, weights, batch.images.to(device), batch.randomised)
-        inner = self.loss(logits, targets)
+        inner = batch.loss(self.loss, logits)
         second = config.order == "second"
         slopes = torch.autograd.grad(
             inner, list(weights.values()), create_graph=second, retain_graph=True, allow_unused=True
@@ -249,9 +248,10 @@ class FedDg(FedAvg):
         }
         # The running statistics are those of images as they are.
         logits, others = self._answer(network, moved, seen.to(device), held=True)
-        total = inner + self.loss(logits, targets)
+        total = inner + batch.loss(self.loss, logits)
         if config.boundary_weight:
-            contrasted = boundary_contrast((features, others), batch.targets, self.classes)
+            outlined = batch.targets.masked_fill(batch.targets == IGNORED, 0)
+            contrasted = boundary_contrast((features, others), outlined, self.classes)
             total = total + config.boundary_weight * contrasted
         return total
 

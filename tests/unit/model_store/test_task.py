@@ -37,6 +37,16 @@ def test_most_classes_have_their_own_index_in_8_bits() -> None:
     assert len(task(labels={"a": range(1, 1000)}).classes) == 2
 
 
+def test_places_without_a_truth_have_an_index_of_their_own() -> None:
+    assert task(ignore=255).ignore == (255,)
+    table = task(labels={"tumour": [2]}, ignore=[9, 1]).lookup()
+    np.testing.assert_array_equal(table, [0, 255, 1, -1, -1, -1, -1, -1, -1, 255])
+    # What was published before there were any keeps its digest.
+    assert not {"ignore", "absent"} & task().model_dump().keys()
+    with pytest.raises(ValueError, match="at most 255 classes"):
+        task(labels={str(value): [value] for value in range(1, 256)}, ignore=300)
+
+
 def test_lookup_marks_values_outside_the_task() -> None:
     table = task(labels={"tumour": [2]}, background=(0, 1)).lookup()
     np.testing.assert_array_equal(table, [0, 0, 1])
@@ -59,6 +69,8 @@ def test_patient_is_parsed_from_the_name_and_a_mismatch_is_rejected() -> None:
 def test_yaml_round_trip_keeps_every_field(tmp_path: Path) -> None:
     original = task(
         labels={"disc": [1, 2], "cup": [2]},
+        ignore=255,
+        absent="background",
         neighbours=1,
         plane="coronal",
         normalisation={"scope": "volume", "window": [-100, 400], "percentiles": [1, 99.5]},
@@ -77,6 +89,8 @@ def test_yaml_round_trip_keeps_every_field(tmp_path: Path) -> None:
         ("labels", {"a": []}, "no mask value"),
         ("labels", {str(value): [value] for value in range(1, 257)}, "at most 256 classes"),
         ("background", [0, 1], "both background and label"),
+        ("ignore", [1], "that no label and not the background has, found [1]"),
+        ("ignore", 0, "that no label and not the background has, found [0]"),
         ("patient", "(", "not a regular expression"),
         ("patient", r"\d+", "group named 'patient'"),
         ("plane", "diagonal", "axial"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from model_store.errors import TaskError
 from model_store.task import Task
 from training.data.cases import Federation, Layout, Site, digest_of_cases, digest_of_sites, untrainable
 from training.data.segmentation.infer_task import infer_task, inferred_in_words
-from training.data.segmentation.inspection import Look, lacking, look_at
+from training.data.segmentation.inspection import Look, labelled, look_at
 from training.data.segmentation.layout import find_sites, read_site
 from training.errors import FederationError
 
@@ -32,8 +32,9 @@ def load_masks(root: Path, task: Task | None, by_value: bool = False) -> Federat
     problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise untrainable(root, problems)
-    missing = lacking(looks, task)
-    if all(len(lack) == len(sites) for lack in missing.values()):
+    found = labelled(looks, task)
+    drawn = {label for own in found.values() for label, masks in own.items() if masks}
+    if not drawn:
         values = ", ".join(f"{name} ({', '.join(map(str, used))})" for name, used in task.labels.items())
         raise untrainable(
             root,
@@ -42,8 +43,11 @@ def load_masks(root: Path, task: Task | None, by_value: bool = False) -> Federat
                 "or the values in task.yaml"
             ],
         )
-    sites = [_described(site, looks, missing) for site in sites]
-    unlabelled = tuple(label for label, lack in missing.items() if len(lack) == len(sites))
+    sites = [
+        replace(_described(site, looks, found[site.name]), undrawn=undrawn_of(found[site.name], drawn, task))
+        for site in sites
+    ]
+    unlabelled = tuple(label for label in task.labels if label not in drawn)
     digest = digest_of_sites(task, sites)
     return Federation(root, task, tuple(sites), inferred, digest, _repeated(looks), unlabelled)
 
@@ -56,17 +60,26 @@ def load_masks_of_site(folder: Path, task: Task) -> Site:
     problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise FederationError(f"{folder} cannot be trained on:", problems)
-    return _described(site, looks, lacking(looks, task))
+    return _described(site, looks, labelled(looks, task)[site.name])
 
 
-def _described(site: Site, looks: Sequence[Look], missing: Mapping[str, Sequence[str]]) -> Site:
+def undrawn_of(labelled: Mapping[str, int], drawn: Collection[str], task: Task) -> tuple[str, ...]:
+    """The labels that a site does not draw, of which `drawn` some site does.
+
+    A site of which no mask has any label may have looked for all of them: it trains on background.
+    """
+    if task.absent == "background" or not any(labelled.values()):
+        return ()
+    return tuple(label for label, masks in labelled.items() if not masks and label in drawn)
+
+
+def _described(site: Site, looks: Sequence[Look], found: Mapping[str, int]) -> Site:
     rows = (
         (look.case.name, look.case.patient, look.case.split or "", look.digest)
         for look in looks
         if look.site == site.name
     )
-    empty = all(site.name in lack for lack in missing.values())
-    return replace(site, digest=digest_of_cases(rows), empty=empty)
+    return replace(site, digest=digest_of_cases(rows), empty=not any(found.values()), labelled=found)
 
 
 def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:

@@ -106,7 +106,7 @@ def task_of_dataset_json(root: Path) -> Task | None:
         pairs = ((v, int(k)) if str(k).isdigit() else (k, v) for k, v in said.items())
         labels = {str(k): tuple(v) if isinstance(v, list) else (int(v),) for k, v in pairs}
         background = labels.pop("background", (0,))
-        labels.pop("ignore", None)
+        ignored = labels.pop("ignore", ())
         names = [str(channels[key]) for key in sorted(channels, key=int)]
         ct = all(name.casefold() == "ct" for name in names)
         listed = [{"name": _plain(name) or f"channel-{i}"} for i, name in enumerate(names)]
@@ -115,6 +115,7 @@ def task_of_dataset_json(root: Path) -> Task | None:
                 "name": _name_of(root),
                 "labels": labels,
                 "background": background,
+                "ignore": ignored,
                 "channels": 1 if len(names) == 1 else listed,
                 "geometry": {"patch": (32, 32, 32)},
                 "modality": "CT" if ct else None,

@@ -20,7 +20,7 @@ from model_store.errors import LocumStoreError
 from model_store.preprocessing import geometry_of, prepare_mask, prepare_volume, prepare_volume_mask
 from model_store.preprocessing.intensity import match_channels
 from model_store.scan import decode_mask
-from model_store.task import Task
+from model_store.task import IGNORED, Task
 from training.data.cases import Case, Site
 from training.data.scan_files import content_digest, joined, read_content
 
@@ -79,16 +79,16 @@ def _look(site: str, case: Case, task: Task) -> Look:
         if mask is not None and geometry is not None:
             prepared = attempt(mask_name, partial(prepare_mask, mask, task, geometry))
     if prepared is not None:
-        classes = frozenset(np.unique(prepared).tolist())
+        classes = frozenset({*np.unique(prepared).tolist()} - {IGNORED})
     return Look(site, case, digest, digests[0], tuple(problems), classes)
 
 
-def lacking(looks: Iterable[Look], task: Task) -> dict[str, list[str]]:
-    """Map each label to the sites of which no mask has it."""
-    by_site: dict[str, set[int]] = {}
+def labelled(looks: Iterable[Look], task: Task) -> dict[str, dict[str, int]]:
+    """By site, in how many masks each label is."""
+    members = {label: {*task.label_classes(label)} for label in task.labels}
+    found: dict[str, dict[str, int]] = {}
     for look in looks:
-        by_site.setdefault(look.site, set()).update(look.classes)
-    return {
-        label: [site for site, found in by_site.items() if found.isdisjoint(task.label_classes(label))]
-        for label in task.labels
-    }
+        own = found.setdefault(look.site, dict.fromkeys(members, 0))
+        for label, classes in members.items():
+            own[label] += not classes.isdisjoint(look.classes)
+    return found

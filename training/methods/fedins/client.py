@@ -119,6 +119,7 @@ def train_pool(
     optimisers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     optimiser = optimisers[config.optimiser](network.pool.parameters(), lr=rate)
     network.train()
+    known = loss if data.told is None else data.told.loss(loss)
     losses: list[Tensor] = []
     randomise = config.randomises(round_)
     for _ in range(config.local_epochs):
@@ -131,7 +132,7 @@ def train_pool(
             with mixed_precision(config.precision, device):
                 found = routed(network, images, queries, config.routing, generator, penalty_M, stem)
             total = fedins_loss(
-                loss(to_float32(found.logits), targets), found.picked.similarities, config.key_weight
+                known(to_float32(found.logits), targets), found.picked.similarities, config.key_weight
             )
             torch.autograd.backward(total)
             optimiser.step()

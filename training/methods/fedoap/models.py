@@ -28,6 +28,8 @@ def check_task(task: Task, method: str = "fedoap") -> None:
             f"labels: expected one foreground class, found {len(task.classes) - 1} ({labels}); the method is "
             "binary: keep one label, or give the values of all of them to one"
         )
+    if task.ignore:
+        problems.append("ignore: its losses need a truth at every pixel; remove the value, or such cases")
     if min(task.size) < LEAST_SIDE:
         problems.append(f"size: expected sides of at least {LEAST_SIDE}, found {list(task.size)}")
     if problems:

@@ -7,6 +7,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -16,6 +17,9 @@ from training.data.federation import load_federation
 from training.data.scan_files import read_mask
 from training.data.segmentation.infer_task import inferred_in_words
 from training.errors import FederationError
+from training.local.loop import train_locally
+from training.local.schedule import Schedule
+from training.local.site import SiteData
 from training.methods.registry import method
 from training.phantom.federation import nifti_bytes
 from training.run import Run
@@ -227,6 +231,52 @@ def test_a_label_that_no_mask_has_is_noted(root: Path) -> None:
     config = method("fedavg").config()
     (warning,) = (line for line in Run(federation, "fedavg", config).warnings() if "label" in line)
     assert warning.startswith("label 'rim': no mask of any site has it")
+
+
+@pytest.fixture
+def partly(root: Path) -> Path:
+    """North draws the nodule alone, south its rim too, and not where 9 is."""
+    told = {**TASK, "labels": {"nodule": [255], "rim": [7]}, "ignore": 9}
+    (root / "task.yaml").write_text(yaml.safe_dump(told))
+    for number, mask in enumerate(sorted((root / "south" / "masks").iterdir())):
+        drawn = blob()
+        drawn[10:12, 6:12] = 7
+        if number == 0:
+            drawn[:2] = 9
+        save(mask, drawn)
+    return root
+
+
+def test_a_label_that_a_site_never_draws_is_found_said_and_left_out_of_its_loss(partly: Path) -> None:
+    federation = load_federation(partly)
+    north, south = federation.sites
+    assert (north.undrawn, north.labelled) == (("rim",), {"nodule": 4, "rim": 0})
+    assert (south.undrawn, south.labelled) == ((), {"nodule": 4, "rim": 4})
+    run = Run(federation, "fedavg", method("fedavg").config())
+    (warning,) = (line for line in run.warnings() if "draw" in line)
+    assert warning.startswith("site 'north' does not draw 'rim': it is in none of its 4 masks")
+    groups = {}
+    for site in run.sites():
+        data = SiteData.load(site, federation.task)
+        groups[site.name] = data.train.told.groups
+        assert data.train.take([0]).told == data.val.told == data.test.told == data.train.told
+        network = torch.nn.Conv2d(1, 3, 1)
+        images, targets = (torch.from_numpy(each) for each in (data.train.images, data.train.targets))
+        schedule = Schedule(epochs=1, batch_size=64, learning_rate=0.0, augment=False)
+        with torch.no_grad():
+            expected = data.train.told.loss(schedule.loss)(network(images), targets).item()
+        draw = torch.Generator().manual_seed(0)
+        assert train_locally(network, data.train, schedule, draw) == pytest.approx(expected, rel=1e-6)
+        ignored = sum((data.unfiltered or data.train).targets.ravel() == 255)
+        assert bool(ignored) == (site.name == "south" and "p1_0.png" in data.train.cases)
+        assert 255 not in data.train.met().targets
+    assert groups == {"north": (0, 0, 2), "south": (0, 1, 2)}
+
+
+def test_a_label_may_be_said_to_be_absent_where_no_mask_has_it(partly: Path) -> None:
+    told = yaml.safe_load((partly / "task.yaml").read_text())
+    (partly / "task.yaml").write_text(yaml.safe_dump({**told, "absent": "background"}))
+    assert [site.undrawn for site in load_federation(partly).sites] == [(), ()]
 
 
 def test_more_than_twenty_like_problems_are_counted(root: Path) -> None:
