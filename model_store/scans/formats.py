@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from model_store.scans import nifti, png, tiff
+from model_store.scans import metaimage, nifti, nrrd, png, tiff
 from model_store.scans.dicom.deidentify import deidentify as deidentify_dicom
 from model_store.scans.dicom.files import sniff as sniff_dicom
 from model_store.scans.dicom.reading import read_dicom, read_series
@@ -99,6 +99,22 @@ FORMATS: tuple[Format, ...] = (
         _starts_with(*nifti.SIGNATURES),
         nifti.read_nifti,
         nifti.deidentify_nifti,
+    ),
+    Format(
+        "nrrd",
+        (".nrrd",),
+        (".nrrd", ".seg.nrrd"),
+        _starts_with(*nrrd.SIGNATURES),
+        nrrd.read_nrrd,
+        nrrd.deidentify_nrrd,
+    ),
+    Format(
+        "metaimage",
+        (".mha",),
+        (".mha",),
+        _starts_with(*metaimage.SIGNATURES),
+        metaimage.read_metaimage,
+        metaimage.deidentify_metaimage,
     ),
     Format(
         "dicom",

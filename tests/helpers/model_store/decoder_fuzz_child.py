@@ -27,8 +27,8 @@ import numpy as np
 from PIL import Image
 
 from model_store.errors import ScanError
-from model_store.scan import Limits, Scan, decode, decode_mask, deidentify
-from tests.helpers.model_store import dicom_files
+from model_store.scan import Limits, Scan, decode, decode_mask, deidentify, encode_nrrd
+from tests.helpers.model_store import dicom_files, scan_files
 
 LIMITS = Limits(max_bytes=2**20, max_pixels=2**20, max_voxels=2**20, max_decompressed=2**23)
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF)
@@ -64,6 +64,10 @@ def seeds() -> dict[str, bytes]:
             content = kind(volume.astype(dtype), np.diag([1, 2, 3, 1]), header).to_bytes()
             found[f"{kind.__name__}-{dtype}.nii"] = content
             found[f"{kind.__name__}-{dtype}.nii.gz"] = gzip.compress(content, 1, mtime=0)
+    for compress in (True, False):
+        mask = (volume > 450).astype(np.uint8)
+        found[f"mask-{compress}.nrrd"] = encode_nrrd(mask, np.diag([1.0, 2.0, 3.0, 1.0]), compress=compress)
+        found[f"volume-{compress}.mha"] = scan_files.metaimage(volume, compress=compress)
     slices = rng.integers(0, 900, (3, 9, 10)).astype(np.int16)
     files = dicom_files.series(slices)
     found["slice.dcm"] = next(iter(files.values()))

@@ -42,6 +42,24 @@ def nifti1(voxels: NDArray[Any], order: str = "<", **fields: Any) -> bytes:
     return bytes(header) + bytes(4) + data
 
 
+def metaimage(voxels: NDArray[Any], *, compress: bool = False) -> bytes:
+    """A MetaImage [I, J, K] of int16 with spacing 2, 3, 4 mm and origin -10, -20, -30."""
+    data = voxels.astype("<i2").tobytes(order="F")
+    lines = (
+        "ObjectType = Image",
+        "NDims = 3",
+        "BinaryData = True",
+        f"CompressedData = {compress}",
+        "TransformMatrix = 1 0 0 0 1 0 0 0 1",
+        "Offset = -10 -20 -30",
+        "ElementSpacing = 2 3 4",
+        f"DimSize = {' '.join(map(str, voxels.shape))}",
+        "ElementType = MET_SHORT",
+        "ElementDataFile = LOCAL",
+    )
+    return "\n".join(lines).encode() + b"\n" + (zlib.compress(data) if compress else data)
+
+
 def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
     """A PNG that deflates `rows`: for each row a filter byte, then the samples."""
 

@@ -30,7 +30,7 @@ export function pictureVolume(pixels: Uint8Array, width: number, height: number,
 export const voxelsOf = (volume: Uint8Array): Uint8Array => volume.subarray(HEADER);
 
 /** What the first bytes of a file say it is; its name decides nothing. */
-export type FileKind = "nifti" | "png" | "tiff" | "dicom" | "zip" | "unknown";
+export type FileKind = "nifti" | "png" | "tiff" | "nrrd" | "metaimage" | "dicom" | "zip" | "unknown";
 
 export async function kindOf(file: Blob): Promise<FileKind> {
   const head = await headOf(file);
@@ -40,6 +40,8 @@ export async function kindOf(file: Blob): Promise<FileKind> {
   if (text(128, 132) === "DICM") return "dicom";
   if (text(344, 347) === "n+1" || text(344, 347) === "ni1" || text(4, 7) === "n+2") return "nifti";
   if (["II*\0", "MM\0*", "II+\0", "MM\0+"].includes(text(0, 4))) return "tiff";
+  if (text(0, 7) === "NRRD000") return "nrrd";
+  if (text(0, 10) === "ObjectType" || text(0, 5) === "NDims") return "metaimage";
   return "unknown";
 }
 

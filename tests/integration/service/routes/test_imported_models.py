@@ -12,6 +12,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK as sitk
 from numpy.typing import NDArray
 
 from model_store.store import Store
@@ -102,6 +103,25 @@ def test_imported_versions_say_what_their_own_networks_are_adapted_by(api: Any) 
         assert (listed[name]["masks"], listed[name]["presets"]) == ("required", ["auto", "masks"])
         assert listed[name]["summary"].endswith("not without: its network has instance norm")
         assert "scan" not in listed[name]["personalizations"]
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+def test_nrrd_and_metaimage_are_answered_as_the_nifti_and_a_mask_of_ours_is_taken_back(
+    api: Any, scan: Path, tmp_path: Path, suffix: str
+) -> None:
+    image = sitk.ReadImage(str(scan))
+    sitk.WriteImage(image, str(tmp_path / f"scan{suffix}"), True)
+    content = (tmp_path / f"scan{suffix}").read_bytes()
+    np.testing.assert_array_equal(
+        _mask(api.segment(content, model="organ@1")), _mask(api.segment(scan.read_bytes(), model="organ@1"))
+    )
+    own = api.segment(content, model="organ@1", output="nrrd").content
+    client = api.client
+    client.put("/hospitals/west", json={"name": "West"}).raise_for_status()
+    place = f"{client.post('/hospitals/west/cohorts').headers['location']}/scans/p1{suffix}"
+    client.put(place, content=content).raise_for_status()
+    drawn = client.put(f"{place}/mask?model=organ", content=own)
+    assert (drawn.status_code, drawn.json()["values"]) == (201, [0, 1, 2]), drawn.text
 
 
 def test_imported_versions_are_assigned_and_rolled_back(api: Any, store: Path, scan: Path) -> None:

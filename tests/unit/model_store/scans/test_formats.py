@@ -14,13 +14,13 @@ from PIL import Image
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import prepare, restore
-from model_store.scan import Limits, decode, encode_nifti, encode_png, list_formats, strip_suffix
+from model_store.scan import Limits, decode, encode_nifti, encode_nrrd, encode_png, list_formats, strip_suffix
 from model_store.scans import channels, formats
 from model_store.scans.channels import packed
 from model_store.task import Normalisation, Task
 from tests.helpers.model_store import dicom_files
 from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
-from tests.helpers.model_store.scan_files import nifti1, tiff
+from tests.helpers.model_store.scan_files import metaimage, nifti1, tiff
 
 DOCS = Path(__file__).parents[4] / "docs"
 TASK = Task(name="t", labels={"x": (1,)}, size=(16, 16), normalisation=Normalisation(method="none"))
@@ -53,6 +53,11 @@ FILES = {
     "png": (pillow("PNG"), encode_png(GREY)),
     "tiff": (pillow("TIFF"), tiff(GREY, "<"), tiff(GREY, ">")),
     "dicom": (dicom_files.image(GREY), dicom_files.zipped(dicom_files.series(CUBE.transpose(2, 0, 1)))),
+    "nrrd": (
+        encode_nrrd(CUBE.astype(np.uint8), np.eye(4)),
+        encode_nrrd(CUBE.astype(np.uint8), np.eye(4), compress=False),
+    ),
+    "metaimage": (metaimage(CUBE), metaimage(CUBE)[len("ObjectType = Image\n") :]),
     "nifti": (nifti1(CUBE, "<"), nifti1(CUBE, ">"), encode_nifti(CUBE.astype(np.uint8), np.eye(4))),
 }
 
@@ -104,6 +109,8 @@ class TestRegistry:
             ("a.tiff", "a"),
             ("a.png.nii", "a.png"),
             ("a.gz", "a.gz"),
+            ("a.seg.nrrd", "a"),
+            ("a.MHA", "a"),
             ("a.zip", "a"),
             ("a.DCM", "a"),
             ("png", "png"),
@@ -125,10 +132,14 @@ class TestRegistry:
             assert decode(FILES["png"][0]).format == expected
 
     def test_list_formats_joins_labels_in_registration_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert list_formats("or") == "PNG, TIFF, .nii, .nii.gz or DICOM (.dcm, or a .zip of a series)"
+        assert (
+            list_formats("or")
+            == "PNG, TIFF, .nii, .nii.gz, .nrrd, .mha or DICOM (.dcm, or a .zip of a series)"
+        )
         monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, PNG_STACK))
         assert list_formats("and") == (
-            "PNG, TIFF, .nii, .nii.gz, DICOM (.dcm, or a .zip of a series) and a zip of PNG slices"
+            "PNG, TIFF, .nii, .nii.gz, .nrrd, .mha, DICOM (.dcm, or a .zip of a series) and a zip of PNG "
+            "slices"
         )
 
     @pytest.mark.parametrize("page", ["reference/http-api.md", "reference/task.md"])

@@ -297,7 +297,7 @@ def test_tiff_with_many_large_tags_is_read_in_bounded_memory() -> None:
         (b"PK\x03\x04" + bytes(100), "ZIP archive without its end"),
         (dicom_files.zipped({"a.txt": b"a"}), "ZIP archive without DICOM"),
         (dicom_files.zipped({"a.dcm": dicom_files.image(ramp("u1"))})[:-30], "without its end"),
-        (b"NRRD0004\n", "NRRD"),
+        (b"NRRD0009\n", "NRRD"),
         (b"II+\0" + bytes(100), "BigTIFF"),
         (bytes(128) + b"DICM" + bytes(100), "DICOM"),
         (b"II*\0" + bytes(124) + b"DICM" + bytes(100), "DICOM"),

@@ -76,7 +76,7 @@ export default function Look() {
             void openFiles(files);
           }}>
           {answered === null && (
-            <span class="hint">NIfTI (a file for each channel), PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
+            <span class="hint">NIfTI (a file for each channel), NRRD, MetaImage, PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
           )}
         </DropZone>
         <Rejection error={catalogueError.value} />

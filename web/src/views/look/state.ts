@@ -79,7 +79,7 @@ async function opened(name: string, files: readonly Blob[], signal: AbortSignal)
   if (kind === "unknown" || (files.length > 1 && kind !== "dicom" && !channels)) {
     const other = files[each.indexOf("unknown")];
     throw new Error(
-      `${other instanceof File ? other.name : name}: expected a NIfTI volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), or a NIfTI volume for each channel, ` +
+      `${other instanceof File ? other.name : name}: expected a NIfTI, NRRD or MetaImage volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), or a NIfTI volume for each channel, ` +
         "found another file.",
     );
   }
