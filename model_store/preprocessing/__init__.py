@@ -6,6 +6,7 @@ Pillow only.
     prepare        scan -> slices [S, C, H, W] float32 and the geometry for the way back
     prepare_for    the same, or `prepare_volume`, as the task says
     prepare_mask   mask -> class indices [S, H, W] of the same slices
+    by_labels      mask whose segments are named -> with the task's values
     class_map      mask -> class indices on its own grid; `classes_on` turns them to the scan's
     label_values   mask -> its values; check_values compares them with a task, check_grid checks its grid
     answer         a prepared scan and a way to run the network -> class indices on the scan's own grid, as
@@ -44,6 +45,7 @@ from model_store.preprocessing.masks import (
     prepare_mask,
 )
 from model_store.preprocessing.restore import PercentRestorer, Restorer, check_restorable, restore
+from model_store.preprocessing.segments import BY_NUMBER, by_labels
 from model_store.preprocessing.volume_restore import (
     PercentVolumeRestorer,
     VolumeRestorer,
@@ -59,6 +61,7 @@ from model_store.preprocessing.volumes import (
 )
 
 __all__ = [
+    "BY_NUMBER",
     "DisplaySlices",
     "Geometry",
     "PercentRestorer",
@@ -70,6 +73,7 @@ __all__ = [
     "VolumeRestorer",
     "align",
     "answer",
+    "by_labels",
     "check_grid",
     "check_restorable",
     "check_values",

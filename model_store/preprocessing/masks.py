@@ -15,6 +15,7 @@ from model_store.errors import MaskMismatch, TaskError
 from model_store.preprocessing.geometry import Geometry
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.resample import sample
+from model_store.preprocessing.segments import by_labels
 from model_store.preprocessing.slices import network_to_slices, stacked
 from model_store.scans.types import Scan, largest_shift
 from model_store.task import Task
@@ -27,9 +28,10 @@ _OFF_PLANE = 0.2
 def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
     """Map a mask to class indices on its own grid, [H, W] or [I, J, K]; IGNORED where it has no truth.
 
-    Raises TaskError naming the values that are not in the task, MaskMismatch for a mask in colour.
+    Raises TaskError naming the values, or segments, that are not in the task, MaskMismatch for a mask in
+    colour.
     """
-    values = _label_voxels(mask)
+    values = _label_voxels(by_labels(mask, task)[0])
     table = task.lookup()
     if int(values.min()) >= 0 and int(values.max()) < len(table):
         classes = table[values]

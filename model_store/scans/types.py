@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,19 @@ class Note:
     text: str
 
 
+@dataclass(frozen=True)
+class Segment:
+    """What a DICOM SEG says of a segment: its name and the code of its type, empty where it says nothing."""
+
+    name: str = ""
+    code: str = ""
+    scheme: str = ""
+
+    def __str__(self) -> str:
+        said = [repr(self.name)] * bool(self.name) + [f"code {self.code}"] * bool(self.code)
+        return f"({', '.join(said) or 'without a name'})"
+
+
 EIGHT_BITS = Note("colours-reduced", "16 bits per colour are read as 8; only grey images keep 16")
 
 
@@ -73,6 +86,7 @@ class Scan:
         modality: of the header, such as "CT" (PS3.3 C.7.3.1.1.1); None where the format has none.
         channel_names: of channels that came as files of their own, in their order; empty for others.
         from_dicom: whether each of these is a DICOM series.
+        segments: what a DICOM SEG says of its segments, by number.
     """
 
     voxels: NDArray[Any]
@@ -84,6 +98,7 @@ class Scan:
     modality: str | None = None
     channel_names: tuple[str, ...] = ()
     from_dicom: bool = False
+    segments: Mapping[int, Segment] = field(default_factory=dict)
 
     @property
     def other_affine(self) -> NDArray[np.float64] | None:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from model_store.scan import Note
 from service.cohorts import cohorts
 from service.cohorts.files import CohortFolder
 from service.database import CohortMask, CohortScan, Database, in_turn
@@ -22,10 +23,11 @@ from service.settings import Settings
 
 @dataclass(frozen=True)
 class DecodedMask:
-    """The format of a decoded mask, and its label values."""
+    """The format of a decoded mask, its label values, and remarks on how they were found."""
 
     format: str
     label_values: list[int]
+    notes: tuple[Note, ...] = ()
 
 
 def of_scans(session: Session, scans: Sequence[CohortScan]) -> dict[int, CohortMask]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -12,8 +13,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from model_store.errors import MaskMismatch
-from model_store.preprocessing import align, check_values, label_values
-from model_store.scan import Scan, decode, decode_mask, encode_nifti, encode_png, list_formats
+from model_store.preprocessing import BY_NUMBER, align, by_labels, check_values, label_values
+from model_store.scan import Note, Scan, decode, decode_mask, encode_nifti, encode_png, list_formats
 from model_store.task import Task
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
@@ -73,16 +74,22 @@ class MaskView(BaseModel):
     format: str
     values: list[int] = Field(description="Distinct values of the mask, ascending.")
     created_at: datetime
+    notes: list[str] = Field(
+        default_factory=list,
+        description="Remarks on how the mask was read, in the answer to PUT: which segments of a DICOM SEG "
+        "were taken by their number.",
+    )
 
 
-def mask_view(row: CohortMask) -> MaskView:
-    """A row as it looks from outside."""
+def mask_view(row: CohortMask, notes: Sequence[Note] = ()) -> MaskView:
+    """A row as it looks from outside, with remarks on how it was read."""
     return MaskView(
         sha256=f"sha256:{row.sha256}",
         bytes=row.size,
         format=row.format,
         values=row.label_values,
         created_at=row.created_at,
+        notes=[note.text for note in notes],
     )
 
 
@@ -156,7 +163,7 @@ async def put_mask(
             replaces,
         )
     response.status_code = 201 if created else 200
-    return mask_view(row)
+    return mask_view(row, decoded.notes)
 
 
 @router.get(
@@ -232,16 +239,27 @@ def _decoded(
 ) -> masks.DecodedMask:
     """Check a mask against its scan. In DICOM or on other axes, it is stored as NIfTI on the scan's grid."""
     limits = scan_limits(context.settings)
-    drawn = decode_mask(upload.read(), limits)
+    drawn, notes = _matched(decode_mask(upload.read(), limits), task)
     values = label_values(drawn)
     below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), cohort_limits(context.settings))
     aligned = align(_in_units_of(below, drawn), below.grid, below.affine, below.other_affine)
     if task is not None:
         check_values(values, task)
     if aligned is not drawn or drawn.format.startswith("dicom"):
-        return masks.DecodedMask(_rewritten(aligned, below, values, upload), values)
+        return masks.DecodedMask(_rewritten(aligned, below, values, upload), values, notes)
     deidentify_upload(upload, context.settings)
     return masks.DecodedMask(drawn.format, values)
+
+
+def _matched(mask: Scan, task: Task | None) -> tuple[Scan, tuple[Note, ...]]:
+    """The mask with the values of the task, where its segments are named; without a task by their numbers."""
+    if task is not None:
+        return by_labels(mask, task)
+    if not mask.segments:
+        return mask, ()
+    named = ", ".join(f"{number} {segment}" for number, segment in sorted(mask.segments.items()))
+    text = f"the segments are kept by their numbers, since no `model` is named: {named}"
+    return mask, (Note(BY_NUMBER, text),)
 
 
 def _in_units_of(scan: Scan, mask: Scan) -> Scan:

@@ -79,7 +79,8 @@ class Site(Generic[AnyCase]):
 
     `digest` is a sha256 over the cases' names, patients and splits and the bytes of their files. `empty` says
     that no mask has a pixel of any label, `labelled` how many masks have each label. `undrawn` are the labels
-    that the site does not draw: they are in none of its masks, and in those of others.
+    that the site does not draw: they are in none of its masks, and in those of others. `notes` are remarks on
+    how its files were read.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Site(Generic[AnyCase]):
     empty: bool = field(default=False, compare=False)
     labelled: Mapping[str, int] = field(default_factory=dict, compare=False)
     undrawn: tuple[str, ...] = field(default=(), compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def size(self) -> int:
@@ -229,6 +231,7 @@ def data_warnings(sites: Sequence[Site[Any] | RemoteSite]) -> list[str]:
         for site in sites
         if isinstance(site, Site) and site.empty
     ]
+    found += [note for site in sites if isinstance(site, Site) for note in shortened(site.notes)]
     found += [
         f"site '{site.name}' does not draw {' or '.join(map(repr, site.undrawn))}: "
         f"{'it is' if len(site.undrawn) == 1 else 'they are'} in none of its {site.size} masks, and in those "
@@ -250,6 +253,13 @@ def data_warnings(sites: Sequence[Site[Any] | RemoteSite]) -> list[str]:
         if sum(site.counts.patients.values()) == 1
     ]
     return found
+
+
+def shortened(notes: Sequence[str]) -> list[str]:
+    """The first note, with the number of the others like it."""
+    if len(notes) < 2:
+        return [*notes]
+    return [f"{notes[0]}; and {len(notes) - 1} more such notes on the site's files"]
 
 
 def untrainable(root: Path, problems: Sequence[str]) -> FederationError:

@@ -1,8 +1,12 @@
-"""Read a DICOM SEG as a mask: voxel values are segment numbers, 0 is no segment."""
+"""Read a DICOM SEG as a mask: voxel values are segment numbers, 0 is no segment.
+
+`model_store.preprocessing.by_labels` gives them the values of a task, by what each segment says that it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +19,10 @@ from model_store.scans.dicom import geometry
 from model_store.scans.dicom.files import read_dataset, reported
 from model_store.scans.dicom.geometry import Frame
 from model_store.scans.dicom.pixels import NATIVE, Layout, decode_frames, layout_of
-from model_store.scans.types import Limits, Scan, check_sides
+from model_store.scans.types import Limits, Scan, Segment, check_sides
 
+# Characters of a name or code.
+_MOST_TEXT = 64
 # Segmentation and Label Map Segmentation Storage.
 SEG_CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 
@@ -67,7 +73,27 @@ def read_seg(data: bytes, limits: Limits) -> Scan:
         mask[place][inside] = number
     voxels = mask.transpose(2, 1, 0)[..., None]
     voxels.flags.writeable = False
-    return Scan(voxels, affine, "dicom-seg")
+    return Scan(voxels, affine, "dicom-seg", segments=_named(header))
+
+
+def _named(header: Dataset) -> dict[int, Segment]:
+    """The name and the code of every segment, as far as they can be read."""
+    found: dict[int, Segment] = {}
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        for item in header.get("SegmentSequence") or ():
+            types = item.get("SegmentedPropertyTypeCodeSequence") or ()
+            code = types[0] if types else Dataset()
+            found[int(item.SegmentNumber)] = Segment(
+                _text(item.get("SegmentLabel")),
+                _text(code.get("CodeValue") or code.get("LongCodeValue")),
+                _text(code.get("CodingSchemeDesignator")),
+            )
+    return found
+
+
+def _text(value: Any) -> str:
+    said = "".join(each for each in str(value or "") if each.isprintable())
+    return said.strip()[:_MOST_TEXT]
 
 
 def _segment(frame: Frame) -> int:

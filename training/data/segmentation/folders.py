@@ -79,7 +79,10 @@ def _described(site: Site, looks: Sequence[Look], found: Mapping[str, int]) -> S
         for look in looks
         if look.site == site.name
     )
-    return replace(site, digest=digest_of_cases(rows), empty=not any(found.values()), labelled=found)
+    notes = tuple(note for look in looks if look.site == site.name for note in look.notes)
+    return replace(
+        site, digest=digest_of_cases(rows), empty=not any(found.values()), labelled=found, notes=notes
+    )
 
 
 def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:

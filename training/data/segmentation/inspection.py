@@ -17,7 +17,13 @@ from typing import TypeVar
 import numpy as np
 
 from model_store.errors import LocumStoreError
-from model_store.preprocessing import geometry_of, prepare_mask, prepare_volume, prepare_volume_mask
+from model_store.preprocessing import (
+    by_labels,
+    geometry_of,
+    prepare_mask,
+    prepare_volume,
+    prepare_volume_mask,
+)
 from model_store.preprocessing.intensity import match_channels
 from model_store.scan import decode_mask
 from model_store.task import IGNORED, Task
@@ -32,7 +38,7 @@ class Look:
     """The result of checking one case.
 
     `digest` is a sha256 over both files, `image` that of the image. `classes` are those that the mask has,
-    as the network sees it.
+    as the network sees it, `notes` remarks on how it was read.
     """
 
     site: str
@@ -41,6 +47,7 @@ class Look:
     image: str
     problems: tuple[str, ...] = ()
     classes: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 def look_at(sites: Iterable[Site], task: Task) -> list[Look]:
@@ -68,6 +75,8 @@ def _look(site: str, case: Case, task: Task) -> Look:
     digest = hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
     image = attempt(image_name, partial(joined, images, task))
     mask = attempt(mask_name, partial(decode_mask, drawn))
+    matched = None if mask is None else attempt(mask_name, partial(by_labels, mask, task))
+    mask, notes = matched or (None, ())
     prepared = None
     if image is not None and task.is_volume:
         volume = attempt(image_name, partial(prepare_volume, image, task))
@@ -80,7 +89,8 @@ def _look(site: str, case: Case, task: Task) -> Look:
             prepared = attempt(mask_name, partial(prepare_mask, mask, task, geometry))
     if prepared is not None:
         classes = frozenset({*np.unique(prepared).tolist()} - {IGNORED})
-    return Look(site, case, digest, digests[0], tuple(problems), classes)
+    said = tuple(f"{mask_name}: {note.text}" for note in notes)
+    return Look(site, case, digest, digests[0], tuple(problems), classes, said)
 
 
 def labelled(looks: Iterable[Look], task: Task) -> dict[str, dict[str, int]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import httpx
 import numpy as np
+import pydicom
 import pytest
 from pydicom.uid import CTImageStorage
 
@@ -89,6 +91,35 @@ def test_seg_is_stored_as_the_mask_of_its_series(api: Any, cohort: str, kind: st
     (mask,) = [decode(data) for data in masks]
     np.testing.assert_array_equal(mask.voxels[..., 0], drawn.transpose(2, 1, 0))
     assert not any(planted.encode() in data.lower() for data in stored(api).values() for planted in PLANTED)
+
+
+@pytest.mark.parametrize("kind", ["BINARY", "LABELMAP"])
+def test_segment_is_matched_by_its_name_and_by_its_number_with_a_note(
+    api: Any, cohort: str, kind: str
+) -> None:
+    files = series(VOLUME)
+    assert api.client.put(f"{cohort}/scans/1", content=zipped(files)).status_code == 201
+
+    def put(number: int, name: str, query: str = "?model=bright") -> httpx.Response:
+        drawn = np.where(VOLUME > 100, number, 0).astype(np.uint8)
+        dataset = pydicom.dcmread(io.BytesIO(seg(files, drawn, kind)))
+        segments = {item.SegmentNumber: item for item in dataset.SegmentSequence}
+        segments[number].SegmentLabel = name
+        dataset.SOPInstanceUID = uid(f"{number} {name}")
+        api.client.delete(f"{cohort}/scans/1/mask")
+        answer: httpx.Response = api.client.put(f"{cohort}/scans/1/mask{query}", content=written(dataset))
+        return answer
+
+    named = put(2, "Bright")
+    assert named.status_code == 201, named.text
+    assert (named.json()["values"], named.json()["notes"]) == ([0, 1], [])
+    numbered = put(1, "Segment 1").json()
+    assert numbered["values"] == [0, 1]
+    assert "is taken for bright by its number alone" in numbered["notes"][0]
+    assert "segment 2 ('dark', code 10200004) is none of the labels" in detail(put(2, "dark"), 422)
+    unmatched = put(2, "Bright", "").json()
+    assert unmatched["values"] == [0, 2]
+    assert "kept by their numbers, since no `model` is named" in unmatched["notes"][0]
 
 
 def test_seg_of_another_series_is_rejected(api: Any, cohort: str) -> None:
