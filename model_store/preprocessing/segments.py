@@ -1,4 +1,4 @@
-"""Match the segments of a DICOM SEG with the labels of a task: by code, then by name, then by number.
+"""Match the segments of a DICOM SEG or .seg.nrrd with the labels of a task: by code, then name, then number.
 
 A number says nothing by itself: exporters count segments from 1. So a segment that another code or name
 belongs to is refused, and one that neither names is taken by its number, with a note.

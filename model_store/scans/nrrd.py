@@ -10,13 +10,14 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 
 from model_store.errors import DamagedScan, UnsupportedScan
 from model_store.scans.raster import ORIENTATION_UNKNOWN, UNITS, Raster, Triple, numbers, wholes
-from model_store.scans.types import Limits, Note, Scan
+from model_store.scans.types import Limits, Note, Scan, Segment
 
 SIGNATURES: Final = tuple(f"NRRD000{version}".encode() for version in range(1, 6))
 _NAME: Final = "NRRD"
@@ -57,12 +58,18 @@ _SPATIAL: Final = ("domain", "space")
 _COLOURS: Final = ("rgb-color", "3-color", "rgba-color", "4-color")
 # Fields by which the voxels are in other files.
 _DETACHED: Final = ("data file", "datafile")
+_SEGMENT = re.compile(r"^Segment(\d+)_(Name|LabelValue|Tags):=(.*)$", re.MULTILINE)
+# Of a terminology entry: context~category~type~…, each of them scheme^value^meaning.
+_TYPE = re.compile(r"TerminologyEntry:[^|~]*~[^|~]*~([^|~^]*)\^([^|~^]*)\^")
 _VECTOR = re.compile(r"none|\([^()]*\)", re.IGNORECASE)
 
 
 def read_nrrd(data: bytes, limits: Limits) -> Scan:
-    """Read a .nrrd. Raises DamagedScan, UnsupportedScan, ScanTooLarge."""
-    return _raster(data).scan(data, limits, "nrrd")
+    """Read a .nrrd; of a .seg.nrrd, what it says of its segments too.
+
+    Raises DamagedScan, UnsupportedScan, ScanTooLarge.
+    """
+    return replace(_raster(data).scan(data, limits, "nrrd"), segments=_segments(data))
 
 
 def deidentify_nrrd(data: bytes, limits: Limits, _key: bytes) -> bytes:
@@ -171,6 +178,22 @@ def _header(data: bytes) -> tuple[dict[str, str], int]:
             )
         fields[name] = value.strip()
     return fields, end + length
+
+
+def _segments(data: bytes) -> dict[int, Segment]:
+    """What 3D Slicer says of the segments, by the value of each."""
+    head = data[: max(data.find(b"\n\n", 0, _LONGEST_HEADER), 0)].decode("utf-8", "replace")
+    own: dict[str, dict[str, str]] = {}
+    for number, key, value in _SEGMENT.findall(head):
+        own.setdefault(number, {})[key] = value.strip()
+    found: dict[int, Segment] = {}
+    for said in own.values():
+        if not said.get("LabelValue", "").isdecimal():
+            continue
+        coded = _TYPE.search(said.get("Tags", ""))
+        scheme, code = coded.groups() if coded else ("", "")
+        found[int(said["LabelValue"])] = Segment.of(said.get("Name"), code, scheme)
+    return found
 
 
 def _channel_axis(dimension: int, kinds: list[str], vectors: list[str]) -> int | None:

@@ -18,6 +18,9 @@ MIN_SIDE = 8
 # Far above any intensity, far below the values for which sums of squares overflow float32 in a network.
 MAX_INTENSITY = 1e15
 
+# Characters of a segment's name or code.
+_MOST_TEXT = 64
+
 # The files of a scan that is stored as several: file name -> content.
 Parts = Mapping[str, bytes]
 
@@ -56,11 +59,17 @@ class Note:
 
 @dataclass(frozen=True)
 class Segment:
-    """What a DICOM SEG says of a segment: its name and the code of its type, empty where it says nothing."""
+    """What a DICOM SEG or .seg.nrrd says of a segment: its name and the code of its type, or nothing ("")."""
 
     name: str = ""
     code: str = ""
     scheme: str = ""
+
+    @classmethod
+    def of(cls, name: Any, code: Any, scheme: Any) -> Segment:
+        """A segment of what a file says, without what cannot be printed."""
+        said = ("".join(filter(str.isprintable, str(each or ""))) for each in (name, code, scheme))
+        return cls(*(each.strip()[:_MOST_TEXT] for each in said))
 
     def __str__(self) -> str:
         said = [repr(self.name)] * bool(self.name) + [f"code {self.code}"] * bool(self.code)
@@ -86,7 +95,7 @@ class Scan:
         modality: of the header, such as "CT" (PS3.3 C.7.3.1.1.1); None where the format has none.
         channel_names: of channels that came as files of their own, in their order; empty for others.
         from_dicom: whether each of these is a DICOM series.
-        segments: what a DICOM SEG says of its segments, by number.
+        segments: what a DICOM SEG or .seg.nrrd says of its segments, by their value in the voxels.
     """
 
     voxels: NDArray[Any]

@@ -239,13 +239,14 @@ def _decoded(
 ) -> masks.DecodedMask:
     """Check a mask against its scan. In DICOM or on other axes, it is stored as NIfTI on the scan's grid."""
     limits = scan_limits(context.settings)
-    drawn, notes = _matched(decode_mask(upload.read(), limits), task)
+    sent = decode_mask(upload.read(), limits)
+    drawn, notes = _matched(sent, task)
     values = label_values(drawn)
     below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), cohort_limits(context.settings))
     aligned = align(_in_units_of(below, drawn), below.grid, below.affine, below.other_affine)
     if task is not None:
         check_values(values, task)
-    if aligned is not drawn or drawn.format.startswith("dicom"):
+    if aligned is not sent or sent.format.startswith("dicom"):
         return masks.DecodedMask(_rewritten(aligned, below, values, upload), values, notes)
     deidentify_upload(upload, context.settings)
     return masks.DecodedMask(drawn.format, values)

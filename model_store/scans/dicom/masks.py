@@ -21,8 +21,6 @@ from model_store.scans.dicom.geometry import Frame
 from model_store.scans.dicom.pixels import NATIVE, Layout, decode_frames, layout_of
 from model_store.scans.types import Limits, Scan, Segment, check_sides
 
-# Characters of a name or code.
-_MOST_TEXT = 64
 # Segmentation and Label Map Segmentation Storage.
 SEG_CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 
@@ -83,17 +81,12 @@ def _named(header: Dataset) -> dict[int, Segment]:
         for item in header.get("SegmentSequence") or ():
             types = item.get("SegmentedPropertyTypeCodeSequence") or ()
             code = types[0] if types else Dataset()
-            found[int(item.SegmentNumber)] = Segment(
-                _text(item.get("SegmentLabel")),
-                _text(code.get("CodeValue") or code.get("LongCodeValue")),
-                _text(code.get("CodingSchemeDesignator")),
+            found[int(item.SegmentNumber)] = Segment.of(
+                item.get("SegmentLabel"),
+                code.get("CodeValue") or code.get("LongCodeValue"),
+                code.get("CodingSchemeDesignator"),
             )
     return found
-
-
-def _text(value: Any) -> str:
-    said = "".join(each for each in str(value or "") if each.isprintable())
-    return said.strip()[:_MOST_TEXT]
 
 
 def _segment(frame: Frame) -> int:

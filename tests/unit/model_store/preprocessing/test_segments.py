@@ -9,7 +9,7 @@ import pytest
 
 from model_store.errors import TaskError
 from model_store.preprocessing import by_labels, class_map
-from model_store.scan import Scan
+from model_store.scan import Scan, decode_mask
 from model_store.scans.types import Segment
 from model_store.task import Task
 
@@ -107,3 +107,28 @@ def test_segment_that_says_nothing_is_taken_by_its_number_with_a_note(drawn: Sca
 def test_a_mask_without_named_segments_is_as_it_was() -> None:
     drawn = mask()
     assert by_labels(drawn, ONE) == (drawn, ())
+
+
+def test_segments_of_a_seg_nrrd_are_matched_as_those_of_a_seg() -> None:
+    """As 3D Slicer writes them."""
+    entry = f"TerminologyEntry:General~SCT^123037004^Anatomical Structure~SCT^{LIVER}^Liver~^^~Anatomic~^^~^^"
+    header = (
+        "NRRD0004",
+        "type: unsigned char",
+        "dimension: 3",
+        "space: left-posterior-superior",
+        "sizes: 8 8 8",
+        "space directions: (1,0,0) (0,1,0) (0,0,1)",
+        "encoding: raw",
+        "space origin: (0,0,0)",
+        "Segment0_ID:=Segment_1",
+        "Segment0_LabelValue:=3",
+        "Segment0_Name:=Leber",
+        f"Segment0_Tags:=Segmentation.Status:inprogress|{entry}|",
+    )
+    voxels = np.zeros(512, np.uint8)
+    voxels[5] = 3
+    drawn = decode_mask("\n".join(header).encode() + b"\n\n" + voxels.tobytes())
+    assert drawn.segments == {3: Segment("Leber", LIVER, "SCT")}
+    found, notes = by_labels(drawn, ONE)
+    assert (sorted({*found.voxels.ravel().tolist()}), notes) == ([0, 1], ())
