@@ -19,7 +19,7 @@ from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES
 from model_store.scans.dicom.reading import DicomSeries
 from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
 from model_store.scans.foreign import advice
-from model_store.scans.formats import format_of, list_formats, series_of, strip_suffix
+from model_store.scans.formats import format_of, kind_of, list_formats, series_of, strip_suffix
 from model_store.scans.types import MIN_SIDE, Limits, Note, Parts, Scan
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "encode_nifti",
     "encode_nrrd",
     "encode_png",
+    "kind_of",
     "list_formats",
     "open_series",
     "read_dataset",

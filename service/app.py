@@ -30,6 +30,7 @@ from service.http.dependencies import known_parameters, room_on_disk
 from service.http.origins import OriginMiddleware
 from service.http.semantics import SemanticsMiddleware
 from service.http.uploads.body_limit import BodyLimitMiddleware
+from service.http.uploads.coding import ContentCodingMiddleware
 from service.identity import keys
 from service.identity.authentication import Authenticator
 from service.identity.rates import RateLimits
@@ -150,6 +151,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(SemanticsMiddleware)
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(ContentCodingMiddleware)
     if chosen.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -21,7 +21,7 @@ from model_store.scans import metaimage, nifti, nrrd, png, tiff
 from model_store.scans.dicom.deidentify import deidentify as deidentify_dicom
 from model_store.scans.dicom.files import sniff as sniff_dicom
 from model_store.scans.dicom.reading import read_dicom, read_series
-from model_store.scans.foreign import is_dicom
+from model_store.scans.foreign import advice, is_dicom
 from model_store.scans.types import Limits, Parts, Scan
 
 
@@ -131,6 +131,14 @@ FORMATS: tuple[Format, ...] = (
 def format_of(data: bytes) -> Format | None:
     """The first format that accepts the bytes; None for an unknown one."""
     return next((known for known in FORMATS if known.sniff(data)), None)
+
+
+def kind_of(head: bytes) -> str:
+    """What a file is, by its first bytes, in words."""
+    if nifti.is_half(head):
+        return "this is a header (.hdr) of NIfTI or ANALYZE, without the voxels (.img): save both as one .nii"
+    known = format_of(head)
+    return advice(head) if known is None else f"this is {' or '.join(known.labels)}"
 
 
 def series_of(files: Iterable[bytes]) -> Series | None:

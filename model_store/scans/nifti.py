@@ -34,6 +34,12 @@ _GZIP_FIELDS = 0b11110
 _COMPRESSION = 1
 
 
+def is_half(head: bytes) -> bool:
+    """Whether a file's first bytes (more than a header) are a header with its voxels in another file."""
+    header = head.startswith(SIGNATURES) and not head.startswith(_GZIP)
+    return header and (len(head) in HEADER_SIZES or head[344:347] == b"ni1" or head[4:7] == b"ni2")
+
+
 def read_nifti(data: bytes, limits: Limits) -> Scan:
     """Read a .nii or .nii.gz. Raises DamagedScan, UnsupportedScan, ScanTooLarge."""
     return _read_gzipped(data, limits) if data.startswith(_GZIP) else _read_plain(data, limits)

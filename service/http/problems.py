@@ -236,7 +236,9 @@ def _describe(app: FastAPI) -> None:
         for path in description.get("paths", {}).values():
             for operation in path.values():
                 # What the middleware answers before the route.
-                early = (401, 403, 421, 429, 503) if "security" in operation else (421,)
+                early: tuple[int, ...] = (401, 403, 421, 429, 503) if "security" in operation else (421,)
+                # Codings of a body are looked at while it is read.
+                early += (415,) if "requestBody" in operation else ()
                 operation["responses"].update(
                     {str(status): text for status, text in problem_responses(*early).items()}
                 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anyio import to_thread
@@ -22,11 +22,12 @@ from starlette.responses import Response
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, SsfPoolManifest
-from model_store.scan import MOST_FILES
+from model_store.scan import MOST_FILES, kind_of, series_of
 from service.catalog.network import Selection
 from service.context import ServiceContext
 from service.http.audit import concerns
-from service.http.uploads.multipart import malformed, missing
+from service.http.problems import Problem
+from service.http.uploads.multipart import malformed, missing, shown
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.volumes import BetweenPatches, Deadline, TakesLonger
@@ -78,13 +79,33 @@ async def receive_scan(
             raise malformed(
                 f"expected the field '{field}', or one field '{field}.CHANNEL' for each channel, found both"
             )
-        if channels:
-            form.files[field] = await to_thread.run_sync(pack_channels, channels, spool)
-        elif len(parts) == 1:
-            form.files[field] = parts[0]
-        elif parts:
-            form.files[field] = await to_thread.run_sync(pack, parts, spool)
+        try:
+            if channels:
+                for name, files in channels.items():
+                    await to_thread.run_sync(_check_series, f"{field}.{name}", files)
+                form.files[field] = await to_thread.run_sync(pack_channels, channels, spool)
+            elif len(parts) == 1:
+                form.files[field] = parts[0]
+            elif parts:
+                await to_thread.run_sync(_check_series, field, parts)
+                form.files[field] = await to_thread.run_sync(pack, parts, spool)
+        except Problem:
+            form.repeated[field] = parts
+            form.close()
+            raise
         return form
+
+
+def _check_series(field: str, files: Sequence[Upload]) -> None:
+    """Raise Problem 422 for several files that are no series: packed, they would be called an archive."""
+    heads = [each.head() for each in files] if len(files) > 1 else []
+    if not heads or series_of(heads) is not None:
+        return
+    raise malformed(
+        f"field '{shown(field)}': expected one file, or the DICOM files of a series, found {len(heads)} "
+        f"files and no DICOM among them; of the first, {kind_of(heads[0])}. Send one file; of a scan of "
+        "several channels, each in a field of its own, such as scan.T1"
+    )
 
 
 def scan_in(form: UploadForm, field: str = "scan") -> Upload:

@@ -18,6 +18,7 @@ from model_store.scans import channels
 
 # Up to this size an upload stays in memory and never touches the disk.
 IN_MEMORY_BYTES = 1024 * 1024
+_HEAD_BYTES = 1024
 _PREFIX = "upload-"
 
 
@@ -72,6 +73,11 @@ class Upload:
         """Return all bytes. Blocking: call it in a thread."""
         self._file.seek(self._start)
         return self._file.read(self.size)
+
+    def head(self) -> bytes:
+        """Return the first bytes, which tell its format. Blocking: call it in a thread."""
+        self._file.seek(self._start)
+        return self._file.read(min(_HEAD_BYTES, self.size))
 
     def replace(self, data: bytes) -> None:
         """Put other bytes in place of those that were received. Blocking: call it in a thread."""

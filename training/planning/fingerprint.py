@@ -295,8 +295,8 @@ def capped(states: Mapping[str, State]) -> tuple[dict[str, State], str]:
     counted = others if len(states) == 2 else others - 1
     scaled = {name: tensor * (counted / cases[largest]) for name, tensor in states[largest].items()}
     words = (
-        f"{largest} announces {cases[largest]:.0f} of {cases[largest] + others:.0f} training cases: it counts "
-        f"as {counted:.0f}, half of all at most, so that no site decides a plan alone"
+        f"{largest} announces {cases[largest]:.0f} of {cases[largest] + others:.0f} training cases: "
+        f"it counts as {counted:.0f}, half of all at most, so that no site decides a plan alone"
     )
     return {**states, largest: scaled}, words
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import nibabel as nib
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from tests.helpers.service.adapted_store import publish_space
 
 FORM = "application/x-www-form-urlencoded"
 COHORT = "0" * 32
+NIFTI = nib.Nifti1Image(np.zeros((32, 32, 4), np.int16), np.eye(4)).to_bytes()
 WHO = {"actor": "ada", "reason": "validated"}
 
 
@@ -198,3 +201,36 @@ def test_start_with_an_empty_store_logs_a_warning(
 ) -> None:
     start(tmp_path / "stor")
     assert any("no artefact in the store" in record.message for record in caplog.records)
+
+
+def test_form_that_is_coded_with_gzip_is_answered_and_another_coding_refused(api: Any, scan: bytes) -> None:
+    built = api.client.build_request("POST", "/segment", files={"scan": ("a.png", scan)})
+    headers = {"Content-Type": built.headers["Content-Type"], "Content-Encoding": "gzip"}
+    coded = gzip.compress(built.read())
+    assert api.client.post("/segment", content=coded, headers=headers).status_code == 200
+    answer = api.client.post("/segment", content=coded, headers={**headers, "Content-Encoding": "br"})
+    assert "found 'br'" in detail(answer, 415)
+    assert answer.headers["accept-encoding"] == "gzip, identity"
+    answer = api.client.post("/segment", content=coded[:-9], headers=headers)
+    assert "found one that is cut off" in detail(answer, 422)
+    registered = gzip.compress(b'{"name": "North"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert api.client.put("/hospitals/north", content=registered, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "files", "said"),
+    [
+        ("scan", (NIFTI, NIFTI), "2 files and no DICOM among them; of the first, this is .nii or .nii.gz"),
+        ("scan", (NIFTI[:348], NIFTI[352:]), "this is a header (.hdr) of NIfTI or ANALYZE"),
+        ("scan", (gzip.compress(NIFTI), b"x"), "this is .nii or .nii.gz"),
+        ("scan", (b"NRRD0004", b"raw"), "this is .nrrd"),
+        ("scan", (b"GIF8", b"GIF8"), "this is GIF"),
+        ("scan.T1", (NIFTI, NIFTI), "field 'scan.T1': expected one file"),
+    ],
+)
+def test_several_files_that_are_no_series_are_named(
+    api: Any, field: str, files: tuple[bytes, ...], said: str
+) -> None:
+    sent = [(field, (f"{number}.nii", content)) for number, content in enumerate(files)]
+    assert said in detail(api.client.post("/segment", files=sent), 422)
