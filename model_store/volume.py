@@ -62,9 +62,9 @@ class VolumeGeometry(BaseModel):
             patient's axes (MONAI's Orientation): the stored axes nearest to them are turned over, and never
             resampled for a tilt. Lower case names the stored axes themselves: `kji` is the order in which
             nnU-Net reads, and `jki` is it transposed.
-        resampling: onto the spacing. `linear` maps the scan's area onto the new grid's; `monai` keeps the
-            centre of the first voxel, as MONAI's Spacing does; `nnunet` is cubic, with the nearest plane
-            along an axis of thick slices.
+        resampling: onto the spacing. `linear` maps the scan's area onto the new grid's; `monai` has the grid
+            of MONAI's Spacing, from the first voxel's centre or, on most oblique affines, about the scan's;
+            `nnunet` is cubic, with the nearest plane along an axis of thick slices.
         normalise: `before` resampling, or `after` it, as most MONAI bundles do.
         crop: `nonzero` cuts off the margin in which every channel is zero before anything else.
         average: what is averaged over windows.

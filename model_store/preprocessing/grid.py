@@ -29,6 +29,12 @@ _orientations: Any = nib.orientations
 
 Triple = tuple[int, int, int]
 
+# Voxels of the network along an axis, voxels of the scan per such voxel, and the place of the first.
+Step = tuple[int, float, float]
+
+# MONAI's: a voxel this near to the wanted spacing is left as it is; how near a corner has to be to be the
+# first.
+_SAME_MM, _AT_FIRST = 1e-3, 1e-8
 # nnU-Net resamples the axis of thick slices apart from the others when they are so many times thicker.
 _ANISOTROPIC = 3
 
@@ -135,13 +141,23 @@ def volume_grid(scan: Scan, task: Task, box: tuple[slice, ...] | None = None) ->
             "patient; send a volume: NIfTI, or a DICOM series"
         )
     order = volume_order(scan, geometry)
-    in_mm = np.linalg.norm(scan.affine[:3, :3], axis=0) * scan.mm_per_unit
-    axes = []
-    for index, stored in enumerate(order):
-        side = scan.grid[stored[0]]
-        low, high = (0, side) if box is None else (box[index].start, box[index].stop)
-        wanted = None if geometry.spacing is None else geometry.spacing[index]
-        axes.append(_axis(stored, low, high - low, float(in_mm[stored[0]]), wanted, geometry))
+    # Where each of the network's axes leads per voxel of the scan.
+    columns = np.stack(
+        [(-1 if turned else 1) * scan.affine[:3, axis] * scan.mm_per_unit for axis, turned in order], axis=1
+    )
+    sides = [scan.grid[axis] for axis, _ in order]
+    lows = [0, 0, 0] if box is None else [each.start for each in box]
+    counts = sides if box is None else [each.stop - each.start for each in box]
+    if geometry.spacing is not None and geometry.resampling == "monai":
+        steps = _monais(columns, counts, geometry.spacing)
+    else:
+        steps = _of_the_area(columns, counts, geometry.spacing)
+    axes = [
+        Axis(stored, low, count, side, step, offset, float(np.linalg.norm(column)))
+        for stored, low, count, (side, step, offset), column in zip(
+            order, lows, counts, steps, columns.T, strict=True
+        )
+    ]
     i, j, k = scan.grid
     x, y, z = axes
     apart: tuple[int | None, int | None] = (None, None)
@@ -177,23 +193,46 @@ def volume_order(scan: Scan, geometry: VolumeGeometry) -> Order:
     return tuple(found[index] for index in range(3))
 
 
-def _axis(
-    stored: tuple[int, bool],
-    low: int,
-    count: int,
-    spacing: float,
-    wanted: float | None,
-    geometry: VolumeGeometry,
-) -> Axis:
-    if wanted is None:
-        return Axis(stored, low, count, count, 1.0, 0.0, spacing)
-    if geometry.resampling == "monai":
-        # `compute_shape_offset`: from the centre of the first voxel, as many as reach the last one's.
-        side = max(1, round((count - 1) * spacing / wanted + 1))
-        return Axis(stored, low, count, side, wanted / spacing, 0.0, spacing)
-    side = max(1, round(count * spacing / wanted))
-    step = count / side
-    return Axis(stored, low, count, side, step, (step - 1) / 2, spacing)
+def _of_the_area(
+    columns: NDArray[np.float64], counts: Sequence[int], spacing: Sequence[float] | None
+) -> list[Step]:
+    """By axis the voxels, step and offset of a grid over the same area; the scan's own grid without spacing.
+
+    `columns` [3, 3] has where each axis leads per voxel, in mm, and `counts` the scan's voxels.
+    """
+    if spacing is None:
+        return [(count, 1.0, 0.0) for count in counts]
+    found = []
+    for count, mm, wanted in zip(counts, np.linalg.norm(columns, axis=0), spacing, strict=True):
+        side = max(1, round(count * float(mm) / wanted))
+        step = count / side
+        found.append((side, step, (step - 1) / 2))
+    return found
+
+
+def _monais(columns: NDArray[np.float64], counts: Sequence[int], spacing: Sequence[float]) -> list[Step]:
+    """The same of MONAI's Spacing (`zoom_affine`, `compute_shape_offset`), on which a bundle was trained.
+
+    Its grid begins at the centre of the scan's first voxel, where that is the first corner of the scan on the
+    new axes to 1e-8 of a voxel. On most oblique affines it is not, since a header's float32 leave a shear of
+    1e-7: then both grids have one centre. A shear beyond that is not undone here.
+    """
+    mm = np.linalg.norm(columns, axis=0)
+    wanted = np.where(np.abs(mm - spacing) <= _SAME_MM, mm, spacing)
+    upper = np.linalg.cholesky(columns.T @ columns).T
+    zoomed = columns @ np.linalg.inv(upper) @ np.diag(np.sign(np.diag(upper)) * wanted)
+    corners = np.array(np.meshgrid(*[(0.0, count - 1.0) for count in counts], indexing="ij")).reshape(3, -1)
+    there = np.linalg.solve(zoomed, columns) @ corners
+    sides = np.round(np.ptp(there, axis=1) + 1)
+    from_first = any(
+        np.allclose((there - corner[:, None]).min(axis=1), 0, atol=_AT_FIRST) for corner in there.T
+    )
+    steps = wanted / mm
+    offsets = np.zeros(3) if from_first else (np.array(counts) - sides * steps) / 2
+    return [
+        (max(1, int(side)), float(step), float(offset))
+        for side, step, offset in zip(sides, steps, offsets, strict=True)
+    ]
 
 
 def _thick(spacing: list[float], other: list[float]) -> int | None:

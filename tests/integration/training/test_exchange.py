@@ -91,6 +91,28 @@ def test_an_imported_bundle_gives_monais_mask(tmp_path: Path, scan: Path, option
 
 
 @pytest.mark.filterwarnings("ignore")  # of MONAI
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("after", [PROBABILITIES, _LOGITS], ids=["probabilities", "logits"])
+def test_an_imported_bundle_gives_monais_mask_of_an_oblique_scan(
+    tmp_path: Path, seed: int, after: list[dict[str, Any]]
+) -> None:
+    rng = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ np.diag((0.93, 1.07, 2.41))
+    affine[:3, 3] = rng.uniform(-100, 100, 3)
+    image = nibabel.Nifti1Image(phantom(rng, (34, 30, 18))[0], affine)
+    image.to_filename(tmp_path / "scan.nii.gz")
+    folder = make_bundle(tmp_path / "bundle", before=[*SPLEEN[:4], _ZSCORE], after=after, seed=3)
+    expected = by_monai(folder, tmp_path / "scan.nii.gz")
+
+    found = mask_of(_imported(Store(tmp_path / "store"), folder), tmp_path / "scan.nii.gz")
+
+    assert sorted(np.bincount(expected.astype(int).ravel()))[-2] > 100
+    assert np.mean(found != expected) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")  # of MONAI
 def test_imported_regions_are_monais_regions(tmp_path: Path, scan: Path) -> None:
     """Combinations of three sigmoids are the mask values of the declared labels."""
     folder = make_bundle(tmp_path / "bundle", after=_REGIONS)
@@ -216,7 +238,8 @@ def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(t
 
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     refused = subprocess.run([*line, "--without"], cwd=ROOT, capture_output=True, text=True, check=False)
-    nothing = [*line[:6], str(tmp_path), *line[7:]]
+    (tmp_path / "empty").mkdir()
+    nothing = [*line[:6], str(tmp_path / "empty"), *line[7:]]
     missing = subprocess.run(nothing, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert "imported spleen-ct-segmentation@1" in done.stdout, done.stderr

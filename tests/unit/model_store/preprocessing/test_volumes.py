@@ -122,6 +122,39 @@ class TestTheWayThere:
             assert found.shape == tuple(image.shape)
             np.testing.assert_allclose(found, image.numpy(), atol=2e-4)
 
+    def test_monais_rule_is_monais_grid_on_oblique_affines_as_headers_have_them(self) -> None:
+        import torch
+        from monai.data.meta_tensor import MetaTensor
+        from monai.transforms.spatial.array import Orientation, Spacing
+
+        rng = np.random.default_rng(0)
+        own = task(geometry={"axes": "RAS", "resampling": "monai", "spacing": [1.5, 1.5, 2]})
+        values = blobs((19, 16, 12))
+        centred = 0
+        for _ in range(60):
+            turn, _ = np.linalg.qr(rng.normal(size=(3, 3)))
+            affine = np.eye(4)
+            affine[:3, :3] = turn @ np.diag(rng.uniform(0.6, 3.2, 3))
+            affine[:3, 3] = rng.uniform(-200, 200, 3)
+            affine = affine.astype(np.float32).astype(np.float64)
+            image = MetaTensor(torch.from_numpy(values.copy())[None], affine=torch.from_numpy(affine))
+            image = Spacing(pixdim=(1.5, 1.5, 2))(Orientation(axcodes="RAS", labels=None)(image))
+            found = prepare_volume(scan(values, affine), own)
+            assert found.volume.shape == tuple(image.shape)
+            np.testing.assert_allclose(found.volume, image.numpy(), atol=2e-4)
+            centred += any(axis.offset for axis in found.grid.axes)
+        assert 20 < centred < 60
+
+    @pytest.mark.parametrize("spacing", [(2.0009, 1.1, 2.0), (1.9991, 2.0, 3.0)])
+    def test_monais_rule_leaves_a_voxel_that_is_nearly_of_the_spacing(
+        self, spacing: tuple[float, float, float]
+    ) -> None:
+        prepared = prepare_volume(
+            scan(blobs((21, 18, 13)), np.diag([*spacing, 1.0])), task(geometry={"resampling": "monai"})
+        )
+        assert prepared.grid.axes[0].same
+        assert prepared.volume.shape[1] == 21
+
     def test_every_orientation_of_a_file_is_the_same_input(self) -> None:
         affine = oblique((0.9, 1.2, 2.5), 20)
         values = (blobs((17, 22, 9)) * 10).astype(np.int16)
