@@ -29,11 +29,19 @@ class _Strict(BaseModel):
 
 
 class SiteRecord(_Strict):
-    """A site's size: files and patients by split."""
+    """A site's size, files and patients by split, and what its scans and masks hold, as far as it is known.
+
+    `masks` has how many masks have each label, `undrawn` the labels that it does not draw. `intensities` are
+    the 1st, 50th and 99th percentile, `spacing` is in mm, both medians over its scans.
+    """
 
     name: str
     files: dict[str, int]
     patients: dict[str, int]
+    masks: dict[str, int] = {}
+    undrawn: tuple[str, ...] = ()
+    intensities: tuple[float, ...] = ()
+    spacing: tuple[float, ...] = ()
 
 
 class PublishedRecord(_Strict):
@@ -135,4 +143,10 @@ class RunRecord(_Strict):
 
 def _site_record(site: Site[Any] | RemoteSite) -> SiteRecord:
     counts = site.counts
-    return SiteRecord(name=site.name, files=dict(counts.files), patients=dict(counts.patients))
+    own = SiteRecord(name=site.name, files=dict(counts.files), patients=dict(counts.patients))
+    if isinstance(site, RemoteSite):
+        return own
+    held: dict[str, Any] = {"masks": dict(site.labelled), "undrawn": site.undrawn}
+    if site.seen is not None:
+        held |= {"intensities": site.seen.intensities, "spacing": site.seen.spacing}
+    return own.model_copy(update=held)

@@ -42,7 +42,7 @@ from service.quantisation.work import MOST_INPUTS, dealt, inputs_of
 from training.config import RunConfig
 from training.data.cases import Case, Federation
 from training.data.federation import load_federation
-from training.data.scan_files import read_mask
+from training.data.scan_files import mask_of
 from training.local.networks import network_of
 from training.methods.registry import method
 from training.phantom import write_federation
@@ -228,7 +228,7 @@ def _scans(federation: Federation, cell: Cell, manifest: ModelManifest) -> list[
 
 def _scan(case: Case, manifest: ModelManifest) -> _Scan:
     reading = read(case.image.read_bytes(), manifest, Limits(), Stopwatch())
-    mask, scan = read_mask(case.mask), reading.scan
+    mask, scan = mask_of(case), reading.scan
     if scan.affine is not None:
         mask = align(mask, scan.grid, scan.affine, scan.other_affine)
     return _Scan(case.patient, reading, class_map(mask, manifest.task))

@@ -18,7 +18,7 @@ from model_store.task import Task
 from personalization.metrics import METRICS, Compared, dice
 from personalization.surfaces import surface_distances
 from training.data.cases import Case
-from training.data.scan_files import read_mask, read_scan
+from training.data.scan_files import mask_of, read_scan
 
 BATCH = 16
 # Measured on surfaces, beside Dice: HD95, and normalised surface Dice at a tolerance of 1 mm or pixel.
@@ -57,9 +57,7 @@ class Scans:
             scan = read_scan(case.image)
             scan = change(scan) if change else scan
             prepared = prepare(scan, task)
-            truth = _tensor(
-                class_map(align(read_mask(case.mask), scan.grid, scan.affine, scan.other_affine), task)
-            )
+            truth = _tensor(class_map(align(mask_of(case), scan.grid, scan.affine, scan.other_affine), task))
             images.append(torch.tensor(prepared.slices))
             count = len(prepared.slices)
             summary, spacing = summarise(scan, prepared), _spacing(scan)

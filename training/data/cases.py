@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal
 from typing_extensions import TypeVar
 
 from model_store.task import Task
+from training.data.consistency import Seen, other_units
 from training.errors import FederationError
 
 Split = Literal["train", "val", "test"]
@@ -25,6 +26,7 @@ class Case:
     """One image and its mask. `split` is None until cases.csv or `split_by_patient` sets it.
 
     `further` has the files of the other channels, in the order of the task's, where each channel is a file.
+    `values` are pairs of a value of the mask and the task's, where they differ.
     """
 
     image: Path
@@ -32,6 +34,7 @@ class Case:
     patient: str
     split: Split | None = None
     further: tuple[Path, ...] = ()
+    values: tuple[tuple[int, int], ...] = ()
 
     @property
     def images(self) -> tuple[Path, ...]:
@@ -80,7 +83,7 @@ class Site(Generic[AnyCase]):
     `digest` is a sha256 over the cases' names, patients and splits and the bytes of their files. `empty` says
     that no mask has a pixel of any label, `labelled` how many masks have each label. `undrawn` are the labels
     that the site does not draw: they are in none of its masks, and in those of others. `notes` are remarks on
-    how its files were read.
+    how its files were read, `seen` are the intensities and the spacing of its scans.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Site(Generic[AnyCase]):
     labelled: Mapping[str, int] = field(default_factory=dict, compare=False)
     undrawn: tuple[str, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    seen: Seen | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:
@@ -231,7 +235,11 @@ def data_warnings(sites: Sequence[Site[Any] | RemoteSite]) -> list[str]:
         for site in sites
         if isinstance(site, Site) and site.empty
     ]
-    found += [note for site in sites if isinstance(site, Site) for note in shortened(site.notes)]
+    known = {site.name: site.seen for site in sites if isinstance(site, Site) and site.seen is not None}
+    for name, seen in known.items():
+        others = [other for each, other in known.items() if each != name]
+        found += filter(None, [other_units(name, seen, others)])
+    found += [note for site in sites if isinstance(site, Site) for note in site.notes]
     found += [
         f"site '{site.name}' does not draw {' or '.join(map(repr, site.undrawn))}: "
         f"{'it is' if len(site.undrawn) == 1 else 'they are'} in none of its {site.size} masks, and in those "

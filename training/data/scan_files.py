@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from model_store.preprocessing import join_channels
@@ -95,6 +96,21 @@ def joined(contents: Sequence[bytes | Parts], task: Task) -> Scan:
 def read_mask(path: Path) -> Scan:
     """Decode a mask's file or folder, a DICOM SEG included. Raises ScanError."""
     return decode_mask(read_content(path))
+
+
+def mask_of(case: Case) -> Scan:
+    """Decode a case's mask, with the task's values in place of the site's own. Raises ScanError."""
+    return with_values(read_mask(case.mask), case.values)
+
+
+def with_values(mask: Scan, values: Sequence[tuple[int, int]]) -> Scan:
+    """A mask with other values in place of some."""
+    if not values:
+        return mask
+    voxels = mask.voxels.copy()
+    for own, wanted in values:
+        voxels[mask.voxels == own] = wanted
+    return replace(mask, voxels=voxels)
 
 
 def content_digest(content: bytes | Parts) -> str:

@@ -25,7 +25,7 @@ from personalization.metrics import dice_by_label, foreground_dice
 from personalization.scanner import augment_intensities
 from personalization.told import IGNORED, Told
 from training.data.cases import Case
-from training.data.scan_files import read_case, read_mask
+from training.data.scan_files import mask_of, read_case
 from training.local.data import Answers, Data
 from training.local.schedule import Batch, Schedule
 
@@ -51,7 +51,7 @@ class Drawn:
             lengths = np.linalg.norm(scan.affine[:3, :3], axis=0) * scan.mm_per_unit
             spacing = tuple(map(float, lengths))
         # A copy: the mask may be a view that runs against its file's axes, which torch does not take.
-        return cls(case.patient, grid, classes_on(scan, read_mask(case.mask), task).copy(), spacing)
+        return cls(case.patient, grid, classes_on(scan, mask_of(case), task).copy(), spacing)
 
 
 def told_by(task: Task, undrawn: Collection[str] = ()) -> Told | None:

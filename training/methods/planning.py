@@ -33,7 +33,7 @@ from training.algorithm import (
 )
 from training.config import MethodConfig
 from training.data.cases import Site
-from training.data.scan_files import read_case, read_mask
+from training.data.scan_files import mask_of, read_case
 from training.errors import FederationError
 from training.methods.registry import register
 from training.planning.fingerprint import (
@@ -71,7 +71,7 @@ class MeasuredSite:
         found = []
         for case in site.of_split("train"):
             try:
-                found.append(measure(case.patient, read_case(case, task), read_mask(case.mask), task))
+                found.append(measure(case.patient, read_case(case, task), mask_of(case), task))
             except LocumStoreError as error:
                 raise FederationError(
                     f"site '{site.name}' cannot be planned with:", [f"{site.name}/{case.name}: {error}"]

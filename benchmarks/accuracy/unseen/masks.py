@@ -29,7 +29,7 @@ from personalization.masks import MasksConfig, fit
 from personalization.masks.fine_tuning import between, tune
 from personalization.options.masks import Trained
 from training.data.cases import Case, Federation
-from training.data.scan_files import read_mask, read_scan
+from training.data.scan_files import mask_of, read_scan
 
 COUNTS = (1, 5, 10, 20)
 LADDER = (0, 3)
@@ -56,7 +56,7 @@ class MaskedHospital:
         for case in cases:
             scan = read_scan(case.image)
             prepared = prepare(change(scan) if change else scan, task)
-            targets.append(torch.tensor(prepare_mask(read_mask(case.mask), task, prepared.geometry)))
+            targets.append(torch.tensor(prepare_mask(mask_of(case), task, prepared.geometry)))
         return cls(Scans.load(cases, task, change), torch.cat(targets))
 
     def of(self, patients: Sequence[str]) -> LabelledSlices:

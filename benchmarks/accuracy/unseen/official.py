@@ -42,7 +42,7 @@ from personalization.test_time.presets.official import Official
 from personalization.test_time.recipe import objective_of, recipe_of
 from personalization.test_time.safety import SafetyLimits
 from training.data.cases import Case
-from training.data.scan_files import read_mask
+from training.data.scan_files import mask_of
 
 BATCH = 5
 EPOCHS = 10
@@ -84,7 +84,7 @@ class TargetSlices:
     def of(cls, cases: Sequence[Case], scans: Scans, task: Task) -> TargetSlices:
         """Those of the cases that `scans` was loaded from, at most `MOST_BATCHES` evenly spaced batches."""
         masks = [
-            torch.from_numpy(prepare_mask(read_mask(case.mask), task, scan.geometry))
+            torch.from_numpy(prepare_mask(mask_of(case), task, scan.geometry))
             for case, scan in zip(cases, scans.scans, strict=True)
         ]
         truth = torch.cat(masks)

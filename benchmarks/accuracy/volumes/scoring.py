@@ -23,7 +23,7 @@ from personalization.outputs import outputs
 from personalization.surfaces import surface_distances
 from training.algorithm import ModelDraft
 from training.data.cases import Case
-from training.data.scan_files import read_case, read_mask
+from training.data.scan_files import mask_of, read_case
 from training.local.networks import network_of
 from training.run import Result
 
@@ -69,7 +69,7 @@ def answered(
     `change` is what a scanner does to the scan.
     """
     scan = seen(case, task, change)
-    truth = classes_on(scan, read_mask(case.mask), task)
+    truth = classes_on(scan, mask_of(case), task)
     prepared = prepare_for(task, scan)
     found = answer(
         prepared, task, partial(outputs, network, kind=outputs_of(task), regions=bool(task.regions))

@@ -8,10 +8,21 @@ from pathlib import Path
 
 from model_store.errors import TaskError
 from model_store.task import Task
-from training.data.cases import Federation, Layout, Site, digest_of_cases, digest_of_sites, untrainable
-from training.data.segmentation.infer_task import infer_task, inferred_in_words
+from training.data.cases import (
+    Case,
+    Federation,
+    Layout,
+    Site,
+    digest_of_cases,
+    digest_of_sites,
+    shortened,
+    untrainable,
+)
+from training.data.consistency import Seen
+from training.data.segmentation.infer_task import infer_task, inferred_in_words, with_labels
 from training.data.segmentation.inspection import Look, labelled, look_at
 from training.data.segmentation.layout import find_sites, read_site
+from training.data.segmentation.sidecar import labels_of, shared
 from training.errors import FederationError
 
 
@@ -22,12 +33,17 @@ def load_masks(root: Path, task: Task | None, by_value: bool = False) -> Federat
     """
     problems: list[str] = []
     inferred = task is None
-    sites = [read_site(folder, task, problems) for folder in find_sites(root, problems)]
+    folders = find_sites(root, problems)
     if task is None:
         try:
-            task = infer_task(root, sites, by_value=by_value)
+            task = infer_task(root, [read_site(folder, None, []) for folder in folders], by_value=by_value)
+            if named := shared(labels_of(folder, []) for folder in folders):
+                task = with_labels(task, named)
         except TaskError as error:
+            for folder in folders:
+                read_site(folder, None, problems)
             raise untrainable(root, [*problems, str(error)]) from error
+    sites = [read_site(folder, task, problems) for folder in folders]
     looks = look_at(sites, task)
     problems += [problem for look in looks for problem in look.problems]
     if problems:
@@ -44,7 +60,10 @@ def load_masks(root: Path, task: Task | None, by_value: bool = False) -> Federat
             ],
         )
     sites = [
-        replace(_described(site, looks, found[site.name]), undrawn=undrawn_of(found[site.name], drawn, task))
+        replace(
+            _described(site, looks, found[site.name]),
+            undrawn=undrawn_of(found[site.name], drawn, task),
+        )
         for site in sites
     ]
     unlabelled = tuple(label for label in task.labels if label not in drawn)
@@ -60,13 +79,17 @@ def load_masks_of_site(folder: Path, task: Task) -> Site:
     problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise FederationError(f"{folder} cannot be trained on:", problems)
-    return _described(site, looks, labelled(looks, task)[site.name])
+    found = labelled(looks, task)[site.name]
+    # What others draw is not known here: what the site says it does not draw is all.
+    said = tuple(label for label in site.undrawn if not found[label])
+    return replace(_described(site, looks, found), undrawn=said)
 
 
 def undrawn_of(labelled: Mapping[str, int], drawn: Collection[str], task: Task) -> tuple[str, ...]:
-    """The labels that a site does not draw, of which `drawn` some site does.
+    """The labels that a site does not draw, of which `drawn` some site does: none of its masks has them.
 
-    A site of which no mask has any label may have looked for all of them: it trains on background.
+    A site of which no mask has any label may
+    have looked for all of them: it trains on background.
     """
     if task.absent == "background" or not any(labelled.values()):
         return ()
@@ -75,14 +98,24 @@ def undrawn_of(labelled: Mapping[str, int], drawn: Collection[str], task: Task) 
 
 def _described(site: Site, looks: Sequence[Look], found: Mapping[str, int]) -> Site:
     rows = (
-        (look.case.name, look.case.patient, look.case.split or "", look.digest)
+        (look.case.name, look.case.patient, look.case.split or "", look.digest, *_mapped(look.case))
         for look in looks
         if look.site == site.name
     )
-    notes = tuple(note for look in looks if look.site == site.name for note in look.notes)
+    own = [look for look in looks if look.site == site.name]
     return replace(
-        site, digest=digest_of_cases(rows), empty=not any(found.values()), labelled=found, notes=notes
+        site,
+        digest=digest_of_cases(rows),
+        empty=not any(found.values()),
+        labelled=found,
+        notes=(*site.notes, *shortened([note for look in own for note in look.notes])),
+        seen=Seen.together(look.seen for look in own if look.seen is not None),
     )
+
+
+def _mapped(case: Case) -> tuple[str, ...]:
+    """What a case's mask is read as, for a digest; nothing where it is read as it is."""
+    return (str(case.values),) if case.values else ()
 
 
 def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from model_store.errors import LocumStoreError, TaskError
 from model_store.preprocessing import geometry_of
 from model_store.task import SIZE_MULTIPLE, Task
 from training.data.cases import Site
 from training.data.scan_files import read_mask, read_scan
+from training.data.segmentation.sidecar import BACKGROUND, FILE, IGNORE, labels_in
 
 # Largest inferred side, in pixels: a laptop trains this in reasonable time.
 _LARGEST_SIDE = 256
@@ -72,6 +74,17 @@ def infer_task(root: Path, sites: Iterable[Site], *, by_value: bool = False) -> 
     )
 
 
+def with_labels(task: Task, labels: Mapping[str, tuple[int, ...]]) -> Task:
+    """An inferred task with the labels that the sites' dataset.json name. Raises TaskError."""
+    named = dict(labels)
+    background, ignored = named.pop(BACKGROUND, (0,)), named.pop(IGNORE, ())
+    said = {"labels": named, "background": background, "ignore": ignored}
+    try:
+        return Task.model_validate({**task.model_dump(), **said})
+    except ValidationError as error:
+        raise TaskError(f"{FILE} of the sites: {error.errors()[0]['msg']}; write a task.yaml") from error
+
+
 def inferred_in_words(task: Task) -> str:
     """Say what the labels, channels and size of an inferred task came from."""
     named = [f"{name} is {_listed(values)}" for name, values in task.labels.items()]
@@ -101,12 +114,8 @@ def task_of_dataset_json(root: Path) -> Task | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        said, channels = content["labels"], content.get("channel_names") or content["modality"]
-        # The Decathlon maps values to names, nnU-Net names to values, or to several of nested labels.
-        pairs = ((v, int(k)) if str(k).isdigit() else (k, v) for k, v in said.items())
-        labels = {str(k): tuple(v) if isinstance(v, list) else (int(v),) for k, v in pairs}
-        background = labels.pop("background", (0,))
-        ignored = labels.pop("ignore", ())
+        labels, channels = labels_in(content), content.get("channel_names") or content["modality"]
+        background, ignored = labels.pop(BACKGROUND, (0,)), labels.pop(IGNORE, ())
         names = [str(channels[key]) for key in sorted(channels, key=int)]
         ct = all(name.casefold() == "ct" for name in names)
         listed = [{"name": _plain(name) or f"channel-{i}"} for i, name in enumerate(names)]

@@ -28,7 +28,8 @@ from model_store.preprocessing.intensity import match_channels
 from model_store.scan import decode_mask
 from model_store.task import IGNORED, Task
 from training.data.cases import Case, Site
-from training.data.scan_files import content_digest, joined, read_content
+from training.data.consistency import Seen
+from training.data.scan_files import content_digest, joined, read_content, with_values
 
 Made = TypeVar("Made")
 
@@ -38,7 +39,7 @@ class Look:
     """The result of checking one case.
 
     `digest` is a sha256 over both files, `image` that of the image. `classes` are those that the mask has,
-    as the network sees it, `notes` remarks on how it was read.
+    as the network sees it, `notes` remarks on how it was read; `seen` is of the image.
     """
 
     site: str
@@ -48,6 +49,7 @@ class Look:
     problems: tuple[str, ...] = ()
     classes: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    seen: Seen | None = None
 
 
 def look_at(sites: Iterable[Site], task: Task) -> list[Look]:
@@ -75,6 +77,7 @@ def _look(site: str, case: Case, task: Task) -> Look:
     digest = hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
     image = attempt(image_name, partial(joined, images, task))
     mask = attempt(mask_name, partial(decode_mask, drawn))
+    mask = None if mask is None else with_values(mask, case.values)
     matched = None if mask is None else attempt(mask_name, partial(by_labels, mask, task))
     mask, notes = matched or (None, ())
     prepared = None
@@ -90,7 +93,8 @@ def _look(site: str, case: Case, task: Task) -> Look:
     if prepared is not None:
         classes = frozenset({*np.unique(prepared).tolist()} - {IGNORED})
     said = tuple(f"{mask_name}: {note.text}" for note in notes)
-    return Look(site, case, digest, digests[0], tuple(problems), classes, said)
+    seen = None if image is None else Seen.of(image)
+    return Look(site, case, digest, digests[0], tuple(problems), classes, said, seen)
 
 
 def labelled(looks: Iterable[Look], task: Task) -> dict[str, dict[str, int]]:

@@ -5,6 +5,7 @@ root/                        or   root/
   SITE/
     images/  masks/               other common names of both are in `IMAGES` and `MASKS`
     cases.csv (optional)          columns: file, and any of patient, split
+    dataset.json (optional)       nnU-Net's or the Decathlon's: what the masks' values mean at this site
 
 With several channels, a case has a file for each: NAME_CHANNEL or nnU-Net's NAME_0000, and the mask NAME.
 """
@@ -23,6 +24,7 @@ from model_store.scans.channels import group_cases
 from model_store.task import Task
 from training.data.cases import SPLITS, AnyCase, Case, Site, Split
 from training.data.scan_files import broken_links, is_system_file, scans_in, stem_of
+from training.data.segmentation.sidecar import Sidecar, compared, labels_of
 
 # The folders' names, in any case. The Medical Segmentation Decathlon and nnU-Net have imagesTr and labelsTr.
 IMAGES = ("images", "imagestr", "imgs")
@@ -137,6 +139,9 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
         f"{site}/{masks_folder.name}/{name}: no image; expected {site}/{images_folder.name}/{name}"
         for name in sorted(masks.keys() - images.keys() - gone)
     ]
+    sidecar = Sidecar()
+    if task is not None and (labels := labels_of(folder, problems)) is not None:
+        sidecar = compared(site, labels, task, problems)
     rows = read_rows(folder / CASES, site, problems)
     problems += [
         f"{site}/{CASES}: '{name}' is not a file of {images_folder.name}/"
@@ -153,8 +158,10 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
             except TaskError as error:
                 problems.append(f"{site}/{images_folder.name}/{name}: {error}")
                 continue
-        cases.append(Case(images[name], masks[name], patient, row.split, others.get(name, ())))
-    return Site(site, whole_patients(site, cases, problems))
+        own = images[name], masks[name], patient, row.split, others.get(name, ())
+        cases.append(Case(*own, sidecar.values))
+    notes = (sidecar.note,) if sidecar.note else ()
+    return Site(site, whole_patients(site, cases, problems), undrawn=sidecar.undrawn, notes=notes)
 
 
 def note_broken(folder: str, links: Mapping[str, str], problems: list[str]) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import shutil
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -14,7 +16,7 @@ from PIL import Image
 from model_store.task import Task
 from training.data.cases import data_warnings
 from training.data.federation import load_federation
-from training.data.scan_files import read_mask
+from training.data.scan_files import mask_of, read_mask
 from training.data.segmentation.infer_task import inferred_in_words
 from training.errors import FederationError
 from training.local.loop import train_locally
@@ -277,6 +279,85 @@ def test_a_label_may_be_said_to_be_absent_where_no_mask_has_it(partly: Path) -> 
     told = yaml.safe_load((partly / "task.yaml").read_text())
     (partly / "task.yaml").write_text(yaml.safe_dump({**told, "absent": "background"}))
     assert [site.undrawn for site in load_federation(partly).sites] == [(), ()]
+
+
+def sidecar(root: Path, site: str, **labels: object) -> None:
+    (root / site / "dataset.json").write_text(json.dumps({"labels": labels}))
+
+
+def test_values_that_a_sites_dataset_json_names_otherwise_are_read_by_their_names(partly: Path) -> None:
+    """The south numbers the labels the other way round."""
+    for mask in (partly / "south" / "masks").iterdir():
+        drawn = np.asarray(Image.open(mask)).astype(int)
+        save(mask, np.select([drawn == 255, drawn == 7], [7, 255], drawn).astype(np.uint8))
+    sidecar(partly, "south", background=0, Rim=255, nodule=7, ignore=9)
+    north, south = load_federation(partly).sites
+    assert south.labelled == {"nodule": 4, "rim": 4}
+    assert south.notes == (
+        "south/dataset.json: its mask values are read by their names: 7 (nodule) as 255, 255 (rim) as 7",
+    )
+    assert south.notes[0] in data_warnings((north, south))
+    case = south.cases[-1]
+    assert (mask_of(case).voxels == 255).sum() == 30  # the nodule of `blob`
+    digest = south.digest
+    sidecar(partly, "south", background=0, rim=7, nodule=255, ignore=9)
+    assert load_federation(partly).sites[1].digest != digest
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (
+            {"background": 0, "rim": 255, "other": 7},
+            "value 7 is 'other', and of task 'nodules' it is rim",
+        ),
+        (
+            {"background": 0, "nodule": [255, 7], "rim": [7]},
+            "value 7 is nodule and rim, and no value of",
+        ),
+        (["nodule"], "expected labels by name or by value"),
+    ],
+)
+def test_dataset_json_that_contradicts_the_task_is_a_problem(partly: Path, labels: Any, said: str) -> None:
+    (partly / "south" / "dataset.json").write_text(json.dumps({"labels": labels}))
+    (problem,) = problems(partly)
+    assert problem.startswith("south/dataset.json: ")
+    assert said in problem
+
+
+def test_names_that_the_task_does_not_have_are_read_by_their_values_and_noted(partly: Path) -> None:
+    sidecar(partly, "south", background=0, knoten=255, rim=7)
+    (note,) = load_federation(partly).sites[1].notes
+    assert note.endswith(
+        "names that the task does not have are read by their values: 255 ('knoten') as nodule"
+    )
+
+
+def test_without_a_task_the_sites_dataset_json_name_the_labels(partly: Path) -> None:
+    (partly / "task.yaml").unlink()
+    sidecar(partly, "south", background=0, nodule=255, rim=7, ignore=9)
+    sidecar(partly, "north", background=0, nodule=255, rim=7, ignore=9)
+    federation = load_federation(partly)
+    assert federation.task.labels == {"nodule": (255,), "rim": (7,)}
+    assert federation.task.ignore == (9,)
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(0.02, 0.0), (1.0, -600.0)])
+def test_a_site_with_intensities_in_other_units_is_named(root: Path, scale: float, offset: float) -> None:
+    for site in ("east", "north", "south", "west"):
+        for index in range(2):
+            values = grey(seed=index).astype(float) * 2
+            values = values * scale + offset if site == "south" else values * 1.7 + 10
+            volume = np.repeat(values[:, :, None], 3, axis=2).astype(np.int16)
+            for part, array in (("images", volume), ("masks", np.repeat(blob()[:, :, None], 3, axis=2))):
+                path = root / site / part / f"p{index}_0.nii.gz"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(nifti_bytes(array, np.eye(4)))
+        for path in (root / site).glob("*/*.png"):
+            path.unlink()
+    found = [line for line in data_warnings(load_federation(root).sites) if "intensities" in line]
+    assert len(found) == 1
+    assert found[0].startswith("site 'south': intensities run from ")
 
 
 def test_more_than_twenty_like_problems_are_counted(root: Path) -> None:
