@@ -137,13 +137,23 @@ def _translated(
     reading = before_network(config, _place(config, "preprocessing"), channels, modality, without)
     answer = after_network(config, "postprocessing", without)
     window = _window(config)
+    if reading.padded is not None and any(
+        side > own for side, own in zip(reading.padded, window["patch"], strict=True)
+    ):
+        raise ImportRefused(
+            f"{config.where}: preprocessing: SpatialPad to {reading.padded}: expected at most the window's "
+            f"{window['patch']}, which is padded to anyway: add --without SpatialPadd if masks are "
+            "acceptable without it"
+        )
     regions = answer.activation == "sigmoid" or answer.discrete == "threshold"
     if regions and answer.discrete == "argmax":
         raise ImportRefused(
             f"{config.where}: postprocessing: expected softmax with argmax or sigmoid with threshold"
         )
     names = channel_names(
-        _named(metadata, "inputs", "image", channels) or [f"channel {i}" for i in range(channels)]
+        _named(metadata, "inputs", "image", channels)
+        or reading.joined
+        or [f"channel {i}" for i in range(channels)]
     )
     normalisations = reading.normalisations
     named = _labels(metadata, classes, regions, labels, where)

@@ -34,7 +34,9 @@ _MODULE: Final = "monai.transforms"
 class Reading:
     """What the transforms before the network say, filled in as they are read.
 
-    `steps` has the normalisation of each channel; those before and after resampling are counted.
+    `steps` has the normalisation of each channel; those before and after resampling are counted. `apart` are
+    the keys of channels that ConcatItems has yet to put together, `joined` those that it did. `padded` is the
+    least side of each axis.
     """
 
     channels: int
@@ -46,11 +48,28 @@ class Reading:
     before: int = 0
     after: int = 0
     notes: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+    joined: list[str] = field(default_factory=list)
+    padded: list[int] | None = None
 
-    def add(self, made: Sequence[Rescale | ZScore]) -> None:
-        """Add one step for each channel."""
-        for steps, each in zip(self.steps, made, strict=True):
-            steps.append(each)
+    def of(self, step: Component) -> list[int]:
+        """The channels that a transform is for. Raises ImportRefused for keys of other things."""
+        if not self.apart:
+            return [*range(self.channels)]
+        written = step.value("keys")
+        keys = [written] if isinstance(written, str) else written
+        if not isinstance(keys, list) or not all(key in self.apart for key in keys):
+            raise step.refuse(f"expected keys of {', '.join(self.apart)}, found {str(written)[:64]}")
+        return [self.apart.index(key) for key in keys]
+
+    def add(self, step: Component, made: Sequence[Rescale | ZScore]) -> None:
+        """Add one normalisation for each of the transform's channels."""
+        if self.padded is not None:
+            raise step.refuse(
+                "expected all normalisation before SpatialPad, found it after: it sees the padding"
+            )
+        for channel, each in zip(self.of(step), made, strict=True):
+            self.steps[channel].append(each)
         if self.spacing is None:
             self.before += 1
         else:
@@ -87,6 +106,17 @@ def before_network(
 ) -> Reading:
     """Read `preprocessing`. Raises ImportRefused naming the transform that cannot be expressed."""
     reading = Reading(channels, modality, steps=[[] for _ in range(channels)])
+    joins = [step for step in config.components(place) if step.name.startswith("ConcatItems")]
+    if joins and not {"ConcatItems", joins[0].name} & {*without}:
+        keys = joins[0].value("keys")
+        if (
+            len(joins) > 1
+            or not isinstance(keys, list)
+            or len({*map(str, keys)}) != channels
+            or joins[0].value("dim") not in (None, 0)
+        ):
+            raise joins[0].refuse(f"expected it once, with the keys of {channels} channels and dim 0")
+        reading.apart = [str(key) for key in keys]
     _each(config, place, _BEFORE, reading, without)
     if reading.before and reading.after:
         raise ImportRefused(
@@ -151,7 +181,40 @@ def _cast(step: Component, _: Any) -> None:
         raise step.refuse(f"expected a dtype of {', '.join(_FLOATS)}, found {found[:64]!r}")
 
 
+def _joined(_: Component, reading: Reading) -> None:
+    """Channels are one array from here on."""
+    reading.apart, reading.joined = [], reading.apart
+
+
+def _spatial_pad(step: Component, reading: Reading) -> None:
+    """Zeros around scans that are smaller than the window, which every sliding window puts there itself."""
+    given = _only(step, "spatial_size", "method", "mode", "value", "constant_values")
+    sides = given["spatial_size"]
+    sides = [sides] * 3 if isinstance(sides, int) else sides
+    zeros = given["mode"] in (None, "constant") and not given["value"] and not given["constant_values"]
+    whole = isinstance(sides, list) and len(sides) == 3 and all(isinstance(side, int) for side in sides)
+    if not zeros or not whole or reading.padded is not None:
+        raise step.refuse(
+            f"expected it once, with zeros up to 3 sides, found {sides!r}, mode {given['mode']!r}: add "
+            f"--without {step.name} if masks are acceptable without it"
+        )
+    assert isinstance(sides, list)
+    reading.padded = [int(side) for side in sides]
+    if given["method"] not in (None, "symmetric"):
+        reading.notes.append(
+            f"{step.name} pads scans that are smaller than the window behind them, here they are padded all "
+            "around: masks of larger scans are not affected"
+        )
+
+
+def _for_all(step: Component, reading: Reading) -> None:
+    """Raise ImportRefused for a change of the grid of some channels alone, or behind padding."""
+    if len({*reading.of(step)}) != reading.channels or reading.padded is not None:
+        raise step.refuse("expected it for all channels, and before SpatialPad")
+
+
 def _orientation(step: Component, reading: Reading) -> None:
+    _for_all(step, reading)
     given = _only(step, "axcodes", "as_closest_canonical")
     axes = "RAS" if given["as_closest_canonical"] else given["axcodes"]
     if not isinstance(axes, str) or reading.spacing is not None:
@@ -160,6 +223,7 @@ def _orientation(step: Component, reading: Reading) -> None:
 
 
 def _spacing(step: Component, reading: Reading) -> None:
+    _for_all(step, reading)
     given = _only(step, "pixdim", "mode", "padding_mode", "align_corners", "diagonal", "scale_extent")
     pixdim = given["pixdim"]
     values = [pixdim] * 3 if isinstance(pixdim, int | float) else pixdim
@@ -195,7 +259,7 @@ def _scale_range(step: Component, reading: Reading) -> None:
             clip=bool(given["clip"]),
         ),
     )
-    reading.add([made] * reading.channels)
+    reading.add(step, [made] * len(reading.of(step)))
 
 
 def _scale(step: Component, reading: Reading) -> None:
@@ -205,7 +269,7 @@ def _scale(step: Component, reading: Reading) -> None:
         raise step.refuse("expected minv and maxv, found factor")
     low, high = step.value("minv", 0.0), step.value("maxv", 1.0)
     made = _step(step, lambda: Rescale(to=(low, high)))
-    reading.add([made] * reading.channels)
+    reading.add(step, [made] * len(reading.of(step)))
 
 
 def _scale_percentiles(step: Component, reading: Reading) -> None:
@@ -222,7 +286,7 @@ def _scale_percentiles(step: Component, reading: Reading) -> None:
             clip=bool(given["clip"]),
         ),
     )
-    reading.add([made] * reading.channels)
+    reading.add(step, [made] * len(reading.of(step)))
 
 
 def _normalise(step: Component, reading: Reading) -> None:
@@ -230,9 +294,11 @@ def _normalise(step: Component, reading: Reading) -> None:
     own = given["subtrahend"] is None and given["divisor"] is None
     if own:
         _per_channel(step, given["channel_wise"], reading)
-    means, stds = (_numbers(step, given[name], reading.channels) for name in ("subtrahend", "divisor"))
+    count = len(reading.of(step))
+    means, stds = (_numbers(step, given[name], count) for name in ("subtrahend", "divisor"))
     within = "nonzero" if given["nonzero"] else "all"
     reading.add(
+        step,
         [
             _step(step, lambda mean=mean, std=std: ZScore(mean=mean, std=std, within=within))  # type: ignore[misc]
             for mean, std in zip(means, stds, strict=True)
@@ -248,6 +314,7 @@ def _numbers(step: Component, found: Plain, count: int) -> list[Any]:
 
 
 def _crop(step: Component, reading: Reading) -> None:
+    _for_all(step, reading)
     given = _only(
         step, "source_key", "margin", "allow_smaller", "k_divisible", "mode", "channel_indices", "select_fn"
     )
@@ -272,7 +339,7 @@ def _refuse_resize(step: Component, _: Any) -> None:
 
 
 def _per_channel(step: Component, channel_wise: Plain, reading: Reading) -> None:
-    if reading.channels > 1 and channel_wise is not True:
+    if reading.channels > 1 and not reading.apart and channel_wise is not True:
         raise step.refuse(
             f"expected channel_wise true for {reading.channels} channels, found statistics of all together"
         )
@@ -364,6 +431,8 @@ _BEFORE: Final[Mapping[str, Callable[[Component, Any], None]]] = {
     "NormalizeIntensity": _normalise,
     "CropForeground": _crop,
     "Resize": _refuse_resize,
+    "ConcatItems": _joined,
+    "SpatialPad": _spatial_pad,
 }
 _AFTER: Final[Mapping[str, Callable[[Component, Any], None]]] = {
     "EnsureType": _nothing,

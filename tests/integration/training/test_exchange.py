@@ -42,6 +42,7 @@ _LOGITS = [{**INVERT, "nearest_interp": False}, ARGMAX, SAVE]
 _STORED = [each for each in SPLEEN if each["_target_"] not in ("Orientationd", "Spacingd")]
 _ZSCORE = {"_target_": "NormalizeIntensityd", "keys": "image", "nonzero": True}
 _UNIT = {"_target_": "ScaleIntensityd", "keys": "image", "minv": -1.0, "maxv": 1.0}
+_PADDED = {"_target_": "SpatialPadd", "keys": "image", "spatial_size": [32, 32, 32]}
 _SIGMOID = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
 _HALF = {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}
 _LARGEST = {"_target_": "KeepLargestConnectedComponentd", "keys": "pred", "applied_labels": [1, 2]}
@@ -72,8 +73,9 @@ def _imported(store: Store, folder: Path, **options: Any) -> Any:
         {"before": _STORED},
         {"before": [*SPLEEN[:3], _ZSCORE, SPLEEN[3]]},
         {"after": [SOFTMAX, INVERT, ARGMAX, _LARGEST, SAVE]},
+        {"before": [*SPLEEN, _PADDED], "inferer": {**WINDOW, "roi_size": [32, 32, 32]}},
     ],
-    ids=["spleen", "labels", "logits", "stored axes", "normalised before", "largest"],
+    ids=["spleen", "labels", "logits", "stored axes", "normalised before", "largest", "padded"],
 )
 @pytest.mark.filterwarnings("ignore")  # of MONAI
 def test_an_imported_bundle_gives_monais_mask(tmp_path: Path, scan: Path, options: dict[str, Any]) -> None:

@@ -103,6 +103,82 @@ def test_the_network_answers_as_the_one_that_monais_parser_builds(
         assert torch.equal(own(image), theirs(image))
 
 
+TWO = {**NETWORK, "in_channels": 2}
+APART = ["pre", "post"]
+
+
+def _apart(target: str, **options: Any) -> dict[str, Any]:
+    return {"_target_": target, "keys": APART, **options}
+
+
+def test_channels_of_their_own_keys_are_put_together_in_order(tmp_path: Path) -> None:
+    before = [
+        _apart("LoadImaged"),
+        _apart("EnsureChannelFirstd"),
+        _apart("Orientationd", axcodes="RAS"),
+        _apart("Spacingd", pixdim=[1.5, 1.5, 2.0], mode=["bilinear", "bilinear"]),
+        {**_apart("ScaleIntensityRanged", a_min=0, a_max=300, b_min=0, b_max=1, clip=True), "keys": "post"},
+        {**_apart("NormalizeIntensityd", nonzero=True), "keys": ["pre"]},
+        _apart("ConcatItemsd", name="image", dim=0),
+        {"_target_": "EnsureTyped", "keys": "image"},
+    ]
+    task = _read(make_bundle(tmp_path / "b", network=TWO, before=before, channels=("x", "y"))).task
+    assert [channel.name for channel in task.channel_list] == ["x", "y"]
+    pre, post = (channel.normalisation.ordered_steps for channel in task.channel_list)
+    assert (pre, post) == (
+        (ZScore(within="nonzero"),),
+        (Rescale(window=(0, 300), to=(0, 1), clip=True),),
+    )
+    unnamed = make_bundle(tmp_path / "c", network=TWO, before=before, channels=("x", "y"))
+    metadata = unnamed / "configs" / "metadata.json"
+    metadata.write_text(metadata.read_text().replace('"channel_def": {"0": "x"', '"channel_def": {"5": "x"'))
+    assert [channel.name for channel in _read(unnamed).task.channel_list] == APART
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (_apart("ConcatItemsd", name="image", dim=1), "with the keys of 2 channels and dim 0"),
+        ({"_target_": "ConcatItemsd", "keys": ["pre"], "name": "image"}, "with the keys of 2 channels"),
+        ({"_target_": "Spacingd", "keys": ["pre"], "pixdim": [1, 1, 1]}, "expected it for all channels"),
+        ({"_target_": "NormalizeIntensityd", "keys": "other"}, "expected keys of pre, post, found other"),
+    ],
+)
+def test_channels_that_are_put_together_in_another_way_are_refused(
+    tmp_path: Path, step: dict[str, Any], said: str
+) -> None:
+    joined = [] if step["_target_"] == "ConcatItemsd" else [_apart("ConcatItemsd", name="image")]
+    path = make_bundle(
+        tmp_path / "b", network=TWO, before=[_apart("LoadImaged"), step, *joined], channels=("x", "y")
+    )
+    with pytest.raises(ImportRefused, match=said):
+        _read(path)
+
+
+def test_padding_to_the_window_is_what_the_window_does(tmp_path: Path) -> None:
+    plain = _read(make_bundle(tmp_path / "a"))
+    for name, options, notes in (("b", {}, 0), ("c", {"method": "end"}, 1), ("d", {"mode": "constant"}, 0)):
+        pad = _scale("SpatialPadd", spatial_size=[16, -1, 16], **options)
+        found = _read(make_bundle(tmp_path / name, before=[*SPLEEN, pad]))
+        assert found.task == plain.task
+        assert len(found.notes) == len(plain.notes) + notes
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ([*SPLEEN, ("SpatialPadd", {"spatial_size": 64})], "expected at most the window's"),
+        ([*SPLEEN, ("SpatialPadd", {"spatial_size": 16, "mode": "reflect"})], "with zeros up to 3 sides"),
+        ([*SPLEEN[:4], ("SpatialPadd", {"spatial_size": 16}), SPLEEN[4]], "before SpatialPad"),
+        ([*SPLEEN[:3], ("SpatialPadd", {"spatial_size": 16}), *SPLEEN[3:]], "before SpatialPad"),
+    ],
+)
+def test_padding_that_changes_an_answer_is_refused(tmp_path: Path, before: list[Any], said: str) -> None:
+    steps = [_scale(each[0], **each[1]) if isinstance(each, tuple) else each for each in before]
+    with pytest.raises(ImportRefused, match=said):
+        _read(make_bundle(tmp_path / "b", before=steps))
+
+
 def test_order_of_the_transforms_is_kept(tmp_path: Path) -> None:
     before = [
         *SPLEEN[:4],
