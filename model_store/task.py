@@ -71,6 +71,9 @@ IGNORED: Final = 255
 _MOST_REGIONS: Final = 12
 # A task of volumes has a patch in place of a size; unpacking this fails where code expects slices.
 _NO_SIZE: Any = ()
+# In the context of a validation: a plan will choose the size.
+_FOR_PLAN: Final = "for_plan"
+_ANY_PATCH: Final = (32, 32, 32)
 # Fields of slices, that a task of volumes leaves out.
 _OF_SLICES: Final = ("size", "plane", "neighbours", "colour")
 _OF_VOLUMES: Final = ("geometry", "regions", "stacked")
@@ -188,7 +191,7 @@ class Task(BaseModel):
         cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> tuple[int, int]:
         if value == _NO_SIZE:
-            if info.data.get("geometry", "found wrong") is None:
+            if info.data.get("geometry", "found wrong") is None and not (info.context or {}).get(_FOR_PLAN):
                 raise PydanticCustomError(
                     "missing",
                     "expected the pixels of the network's input, [H, W], or, for volumes, a geometry with "
@@ -298,9 +301,11 @@ class Task(BaseModel):
     def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit fields of the other kind, so that artefacts from before kinds keep their digests."""
         # Pydantic would warn of an empty size.
-        sized = self if self.geometry is None else self.model_copy(update={"size": (0, 0)})
+        sized = self.model_copy(update={"size": (0, 0)}) if self.size == _NO_SIZE else self
         content: dict[str, Any] = handler(sized)
         unsaid = {"kind", "class_names"} if self.kind == "segmentation" else {"labels", "background"}
+        if not self.is_sized:
+            unsaid.add("size")
         if not self.codes:
             unsaid.add("codes")
         if self.modality is None:
@@ -355,7 +360,7 @@ class Task(BaseModel):
     @property
     def spatial_dims(self) -> int:
         """3 for volumes, 2 for slices."""
-        return len(self.input_shape)
+        return 3 if self.is_volume else 2
 
     @property
     def averages_logits(self) -> bool:
@@ -444,8 +449,28 @@ class Task(BaseModel):
         return found
 
     @classmethod
-    def load(cls, path: Path) -> Task:
-        """Read a task.yaml. Raises TaskError naming the file and every field that is wrong."""
+    def for_plan(cls, content: Mapping[str, Any]) -> Task:
+        """Make a task that a plan starts from: it need not say a size or a geometry, which the plan chooses.
+
+        Fields that only volumes have say that it is of volumes. Raises ValidationError.
+        """
+        fields = dict(content)
+        of_volumes = "regions" in fields or fields.get("stacked") or isinstance(fields.get("channels"), list)
+        if of_volumes and not {"size", "geometry"} & fields.keys():
+            fields["geometry"] = {"patch": _ANY_PATCH}
+        return cls.model_validate(fields, context={_FOR_PLAN: True})
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether it says what the network sees; otherwise a plan has to."""
+        return self.geometry is not None or self.size != _NO_SIZE
+
+    @classmethod
+    def load(cls, path: Path, *, for_plan: bool = False) -> Task:
+        """Read a task.yaml, `for_plan` as the method of this name does.
+
+        Raises TaskError naming the file and every field that is wrong.
+        """
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
@@ -457,7 +482,7 @@ class Task(BaseModel):
         if not isinstance(content, dict):
             raise TaskError(f"{path}: expected a mapping of fields, found {type(content).__name__}")
         try:
-            return cls.model_validate(content)
+            return cls.for_plan(content) if for_plan else cls.model_validate(content)
         except ValidationError as error:
             raise TaskError(f"{path}: {'; '.join(misfits(cls, error))}") from error
 

@@ -160,7 +160,8 @@ def _over_network(
     `planning` has a plan's budget, and makes the configurations from what the plan proposes.
     """
     kit = _given_or_refused(network.kit, "kit", "the operator's kit")
-    task = resolve_task(_given_or_refused(task_name, "task", "what the hospitals train on"))
+    named = _given_or_refused(task_name, "task", "what the hospitals train on")
+    task = resolve_task(named, for_plan=planning is not None)
     settings = job.settings
     try:
         # The extra `network` may not be installed.
@@ -347,9 +348,8 @@ def _federation(options: DataOptions, data: Path, seed: int, *, by_value: bool =
     """The federation of a folder, or of an .npz, which is shared out among made-up sites by the seed."""
     shares = _given({"clients": options.clients, "alpha": options.dirichlet})
     partition = Partition(**shares, seed=seed) if shares or data.is_file() else None
-    return load_federation(
-        data, resolve_task(options.task) if options.task else None, partition, by_value=by_value
-    )
+    task = resolve_task(options.task, for_plan=by_value) if options.task else None
+    return load_federation(data, task, partition, by_value=by_value)
 
 
 def _train(

@@ -88,7 +88,7 @@ def plan(
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     try:
-        found = load_hospitals(folders, resolve(task) if task else None)
+        found = load_hospitals(folders, resolve(task, for_plan=True) if task else None)
         settings = RunConfig(seed=seed, leave_out=tuple(leave_out or ()))
         chosen: Literal[2, 3] | None = None if dimensions is None else 2 if dimensions == 2 else 3
         with tempfile.TemporaryDirectory() as place:

@@ -41,11 +41,14 @@ def template(name: str) -> Task:
     return Task.model_validate(yaml.safe_load(text(name)))
 
 
-def resolve(reference: str) -> Task:
-    """Load the task from the file of that name, otherwise from the template. Raises TaskError."""
+def resolve(reference: str, *, for_plan: bool = False) -> Task:
+    """Load the task from the file of that name, otherwise from the template. Raises TaskError.
+
+    `for_plan`: it need not say a size or a geometry.
+    """
     path = Path(reference)
     if path.is_file():
-        return Task.load(path)
+        return Task.load(path, for_plan=for_plan)
     if path.suffix in {".yaml", ".yml"}:
         raise TaskError(f"{path}: no such file; the templates are {', '.join(names())}")
     return template(reference)

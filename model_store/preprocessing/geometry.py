@@ -87,13 +87,15 @@ class Geometry:
 def geometry_of(scan: Scan, task: Task) -> Geometry:
     """Compute the geometry of a scan's slices in the task's plane.
 
-    A task of volumes has axial slices for display and for the guard; their `size` is their own.
+    A task of volumes has axial slices for display and for the guard; their `size` is their own, as is that of
+    a task that has none yet.
 
     Raises ScanMismatch if the slices have too few rows or columns, ScanTooLarge if there are too many slices.
     """
+    keeps_size = task.is_volume or not task.is_sized
     if scan.affine is None:
         rows, columns = scan.grid
-        return Geometry(scan.grid, (1, rows, columns), (rows, columns) if task.is_volume else task.size)
+        return Geometry(scan.grid, (1, rows, columns), (rows, columns) if keeps_size else task.size)
     grid, affine = np.array(scan.grid), scan.affine
     directions = _DIRECTIONS[task.plane]
     wanted = _orientations.axcodes2ornt(directions)
@@ -111,7 +113,7 @@ def geometry_of(scan: Scan, task: Task) -> Geometry:
     geometry = Geometry(
         grid=scan.grid,
         slices=(int(shape[0]), int(shape[1]), int(shape[2])),
-        size=(int(shape[1]), int(shape[2])) if task.is_volume else task.size,
+        size=(int(shape[1]), int(shape[2])) if keeps_size else task.size,
         to_own=frozen(to_own),
         resampled=tilt > OBLIQUE_DEGREES,
         spacing=(float(spacing[0]), float(spacing[1]), float(spacing[2])),

@@ -37,7 +37,8 @@ def load_federation(
     be an .npz for classification, which `partition` divides among clients.
 
     The task is `task` if given, otherwise `root/task.yaml`, otherwise inferred (`Federation.inferred`;
-    `by_value` as `infer_task` takes it, and with it a dataset.json of nnU-Net or the Decathlon counts).
+    `by_value` as `infer_task` takes it: for a plan, for which a dataset.json of nnU-Net or the Decathlon
+    counts too, and a task need not say a size).
     Raises FederationError; its `.problems` lists all problems, each with its file.
     """
     if root.is_file():
@@ -46,7 +47,7 @@ def load_federation(
         raise untrainable(root, ["clients and their shares are for an .npz; the sites of a folder are given"])
     if task is None and (root / TASK_FILE).is_file():
         try:
-            task = Task.load(root / TASK_FILE)
+            task = Task.load(root / TASK_FILE, for_plan=by_value)
         except TaskError as error:
             raise untrainable(root, [str(error)]) from error
     inferred = task is None

@@ -249,7 +249,9 @@ def _check_rounds(rounds: int, policy: Policy) -> None:
 
 def _task(invitation: Invitation) -> ModelTask:
     try:
-        return ModelTask.model_validate(invitation.task)
+        # A plan is made for a task that need not say a size yet.
+        planned = invitation.method == PLAN
+        return ModelTask.for_plan(invitation.task) if planned else ModelTask.model_validate(invitation.task)
     except ValidationError as error:
         raise ConfigurationError("the operator's task is not valid", [str(error)]) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from model_store.misfits import misfits
 from model_store.normalisation import Normalisation
-from model_store.task import Task
+from model_store.task import SIZE_MULTIPLE, Task
 from model_store.volume import Channel, VolumeGeometry
 from training.errors import ConfigurationError
 from training.planning.planner import (
@@ -30,6 +31,7 @@ from training.planning.topology import as_dynunet
 TASK_FILE, CONFIG_FILE = "task.yaml", "config.yaml"
 _LEAST_STAGES = 3  # of MONAI's DynUNet
 _LEAST_SIDE, _MOST_SIDE = 4, 512  # of a patch in a task
+_MOST_OF_SLICE = 256  # as where a task is inferred
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,14 @@ def propose(
                 ["slices were asked for, and the task has a geometry, of volumes; give a task with a size"],
             )
         reason = why if advised == 2 else f"slices were asked for, though volumes would do: {why}"
+        sized = task if task.is_sized else _sized(task, summary)
+        verb = "keeps its slices" if task.is_sized else "gets slices"
         sentences = (
             *head,
             f"Slices (2-D): {reason}.",
-            f"The task keeps its slices of {_times(task.size)} pixels, and the method its network.",
+            f"The task {verb} of {_times(sized.size)} pixels, and the method its network.",
         )
-        return Proposal(task, 2, {}, sentences, summary, budget, told)
+        return Proposal(sized, 2, {}, sentences, summary, budget, told)
     # Where axes are alike, nnU-Net prefers the last one in the order in which files are read: k, j, i.
     plan = _reversed(plan_volumes(_read_order(summary), len(task.classes), budget))
     if plan.network.stages < _LEAST_STAGES:
@@ -153,6 +157,14 @@ def propose(
 
 def _is_ct(name: str) -> bool:
     return name == "ct" or name.startswith("ct-")
+
+
+def _sized(task: Task, summary: Summary) -> Task:
+    """The task with slices of the median scan's size, in whole multiples of what its network pools."""
+    across = {"axial": (1, 0), "coronal": (2, 0), "sagittal": (2, 1)}[task.plane]
+    voxels = (summary.shape[axis] for axis in across)
+    sides = [min(max(ceil(each / SIZE_MULTIPLE), 1) * SIZE_MULTIPLE, _MOST_OF_SLICE) for each in voxels]
+    return Task.model_validate({**task.model_dump(), "size": sides})
 
 
 def _planned(task: Task, plan: VolumePlan) -> Task:

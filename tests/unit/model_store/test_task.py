@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from model_store.errors import TaskError
 from model_store.task import Task
@@ -169,3 +171,21 @@ def test_segmentation_task_serializes_to_the_same_bytes_as_before_kinds() -> Non
         '"plane":"axial","normalisation":{"scope":"image","method":"zscore","window":null,"percentiles":null},'
         '"size":[32,48],"patient":null}'
     )
+
+
+def test_task_for_a_plan_need_not_say_a_size() -> None:
+    said = {"name": "organ", "labels": {"organ": (1,)}}
+    task = Task.for_plan(said)
+    assert not task.is_sized
+    assert Task.for_plan(task.model_dump(mode="json")) == task
+    assert Task.for_plan(json.loads(task.model_dump_json())) == task
+    with pytest.raises(ValidationError, match="expected the pixels"):
+        Task.model_validate(said)
+    assert Task.model_validate({**task.model_dump(), "size": (32, 32)}).is_sized
+    # What only volumes have says that they are.
+    channels = [{"name": "T1"}, {"name": "T2"}]
+    for more in ({"channels": channels}, {"regions": ["organ"]}, {"channels": channels, "stacked": True}):
+        assert Task.for_plan({**said, **more}).is_volume
+    assert Task.for_plan({**said, "size": [32, 32]}).size == (32, 32)
+    with pytest.raises(ValidationError, match="multiple of 16"):
+        Task.for_plan({**said, "size": [33, 32]})

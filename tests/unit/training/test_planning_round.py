@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +165,42 @@ def test_budget_may_be_a_name_or_gigabytes() -> None:
     for wrong in ("gpu", "0", "-3", "nan", "inf"):
         with pytest.raises(ConfigurationError, match="expected one of laptop"):
             budget_of(wrong)
+
+
+NO_SIZE = "name: organ\nlabels: {organ: [1], core: [2]}\n"
+
+
+def test_task_with_labels_and_no_size_is_planned_and_the_data_decide(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "volumes")
+    (tmp_path / "volumes/task.yaml").write_text(NO_SIZE)
+    found = planned(tmp_path / "volumes", tmp_path / "plan")
+    assert found.task.labels == {"organ": (1,), "core": (2,)}
+    assert found.task.geometry is not None
+    assert found.task.geometry.spacing == (0.8, 0.8, 2.5)
+    with pytest.raises(FederationError, match=r"task.yaml: size: expected"):
+        load_federation(tmp_path / "volumes")
+
+    sites = dict.fromkeys("AB", (5, (0.8, 0.8, 8.0)))
+    thick = write_volumes(tmp_path / "thick", sites, shape=(40, 36, 6))
+    (thick / "task.yaml").write_text(f"{NO_SIZE}modality: CT\n")
+    found = planned(thick, tmp_path / "plan2")
+    assert (found.dimensions, found.task.size, found.task.modality) == (2, (48, 48), "CT")
+    assert "The task gets slices of 48 x 48 pixels" in found.sentences[-1]
+    assert Task.load(found.write(tmp_path / "out")[0]) == found.task
+
+
+def test_command_plans_a_task_that_names_labels_alone(root: Path, tmp_path: Path) -> None:
+    import typer
+
+    from training.plan import plan
+
+    (tmp_path / "labels.yaml").write_text(NO_SIZE)
+    app = typer.Typer()
+    app.command()(plan)
+    result = CliRunner().invoke(app, [str(root), "--task", str(tmp_path / "labels.yaml")])
+    assert result.exit_code == 0, result.output
+    assert "name: organ" in result.output
+    assert "geometry:" in result.output
 
 
 def test_hospitals_folders_make_one_federation(root: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from model_store.store import Store
+from model_store.task import Task
 from personalization.networks import build
 from tests.helpers.training.classified_sites import write_volumes
 from training.config import RunConfig
@@ -20,7 +21,7 @@ from training.data.cases import Federation, digest_of_sites
 from training.data.federation import load_federation
 from training.engine.client import RunEnvironment
 from training.engine.tensorfile import write_tensors
-from training.engine.worker import Task
+from training.engine.worker import Task as Part
 from training.errors import ConfigurationError, EgressRefused, PublishError, RoundFailed, TrainingError
 from training.methods.registry import method as find_method
 from training.network.cell import Rejected, Unreachable
@@ -43,6 +44,7 @@ POLICY = "allows: [weights, statistics, features]\nconsents: true\n"
 # Methods without and with a memory and a model of the site's own; the last sends features.
 CONFIGS = {
     "fedavg": {"width": 2, "rounds": 2, "batch_size": 8, "least_steps": 1},
+    "plan": {},
     "fedrep": {"width": 2, "rounds": 2, "batch_size": 8, "least_steps": 1},
     "fedoap": {
         "width": 2,
@@ -689,9 +691,19 @@ def start_round(together, step, seed=3):
     memory = algorithm.initial(RunEnvironment(seed).context("initial", 0, 1))
     down = together.root / "down"
     write_tensors(down, part(memory.tensors, "train/w_g"))
-    task = Task("birch", step, 0, {"weights": down}, None, upload=together.root / "up" / "up")
+    task = Part("birch", step, 0, {"weights": down}, None, upload=together.root / "up" / "up")
     together.operator._rounds.begin([task])
     return down
+
+
+def test_plan_of_a_task_without_a_size_is_made_with_hospitals(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits, "plan")
+    together.task = Task.for_plan({"name": "organ", "labels": dict(together.task.labels)})
+    together.operator = together.opened()
+    assert not together.task.is_sized
+    together.run()
+    for screen in together.screens.values():
+        assert any(line.startswith("sent fingerprint") for line in screen.lines)
 
 
 class TestOperatorThatCannotBeBelieved:
@@ -730,13 +742,14 @@ class TestOperatorThatCannotBeBelieved:
                 {"config": {"rounds": 10**9}},
                 "at most 5000 rounds (`most_rounds` of the hospital's policy), found 1000000000",
             ),
-            ({"config": {"rounds": 5000}}, "found 5001"),
+            # With those of the other phases.
+            ({"config": {"rounds": 5000}}, "of the hospital's policy), found 500"),
             (
                 {"config": {"rounds": 2, "width": 10**4}},
                 "at most 500000000 parameters (`most_parameters` of the hospital's policy), found ",
             ),
             ({"config": {"rounds": 2, "width": 10**12}}, "network 'unet': it cannot be built"),
-            ({"method": "fedoap", "config": {"width": 2**15}}, "`most_parameters` of the hospital's policy"),
+            ({"method": "fedrep", "config": {"width": 2**15}}, "`most_parameters` of the hospital's policy"),
         ],
     )
     def test_invitation_to_something_else_is_refused_before_anything_is_sent(
