@@ -56,6 +56,7 @@
     │   │   └── LabelsOverlap    422  overlapping labels have no label map
     │   ├── ServiceBusy          503  the queue for inference is full
     │   ├── RunTooLong           503  a network took longer than its slices may
+    │   ├── MemoryShort          503  the process has no memory for a scan or its answer
     │   ├── RunTooLarge          503  a network needs more memory than all may use
     │   ├── GpuMemoryFull        503  the GPU has no room for a network or its run
     │   └── GpuUnavailable       503  a GPU is required and missing
@@ -97,7 +98,9 @@
         ├── TooManyFollowers     503  too many clients follow jobs
         ├── IdempotencyConflict  422  the idempotency key belongs to another request
         ├── NotAdaptable         422  the artefact is of a kind that no job adapts
+        │   ├── NothingToMove        its network has nothing that the preset moves
         │   └── NotAdaptableToScan   nor to one scan
+        │       └── NothingToMoveByScan  nor for one scan
         ├── NotReducible           422  no graph in another precision can be made of the network
         ├── CandidateNotCheckable  409  the job has no candidate that masks can check
         ├── MemberCannotJoin     422  the hospital is a member of the federation
@@ -108,7 +111,8 @@
         ├── LeaseLost                 another worker holds the job
         ├── JobCancelled              the job was cancelled
         ├── AdaptationRejected        nothing can be adapted, or adapted to
-        └── ScanGone                  the scan of a job was deleted
+        ├── ScanGone                  the scan of a job was deleted
+        └── ScanJobTooLong            the scan of a job takes longer than one may
 
 A message names the thing, what was expected, what was found, and what to do. Over HTTP an error is a problem
 (RFC 9457) with the status of its class (`service.http.problems`). An error without a status in the tree is a
@@ -405,6 +409,12 @@ class RunTooLong(PredictionError):
     status, slug, title = 503, "run-too-long", "The network took too long"
 
 
+class MemoryShort(PredictionError):
+    """The process could not allocate memory for a scan or its answer; what it had is free again."""
+
+    status, slug, title = 503, "memory-short", "Not enough memory now"
+
+
 class RunTooLarge(PredictionError):
     """A run of a network needs more than `LOCUM_INFERENCE_MEMORY_BYTES`."""
 
@@ -604,7 +614,7 @@ class NothingToMove(NotAdaptable):
 class NothingToMoveByScan(NotAdaptableToScan):
     """The same of a preset for one scan."""
 
-    title = "This network has nothing that the preset moves"
+    title = "This network has nothing that the preset moves for one scan"
 
 
 class NotReducible(JobError):
@@ -649,6 +659,10 @@ class JobCancelled(JobError):
 
 class AdaptationRejected(JobError):
     """The artefact is of a kind that cannot be adapted, or the cohort has no scan."""
+
+
+class ScanJobTooLong(JobError):
+    """The scan of a job would take longer than `LOCUM_SCAN_JOB_SECONDS`."""
 
 
 class ScanGone(JobError):

@@ -52,6 +52,7 @@ def scan_limits(settings: Settings, task: Task | None = None) -> Limits:
         max_pixels=settings.max_pixels,
         max_voxels=settings.max_voxels,
         max_decompressed=settings.max_decompressed_bytes,
+        max_windows=settings.most_windows,
     )
     if task is None:
         return limits
@@ -256,7 +257,15 @@ class Settings(BaseSettings):
         60, gt=0, description="seconds of a run of a network for each of its slices; then it is ended"
     )
     volume_seconds: float = Field(
-        30, gt=0, description="seconds for all patches of a volume; a job segments one that would take longer"
+        30, gt=0, description="seconds for all runs on a scan; a job segments one that would take longer"
+    )
+    turn_seconds: float = Field(
+        2,
+        gt=0,
+        description="seconds for which a scan keeps its slot while scans of other hospitals wait",
+    )
+    most_windows: int = Field(
+        10_000, gt=0, description="windows of the network that a volume may take; one with more is refused"
     )
     inference_memory_bytes: int = Field(
         0,
@@ -282,6 +291,9 @@ class Settings(BaseSettings):
     # the worker
     embedded_worker: bool = Field(True, description="whether `python -m service` starts a worker")
     hard_limit_seconds: int = Field(6 * 3600, gt=0, description="a task that runs longer is killed")
+    scan_job_seconds: int = Field(
+        3600, gt=0, description="seconds of a job that segments one scan; one that would take longer fails"
+    )
     verify_every_seconds: int = Field(
         24 * 3600,
         ge=0,

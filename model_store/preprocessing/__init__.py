@@ -22,6 +22,7 @@ Pillow only.
 For tasks of volumes (`Task.is_volume`):
 
     join_channels        channels that are files of their own -> one scan
+    price_of             scan -> its voxels, windows and cost on the network's grid, before it is prepared
     prepare_volume       scan -> [C, X, Y, Z] float32 on the network's grid, and that grid
     prepare_volume_mask  mask -> class indices [X, Y, Z] of the same voxels
     windows              where a network's windows start, their weights, and the average over them (`slide`)
@@ -44,6 +45,7 @@ from model_store.preprocessing.masks import (
     onto_slices,
     prepare_mask,
 )
+from model_store.preprocessing.price import Price, price_of
 from model_store.preprocessing.restore import PercentRestorer, Restorer, check_restorable, restore
 from model_store.preprocessing.segments import BY_NUMBER, by_labels
 from model_store.preprocessing.volume_restore import (
@@ -68,6 +70,7 @@ __all__ = [
     "PercentVolumeRestorer",
     "Prepared",
     "PreparedVolume",
+    "Price",
     "Restorer",
     "VolumeGrid",
     "VolumeRestorer",
@@ -95,6 +98,7 @@ __all__ = [
     "prepare_mask",
     "prepare_volume",
     "prepare_volume_mask",
+    "price_of",
     "restore",
     "slab_axis_of",
     "to_slices",

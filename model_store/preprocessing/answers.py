@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.preprocessing.components import keep_largest
-from model_store.preprocessing.forward import Prepared, prepare
+from model_store.preprocessing.forward import Prepared, no_look, prepare
 from model_store.preprocessing.geometry import Geometry
 from model_store.preprocessing.grid import VolumeGrid
 from model_store.preprocessing.restore import Restorer
@@ -33,9 +33,9 @@ Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 Stage = Callable[[str], AbstractContextManager[Any]]
 
 
-def prepare_for(task: Task, scan: Scan) -> Prepared | PreparedVolume:
+def prepare_for(task: Task, scan: Scan, look: Callable[[], None] = no_look) -> Prepared | PreparedVolume:
     """The input of the task's network: `prepare_volume` of a scan, or `prepare`. Raises as they do."""
-    return prepare_volume(scan, task) if task.is_volume else prepare(scan, task)
+    return prepare_volume(scan, task, look) if task.is_volume else prepare(scan, task, look)
 
 
 def outputs_of(task: Task) -> Outputs:
@@ -97,6 +97,7 @@ def finish(
     task: Task,
     outputs: Iterable[NDArray[np.float32]],
     stage: Stage = nullcontext,
+    look: Callable[[], None] = no_look,
 ) -> tuple[NDArray[np.uint8], Mapping[str, int]]:
     """Restore the outputs of a whole scan, and keep the largest components that the task says.
 
@@ -105,6 +106,7 @@ def finish(
         task: of the network.
         outputs: of the slices in their order, probabilities [B, K, H, W]; of a volume those of `windowed`.
         stage: times `restore`.
+        look: called before each plane, and within a large one; what it raises ends the work.
 
     Returns:
         Class indices on the scan's own grid, and how many voxels each label lost, as `keep_largest` says.
@@ -114,9 +116,9 @@ def finish(
     """
     restorer: Restorer | VolumeRestorer
     if isinstance(grid, VolumeGrid):
-        restorer = VolumeRestorer(grid, task, slab_axis_of(grid, task), outputs_of(task))
+        restorer = VolumeRestorer(grid, task, slab_axis_of(grid, task), outputs_of(task), look)
     else:
-        restorer = Restorer(grid)
+        restorer = Restorer(grid, look)
     for each in outputs:
         with stage("restore"):
             restorer.add(each)

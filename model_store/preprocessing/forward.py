@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,16 @@ class Prepared:
     geometry: Geometry
 
 
-def prepare(scan: Scan, task: Task) -> Prepared:
+def no_look() -> None:
+    """Let the work go on."""
+
+
+def prepare(scan: Scan, task: Task, look: Callable[[], None] = no_look) -> Prepared:
     """Slice, normalise, resize (bilinear) and stack the neighbours of a scan.
 
     Intensities are normalised on the scan's own grid, before resizing, so that their distribution does not
-    depend on the size of the network's input.
+    depend on the size of the network's input. `look` is called before each slice; what it raises ends the
+    work.
 
     Raises:
         ScanMismatch: the scan's channels or slices do not fit the task.
@@ -49,6 +54,7 @@ def prepare(scan: Scan, task: Task) -> Prepared:
     height, width = task.size
     padded = np.empty((len(native) + 2 * margin, task.channel_count, height, width), np.float32)
     for index in range(len(native)):
+        look()
         plane = native[index]
         scale = common or _scale_of_slice(plane, native.inside(index), task)
         _resize(scale.apply(plane), padded[margin + index])

@@ -6,13 +6,14 @@ border is where the network was undecided.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from model_store.errors import ScanTooLarge
+from model_store.preprocessing.forward import no_look
 from model_store.preprocessing.geometry import MOST_ELEMENTS, Geometry
 from model_store.preprocessing.resample import sample
 from model_store.preprocessing.slices import network_to_slices, unstacked
@@ -54,8 +55,10 @@ class Restorer:
     What becomes of a slice is `_write`'s: here the most probable class.
     """
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, look: Callable[[], None] = no_look) -> None:
+        """`look` is called before each plane, and before each class of one that is enlarged."""
         self._geometry = geometry
+        self._look = look
         self._filled = 0
         # Oblique volumes interpolate across slices, so they keep all probabilities until `finish`.
         self._kept: NDArray[np.float32] | None = None
@@ -83,6 +86,7 @@ class Restorer:
             self._keep(probabilities)
         else:
             for index, stack in enumerate(probabilities, self._filled):
+                self._look()
                 self._write(stack, self._labels[index])
         self._filled += len(probabilities)
 
@@ -93,7 +97,7 @@ class Restorer:
                 f"probabilities: expected {self._geometry.slices[0]} slices, found {self._filled}"
             )
         if self._kept is not None:
-            return _onto_own_grid(self._kept, self._geometry, self._write)
+            return _onto_own_grid(self._kept, self._geometry, self._write, self._look)
         if self._geometry.to_own is None:
             own: NDArray[np.uint8] = self._labels[0]
         else:
@@ -103,7 +107,7 @@ class Restorer:
     def _write(self, stack: NDArray[np.float32], found: NDArray[np.uint8]) -> None:
         """Write the voxels [R, C] of a slice's probabilities [K, H, W], which may have another size."""
         rows, columns = found.shape
-        decide(stack, (rows, columns), found)
+        decide(stack, (rows, columns), found, self._look)
 
     def _keep(self, probabilities: NDArray[np.float32]) -> None:
         """Copy into one array [S, K, H, W]; joining batches at the end would need twice the memory."""
@@ -127,14 +131,27 @@ class PercentRestorer(Restorer):
         np.rint(100 * plane.clip(0, 1), out=found, casting="unsafe")
 
 
-def decide(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:
+def decide(
+    stack: NDArray[np.float32],
+    shape: tuple[int, int],
+    labels: NDArray[np.uint8],
+    look: Callable[[], None] = no_look,
+) -> None:
     """Write the class indices [R, C] of probabilities [K, H, W] into `labels`."""
     if stack.shape[1:] == shape:
         _argmax(stack, labels)
     elif len(stack) == 2:
         _two_classes(stack, shape, labels)
     else:
-        _argmax(np.stack([_resized(plane, shape) for plane in stack]), labels)
+        _argmax(_looking((_resized(plane, shape) for plane in stack), look), labels)
+
+
+def _looking(
+    planes: Iterable[NDArray[np.float32]], look: Callable[[], None]
+) -> Iterator[NDArray[np.float32]]:
+    for plane in planes:
+        look()
+        yield plane
 
 
 def _two_classes(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:
@@ -143,19 +160,20 @@ def _two_classes(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDA
     if float(np.abs(difference).min()) > _UNDECIDED:
         np.greater(difference, 0, out=labels)
     else:
-        _argmax(np.stack([_resized(plane, shape) for plane in stack]), labels)
+        _argmax((_resized(plane, shape) for plane in stack), labels)
 
 
-def _argmax(stack: NDArray[np.float32], labels: NDArray[np.uint8]) -> None:
-    """Compute np.argmax over the first axis class by class, several times faster for few classes."""
-    if len(stack) == 2:
-        np.greater(stack[1], stack[0], out=labels)
+def _argmax(planes: Iterable[NDArray[np.float32]], labels: NDArray[np.uint8]) -> None:
+    """Compute np.argmax over planes [H, W], one by one: of many classes, all would not fit in memory."""
+    if isinstance(planes, np.ndarray) and len(planes) == 2:
+        np.greater(planes[1], planes[0], out=labels)
         return
+    remaining = iter(planes)
     labels[...] = 0
-    best = stack[0]
-    for index in range(1, len(stack)):
-        np.copyto(labels, index, where=stack[index] > best)
-        best = np.maximum(best, stack[index])
+    best = next(remaining)
+    for index, plane in enumerate(remaining, 1):
+        np.copyto(labels, index, where=plane > best)
+        best = np.maximum(best, plane)
 
 
 def _resized(plane: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -167,6 +185,7 @@ def _onto_own_grid(
     probabilities: NDArray[np.float32],
     geometry: Geometry,
     write: Callable[[NDArray[np.float32], NDArray[np.uint8]], None],
+    look: Callable[[], None],
 ) -> NDArray[np.uint8]:
     """Interpolate (trilinear) from the network's pixels to an oblique volume's voxels, slab by slab."""
     to_own = np.array(geometry.to_own) @ network_to_slices(geometry)
@@ -175,6 +194,7 @@ def _onto_own_grid(
     labels = np.empty((i, j, k), np.uint8, order="F")
     slab = np.empty((probabilities.shape[1], i, j, 1), np.float32)
     for index in range(k):
+        look()
         for channel, target in enumerate(slab):
             sample(probabilities[:, channel], to_network, target, (0, 0, index), order=1, outside="nearest")
         write(slab[..., 0], labels[..., index])

@@ -8,6 +8,7 @@ Shape suffixes: K outputs of the network per voxel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ScanTooLarge
+from model_store.preprocessing.forward import no_look
 from model_store.preprocessing.geometry import MOST_ELEMENTS
 from model_store.preprocessing.grid import VolumeGrid
 from model_store.preprocessing.lines import Places, across, nearest
@@ -76,6 +78,13 @@ def check_volume_restorable(grid: VolumeGrid, task: Task) -> None:
             f"{needed / 2**30:.1f} GiB for the average over windows, more than the {MOST_ELEMENTS / 2**28:g} "
             f"GiB that are allowed for task '{task.name}'; send a part of the volume"
         )
+    own = [each.count for index, each in enumerate(grid.axes) if index != axis]
+    if task.out_channels * math.prod(own) > MOST_ELEMENTS:
+        raise ScanTooLarge(
+            f"{task.out_channels} outputs per voxel of a plane of {own[0]} x {own[1]} voxels are more than "
+            f"the {MOST_ELEMENTS} that may be restored at once for task '{task.name}'; send a part of the "
+            "volume, or resample it"
+        )
 
 
 def slab_axis_of(grid: VolumeGrid, task: Task) -> int:
@@ -84,6 +93,11 @@ def slab_axis_of(grid: VolumeGrid, task: Task) -> int:
     geometry = task.geometry
     assert geometry is not None
     return 0 if geometry.window == "nnunet" else slab_axis(grid.shape, geometry.patch)
+
+
+# Outputs on the scan's own voxels that are held together: 16 MiB, and some copies. A plane with more is done
+# in strips.
+_STRIP = 2**22
 
 
 class _PlaneByPlane:
@@ -98,8 +112,9 @@ class _PlaneByPlane:
         axis: int,
         decide: Callable[[NDArray[np.float32]], NDArray[np.uint8]],
         nearest_along: tuple[bool, bool, bool],
+        look: Callable[[], None],
     ) -> None:
-        self._axis, self._decide = axis, decide
+        self._axis, self._decide, self._look = axis, decide, look
         places: list[Places] = []
         for own, is_nearest in zip(grid.axes, nearest_along, strict=True):
             found = own.in_network()
@@ -114,6 +129,7 @@ class _PlaneByPlane:
         self._view = np.moveaxis(turned(self._own, grid.order)[grid.box], axis, 0)
         self._written, self._taken = 0, 0
         self._last: NDArray[np.float32] | None = None
+        self._own_last = False
 
     def add(self, outputs_K: NDArray[np.float32]) -> None:
         if self._taken >= self._side or outputs_K.shape[1:] != self._sides:
@@ -127,17 +143,29 @@ class _PlaneByPlane:
         if until == self._written and not needed:
             self._last = None
             return
-        plane = across(outputs_K, self._across, first=1)
-        for place in range(self._written, until):
-            share = np.float32(index - self._along[place])
-            if share == 0:
-                found = plane
-            else:
-                assert self._last is not None
-                found = plane + share * (self._last - plane)
-            self._view[place] = self._decide(found)
+        rows, columns = self._across
+        at_once = max(1, _STRIP // (len(outputs_K) * max(1, len(columns))))
+        own: NDArray[np.float32] | None = None
+        for start in range(0, len(rows), at_once):
+            self._look()
+            strip = slice(start, start + at_once)
+            across_strip = (rows[strip], columns)
+            own = across(outputs_K, across_strip, first=1)
+            last = self._last if self._own_last else None
+            for place in range(self._written, until):
+                share = np.float32(index - self._along[place])
+                if share == 0:
+                    found = own
+                else:
+                    if last is None:
+                        assert self._last is not None
+                        last = across(self._last, across_strip, first=1)
+                    found = own + share * (last - own)
+                self._view[place, strip] = self._decide(found)
         self._written = until
-        self._last = plane
+        # Of one strip it is kept as it is on the scan's voxels; of several that would be all of the plane.
+        self._own_last = at_once >= len(rows)
+        self._last = own if self._own_last else outputs_K
 
     def finish(self) -> NDArray[np.uint8]:
         if self._taken != self._side:
@@ -153,9 +181,17 @@ class VolumeRestorer:
         task: of the network.
         axis: of the network's grid, along which planes come.
         kind: what the planes hold; they are converted to what the geometry interpolates (`restore`).
+        look: called before each plane, or each strip of a large one.
     """
 
-    def __init__(self, grid: VolumeGrid, task: Task, axis: int = 0, kind: Outputs = "probabilities") -> None:
+    def __init__(
+        self,
+        grid: VolumeGrid,
+        task: Task,
+        axis: int = 0,
+        kind: Outputs = "probabilities",
+        look: Callable[[], None] = no_look,
+    ) -> None:
         geometry = task.geometry
         assert geometry is not None
         self._task, self._kind, self._restore = task, kind, geometry.restore
@@ -163,9 +199,9 @@ class VolumeRestorer:
         self._nearest = (apart == 0, apart == 1, apart == 2)
         everywhere = (True, True, True)
         if self._restore == "labels":
-            self._mask = _PlaneByPlane(grid, axis, lambda labels: labels[0].astype(np.uint8), everywhere)
+            self._mask = _PlaneByPlane(grid, axis, _as_labels, everywhere, look)
         else:
-            self._mask = _PlaneByPlane(grid, axis, self._classes, self._nearest)
+            self._mask = _PlaneByPlane(grid, axis, self._classes, self._nearest, look)
         self._grid, self._axis = grid, axis
 
     def add(self, outputs_K: NDArray[np.float32]) -> None:
@@ -191,7 +227,7 @@ class PercentVolumeRestorer:
     """Restores one map of values in 0..1 as whole percents, plane by plane, by linear interpolation."""
 
     def __init__(self, grid: VolumeGrid, axis: int = 0) -> None:
-        self._map = _PlaneByPlane(grid, axis, _percent, (False, False, False))
+        self._map = _PlaneByPlane(grid, axis, _percent, (False, False, False), no_look)
 
     def add(self, plane: NDArray[np.float32]) -> None:
         """Add the next plane."""
@@ -200,6 +236,10 @@ class PercentVolumeRestorer:
     def finish(self) -> NDArray[np.uint8]:
         """Return the map [I, J, K] on the scan's own grid."""
         return self._map.finish()
+
+
+def _as_labels(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    return np.asarray(values[0], np.uint8)
 
 
 def _percent(values: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ScanMismatch
+from model_store.preprocessing.forward import no_look
 from model_store.preprocessing.geometry import Geometry, geometry_of
 from model_store.preprocessing.grid import VolumeGrid, volume_grid
 from model_store.preprocessing.intensity import is_grey
@@ -72,8 +73,11 @@ def _order_of(given: tuple[str, ...], task: Task) -> list[int]:
     return [places[index] for index in range(len(names))]
 
 
-def prepare_volume(scan: Scan, task: Task) -> PreparedVolume:
+def prepare_volume(scan: Scan, task: Task, look: Callable[[], None] = no_look) -> PreparedVolume:
     """Turn a volume to the network's axes, crop, normalise and resample it, as the task's geometry says.
+
+    `look` is called before each plane, but for nnU-Net's cubic resampling, which is one step; what it raises
+    ends the work.
 
     Raises:
         ScanMismatch: an image, or another number of channels than the task's.
@@ -97,13 +101,14 @@ def prepare_volume(scan: Scan, task: Task) -> PreparedVolume:
         steps = channel.normalisation.ordered_steps
         values, target = turned(channels[index], grid.order)[grid.box], volume[index]
         if geometry.normalise == "before":
-            normaliser = normaliser_of(_planes(values, inside), values.dtype, steps)
-            _resample(values, inside, normaliser, grid, geometry.resampling, target)
+            normaliser = normaliser_of(_planes(values, inside, look), values.dtype, steps)
+            _resample(values, inside, normaliser, grid, geometry.resampling, target, look)
         else:
-            _resample(values, None, Normaliser(()), grid, geometry.resampling, target)
+            _resample(values, None, Normaliser(()), grid, geometry.resampling, target, look)
             there = None if inside is None else _nearest(inside, grid)
-            normaliser = normaliser_of(_planes(target, there), target.dtype, steps)
+            normaliser = normaliser_of(_planes(target, there, look), target.dtype, steps)
             for place in range(len(target)):
+                look()
                 own = None if there is None else there[place]
                 target[place] = normaliser.apply(target[place], own)
     return PreparedVolume(volume, grid, geometry_of(scan, task))
@@ -150,13 +155,14 @@ def channels_of(scan: Scan, task: Task) -> list[NDArray[Any]]:
 
 
 def _planes(
-    values: NDArray[Any], region: NDArray[np.bool_] | None
+    values: NDArray[Any], region: NDArray[np.bool_] | None, look: Callable[[], None]
 ) -> Callable[[], Iterator[tuple[NDArray[Any], NDArray[np.bool_] | None]]]:
     axis = _stored_by(values)
 
     def each() -> Iterator[tuple[NDArray[Any], NDArray[np.bool_] | None]]:
         inside = None if region is None else np.moveaxis(region, axis, 0)
         for place, plane in enumerate(np.moveaxis(values, axis, 0)):
+            look()
             yield plane, None if inside is None else inside[place]
 
     return each
@@ -174,10 +180,11 @@ def _resample(
     grid: VolumeGrid,
     rule: str,
     target: NDArray[np.float32],
+    look: Callable[[], None],
 ) -> None:
     """Fill `target` [X, Y, Z] with the normalised values on the network's grid."""
     if rule == "nnunet":
-        target[...] = _cubic(normaliser.apply(values, region), grid)
+        target[...] = _cubic(normaliser.apply(values, region), grid, look)
         return
     places = [axis.in_scan() for axis in grid.axes]
     first = _stored_by(values)
@@ -188,6 +195,7 @@ def _resample(
     rest = [own for axis, own in enumerate(places) if axis != first]
 
     def plane_at(index: int) -> NDArray[np.float32]:
+        look()
         own = None if regions is None else regions[index]
         return across(normaliser.apply(planes[index], own), rest)
 
@@ -196,7 +204,7 @@ def _resample(
         filled[index] = between(float(place))
 
 
-def _cubic(values: NDArray[np.float32], grid: VolumeGrid) -> NDArray[np.float32]:
+def _cubic(values: NDArray[np.float32], grid: VolumeGrid, look: Callable[[], None]) -> NDArray[np.float32]:
     """nnU-Net's resampling of scans: cubic splines, with the nearest plane along an axis of thick slices.
 
     scipy's zoom stands for skimage's resize, with which it agrees to rounding; like it, the values stay
@@ -210,7 +218,10 @@ def _cubic(values: NDArray[np.float32], grid: VolumeGrid) -> NDArray[np.float32]
     planes = np.moveaxis(values, apart, 0)
     sides = [axis.side for index, axis in enumerate(grid.axes) if index != apart]
     chosen = nearest(grid.axes[apart].in_scan())
-    done = {int(index): _splined(planes[index], tuple(sides)) for index in np.unique(chosen)}
+    done = {}
+    for index in np.unique(chosen):
+        look()
+        done[int(index)] = _splined(planes[index], tuple(sides))
     return np.moveaxis(np.stack([done[int(index)] for index in chosen]), 0, apart)
 
 

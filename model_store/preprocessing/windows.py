@@ -65,6 +65,14 @@ def windows(
     return list(itertools.product(*(starts(side, own, overlap, rule) for side, own in sides)))
 
 
+def window_count(
+    shape: Sequence[int], patch: Sequence[int], overlap: float, rule: WindowRule = "gaussian"
+) -> int:
+    """How many windows a volume of any sides takes."""
+    sides = zip(shape, patch, strict=True)
+    return math.prod(len(starts(max(side, own), own, overlap, rule)) for side, own in sides)
+
+
 def tiles(shape: Sequence[int], patch: Sequence[int]) -> list[Shape]:
     """First voxels of windows side by side, the last of each axis moved inside, the last axis fastest.
 

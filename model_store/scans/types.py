@@ -33,7 +33,8 @@ class Limits:
     height), `max_voxels` of a volume, and `max_decompressed` bytes after decompression. `pixels_for` says in
     an error what `max_pixels` follows from, such as "for a network's input of 64 x 64". `max_channels` of a
     4-D NIfTI file, of which the fourth axis is read as channels: 1 where a task has not declared it so
-    (`Task.stacked`), since it may be time, too.
+    (`Task.stacked`), since it may be time, too. `max_growth` and `max_windows` are of `preprocessing.price`:
+    how many times a scan's voxels a network's grid may have, and the windows that a network may take.
     """
 
     max_bytes: int = 512 * 2**20
@@ -42,6 +43,8 @@ class Limits:
     max_decompressed: int = 2**30
     pixels_for: str = ""
     max_channels: int = 1
+    max_growth: int = 8
+    max_windows: int = 10_000
 
 
 @dataclass(frozen=True)

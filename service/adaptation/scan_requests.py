@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import PreparedVolume
-from model_store.task import Task
 from personalization.options.presets import AUTO, SCAN_FALLBACK, SPREAD
 from service.adaptation.scan_jobs import create, kept_of
 from service.catalog.adapted import require_parts, resolve_adaptable
@@ -130,8 +129,8 @@ class ScanRequest:
             QueueFull, ScanQuotaExceeded, DiskFull.
             ClientDisconnect: the client left while it waited.
         """
-        async with self.context.admission.turn() as waited:
-            self.predictor.watch.stages["wait"] = waited * 1000
+        async with self.context.admission.turn() as turn:
+            self.predictor.watch.stages["wait"] = turn.waited * 1000
             if await request.is_disconnected():
                 raise ClientDisconnect
             made = await to_thread.run_sync(self._answer_or_prepare, answer)
@@ -148,8 +147,13 @@ class ScanRequest:
         return kept_of(data, self.predictor.options, self.context.settings)
 
     def _answer(self, data: bytes, answer: Callable[[PreparedScan, str], Answered]) -> Answered | None:
-        reading = self.predictor.read(data)
-        if self.graph is None or not _is_small(reading, self.predictor.selection.manifest.task):
+        opened, task = self.predictor.open(data), self.predictor.selection.manifest.task
+        price = opened.price
+        if price is not None and (self.graph is None or not is_taken_together(price.grid, task)):
+            # A volume for a job is prepared there, and its guard is the job's.
+            return None
+        reading = self.predictor.prepare(opened)
+        if self.graph is None or not _is_small(reading):
             return None
         return answer(reading, self.graph)
 
@@ -159,8 +163,8 @@ class ScanRequest:
         return create(self.context, scan_job.KIND, predictor.options, self.parent, scan, predictor.request_id)
 
 
-def _is_small(reading: PreparedScan, task: Task) -> bool:
-    """Whether a graph may take all slices, or all windows, of a scan at once."""
+def _is_small(reading: PreparedScan) -> bool:
+    """Whether a graph may take all slices of a scan at once."""
     if isinstance(reading.prepared, PreparedVolume):
-        return is_taken_together(reading.prepared, task)
+        return True
     return reading.prepared.slices[:, 0].size <= MOST_PIXELS

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -30,11 +31,14 @@ from starlette.routing import Match
 
 from model_store import errors as store_errors
 from service.database import DATABASE_ERRORS, database_failure
-from service.errors import RequestInvalid, ServiceError
+from service.errors import MemoryShort, RequestInvalid, ServiceError
 from service.http.request_id import RequestIdMiddleware
 from service.validation import MOST_ENTRIES, place, reason
 
 _log = logging.getLogger("locum.service")
+
+# Seconds after which a scan that found no memory may be sent again.
+_MEMORY_RETRY = "10"
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:locum:problem:"
@@ -200,11 +204,24 @@ def install(app: FastAPI) -> None:
         problem = cause if isinstance(cause, Problem) else from_http_exception(error, request)
         return respond(request, problem)
 
+    async def on_memory_error(request: Request, error: Exception) -> Response:
+        # The frames of the error hold what the request had allocated, until Python's collector finds them.
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = error.__context__ = None
+        _log.error("no memory for a request: %s", error)
+        words = (
+            "The service has no memory for this scan or its answer now: send it again when others are done, "
+            "or a smaller one. If that happens often, give the machine more memory, or lower the limits "
+            "(docs/how-to/deploy.md, Memory)."
+        )
+        return respond(request, MemoryShort(words, headers={"Retry-After": _MEMORY_RETRY}))
+
     async def on_database_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, DATABASE_ERRORS)
         return respond(request, from_database_error(error))
 
     app.add_exception_handler(ServiceError, on_service_error)
+    app.add_exception_handler(MemoryError, on_memory_error)
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)

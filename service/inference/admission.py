@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Literal
 
 from service.errors import ServiceBusy
 
@@ -73,8 +74,8 @@ class Admission:
             raise self._line.busy()
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[float]:
-        """Wait for a slot and hold it; gives the seconds waited.
+    async def slot(self) -> AsyncIterator[Turn]:
+        """Wait for a slot and hold it.
 
         Raises ServiceBusy where the queue is full, or when another share takes the place.
         """
@@ -83,30 +84,71 @@ class Admission:
             line.displace_for(self._share)
         await line.acquire(self._share, queued=True)
         started = time.monotonic()
+        held = Turn(line, self._share, started - arrived)
         try:
-            yield started - arrived
+            yield held
         finally:
-            line.release(self._share)
+            held.end()
             line.mean_seconds += _MEMORY * (time.monotonic() - started - line.mean_seconds)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[float]:
-        """Hold a slot to decode a scan that is kept, however long the queue is; gives the seconds waited."""
+    async def turn(self) -> AsyncIterator[Turn]:
+        """Hold a slot to decode a scan that is kept, however long the queue is."""
         arrived = time.monotonic()
         await self._line.acquire(self._share, queued=False)
+        held = Turn(self._line, self._share, time.monotonic() - arrived)
         try:
-            yield time.monotonic() - arrived
+            yield held
         finally:
+            held.end()
+
+
+class Turn:
+    """A slot that is held. `waited`: the seconds until it was."""
+
+    def __init__(self, line: _Line, share: str, waited: float) -> None:
+        self.waited = waited
+        self._line, self._share = line, share
+        self._held = True
+
+    async def rest(self) -> Literal["alone", "rested", "no-room"]:
+        """Let the scans of other shares that wait go first, and wait for the slot again.
+
+        The scan stays in memory, so that no more scans rest than there are slots: `no-room` says that one
+        more would be too many, `alone` that no other share waits.
+        """
+        line, share = self._line, self._share
+        if not line.others_wait(share):
+            return "alone"
+        if line.resting.total() >= line.slots:
+            return "no-room"
+        line.resting[share] += 1
+        self.end()
+        try:
+            await line.acquire(share, queued=False, resumes=True)
+            self._held = True
+        finally:
+            line.resting[share] -= 1
+        return "rested"
+
+    def end(self) -> None:
+        """Give the slot back, if it is held."""
+        if self._held:
+            self._held = False
             self._line.release(self._share)
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that waits. `queued`: it takes a place in the queue, which another share may take from it."""
+    """A request that waits.
+
+    `queued`: it takes a place in the queue, which another share may take from it. `resumes`: it rested.
+    """
 
     share: str
     queued: bool
     granted: asyncio.Future[None]
+    resumes: bool = False
 
 
 @dataclass
@@ -116,6 +158,7 @@ class _Line:
     slots: int
     queue: int
     running: Counter[str] = field(default_factory=Counter)
+    resting: Counter[str] = field(default_factory=Counter)
     waiting: list[_Waiting] = field(default_factory=list)
     mean_seconds: float = 1.0
     # Shares in the order in which they were last served.
@@ -128,6 +171,10 @@ class _Line:
     def queued(self) -> Counter[str]:
         """Places in the queue by share."""
         return Counter(each.share for each in self.waiting if each.queued)
+
+    def others_wait(self, share: str) -> bool:
+        """Whether a scan of another share waits for a slot."""
+        return any(each.share != share and not each.granted.done() for each in self.waiting)
 
     def displaced_by(self, share: str) -> _Waiting | None:
         """The request that a new one of this share would displace; None where there is none."""
@@ -149,9 +196,9 @@ class _Line:
         if not found.granted.done():
             found.granted.set_exception(self.busy())
 
-    async def acquire(self, share: str, *, queued: bool) -> None:
+    async def acquire(self, share: str, *, queued: bool, resumes: bool = False) -> None:
         """Wait for a slot. Raises ServiceBusy when displaced."""
-        entry = _Waiting(share, queued, asyncio.get_running_loop().create_future())
+        entry = _Waiting(share, queued, asyncio.get_running_loop().create_future(), resumes)
         self.waiting.append(entry)
         self._grant()
         try:
@@ -187,7 +234,12 @@ class _Line:
     def _grant(self) -> None:
         while self.running.total() < self.slots:
             # A cancelled request leaves the list when its task goes on.
-            waiting = [each for each in self.waiting if not each.granted.done()]
+            # A share has no other scan in work while one of its scans rests.
+            waiting = [
+                each
+                for each in self.waiting
+                if not each.granted.done() and (each.resumes or not self.resting[each.share])
+            ]
             if not waiting:
                 return
             served = {share: place for place, share in enumerate(self._served)}

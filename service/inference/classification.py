@@ -20,6 +20,7 @@ from model_store.scan import Scan
 from service.inference.pipeline import PreparedScan, Stopwatch, add, run
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession
+from service.inference.volumes import Between
 
 # Tolerance of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.
 _TOLERANCE = 0.01
@@ -49,6 +50,8 @@ def classify(
     session: GraphSession,
     watch: Stopwatch,
     routing: PickUnit = "scan",
+    *,
+    between: Between | None = None,
 ) -> Classification:
     """Classify a scan; arguments as of `pipeline.segment`.
 
@@ -57,7 +60,7 @@ def classify(
     """
     picks = Picks(once=routing == "scan")
     parts = []
-    for outputs in run(reading, session, watch, routing):
+    for outputs in run(reading, session, watch, routing, between=between):
         parts.append(outputs.probabilities)
         add(picks, outputs, session.digest)
     expected = len(manifest.task.classes)

@@ -6,7 +6,7 @@ Every step is a function of the bytes, the task and the graph, so the same scan 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -23,21 +23,24 @@ from model_store.preprocessing import (
     PercentVolumeRestorer,
     Prepared,
     PreparedVolume,
+    Price,
     VolumeGrid,
     check_restorable,
     check_volume_restorable,
     finish,
     outputs_of,
     prepare_for,
+    price_of,
     slab_axis_of,
 )
+from model_store.preprocessing.forward import no_look
 from model_store.preprocessing.volume_restore import as_probabilities
 from model_store.scan import Limits, Scan, decode
 from model_store.task import Task
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession, Outputs
 from service.inference.uncertainty import Attention, Uncertainty, entropy_map, region_entropy_map
-from service.inference.volumes import BetweenPatches, all_windows, never_ended, outputs_of_volume
+from service.inference.volumes import Between, Pace, all_windows, outputs_of_volume
 
 Taken = TypeVar("Taken", contravariant=True)
 
@@ -101,17 +104,48 @@ class Segmentation:
     removed: Mapping[str, int] = field(default_factory=dict)
 
 
-def read(data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatch) -> PreparedScan:
-    """Decode `data` (the bytes of a scan's file), prepare it for the task of `manifest`, and compare it with
-    the scans of its training.
+@dataclass(frozen=True)
+class OpenedScan:
+    """The bytes of a scan's file, the decoded scan, and of a task of volumes its price, within the limits."""
 
-    Raises ScanError for a scan that cannot be read or does not fit the task.
-    """
+    data: bytes
+    scan: Scan
+    price: Price | None
+
+
+def open_scan(data: bytes, task: Task, limits: Limits, watch: Stopwatch) -> OpenedScan:
+    """Decode `data` (the bytes of a scan's file), and price it for the task. Raises ScanError."""
     with watch.stage("decode"):
         scan = decode(data, limits)
+        price = None
+        if task.is_volume and scan.is_volume:
+            price = price_of(scan, task)
+            price.check(limits, task)
+    return OpenedScan(data, scan, price)
+
+
+def read(
+    data: bytes,
+    manifest: NetworkManifest,
+    limits: Limits,
+    watch: Stopwatch,
+    look: Callable[[], None] = no_look,
+) -> PreparedScan:
+    """`open_scan`, then `prepare_opened`."""
+    return prepare_opened(open_scan(data, manifest.task, limits, watch), manifest, watch, look)
+
+
+def prepare_opened(
+    opened: OpenedScan, manifest: NetworkManifest, watch: Stopwatch, look: Callable[[], None] = no_look
+) -> PreparedScan:
+    """Prepare a scan for the task of `manifest`, and compare it with the scans of its training.
+
+    `look` is called between planes; what it raises ends the work. Raises ScanError for a scan that does not
+    fit the task.
+    """
+    data, scan = opened.data, opened.scan
     with watch.stage("prepare"):
-        task = manifest.task
-        prepared = prepare_for(task, scan)
+        prepared = prepare_for(manifest.task, scan, look)
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
     return PreparedScan(data, scan, prepared, warnings)
@@ -132,25 +166,35 @@ def run(
     routing: PickUnit = "scan",
     *,
     whole: bool = False,
+    between: Between | None = None,
 ) -> Iterator[Outputs]:
     """Run the network on the slices in order, some at a time, or all at once for the `whole`.
 
     `routing` says how a volume picks from a network's pool: as a whole, by the mean of its slices' queries,
-    or slice by slice.
+    or slice by slice. `between` is looked at before each run.
     """
+    between = between or Between()
     slices = reading.sliced.slices
     most = len(slices) if whole else session.slices_per_run(slices.shape[1:])
     parts = [slices[start : start + most] for start in range(0, len(slices), most)]
     query = None
     if session.has_pool and routing == "scan" and len(slices) > 1:
         with watch.stage("inference"):
-            queries = np.concatenate([session.queries(part) for part in parts])
+            queries = np.concatenate([_asked(session, part, between) for part in parts])
             query = queries.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
+    pace, done = Pace(session, len(slices), between), 0
     for part in parts:
+        pace.before_run(done)
+        done += len(part)
         with watch.stage("inference"):
             # What runs as a whole, or picks as a whole, has a run of its own.
             outputs = session.run(part) if query is None and not whole else session.run_alone(part, query)
         yield outputs
+
+
+def _asked(session: GraphSession, slices: NDArray[np.float32], between: Between) -> NDArray[np.float32]:
+    between.look()
+    return session.queries(slices)
 
 
 def segment(
@@ -162,7 +206,7 @@ def segment(
     *,
     whole: bool = False,
     with_map: bool = False,
-    between: BetweenPatches = never_ended,
+    between: Between | None = None,
 ) -> Segmentation:
     """Segment a scan.
 
@@ -173,13 +217,14 @@ def segment(
         watch: receives the time of every stage.
         routing, whole: see `run`.
         with_map: whether the answer has the uncertainty of every voxel.
-        between: called before each patch of a volume.
+        between: looked at between the steps.
 
     Raises:
         ScanError: the scan's grid is too large for a mask.
         ArtefactDamaged: the network gives no probabilities for it.
     """
     prepared, task = reading.prepared, manifest.task
+    between = between or Between()
     check_answerable(reading, task)
     uncertainty, attention = Uncertainty(regions=bool(task.regions)), Attention(manifest.sources)
     picks = Picks(once=routing == "scan")
@@ -194,10 +239,10 @@ def segment(
     else:
         grid = prepared.geometry
         entropies = of_slices = PercentRestorer(prepared.geometry) if with_map else None
-        parts = run(reading, session, watch, routing, whole=whole)
+        parts = run(reading, session, watch, routing, whole=whole, between=between)
         seen = _slices_seen(parts, session.digest, watch, (uncertainty, attention, picks), of_slices)
     try:
-        classes, removed = finish(grid, task, seen, watch.stage)
+        classes, removed = finish(grid, task, seen, watch.stage, between.look)
     except ValueError as error:
         raise _damaged(session.digest, error) from error
     with watch.stage("restore"):

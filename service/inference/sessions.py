@@ -73,8 +73,8 @@ class GraphSession:
         self.digest = digest
         self.provider = loaded.provider
         self.has_pool = loaded.asking is not None
-        # By the volume that it segmented last; None before the first.
-        self.seconds_per_patch: float | None = None
+        # Of a patch or a slice, by the scan that it answered last; None before the first.
+        self.seconds_each: float | None = None
         self._limits = limits
         self._session, self._asking = loaded.session, loaded.asking
         self._outputs = [name for name in Outputs._fields if name in loaded.outputs]
@@ -278,6 +278,12 @@ class SessionCache:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def loaded(self, digest: str) -> GraphSession | None:
+        """The session of the graph with this digest, if it is loaded."""
+        with self._lock:
+            future = self._sessions.get(digest)
+        return future.result() if future is not None and future.done() and not future.exception() else None
 
     def get(self, digest: str, read: Callable[[], bytes]) -> GraphSession:
         """The session of the graph with this digest; `read` gives its checked bytes if it must be loaded.

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from model_store.errors import ArtefactDamaged
-from model_store.preprocessing import PreparedVolume, outputs_of, slab_axis_of, windowed
+from model_store.preprocessing import PreparedVolume, VolumeGrid, outputs_of, slab_axis_of, windowed
 from model_store.preprocessing.volume_restore import as_logits
-from model_store.preprocessing.windows import slide, starts
+from model_store.preprocessing.windows import slide, window_count
 from model_store.task import Task
 from service.inference.sessions import GraphSession, Outputs
 
@@ -27,68 +28,88 @@ _PATCHES_TO_TELL = 3
 # Voxels of all windows of a volume that a graph takes at once, which holds all their features.
 MOST_TOGETHER = 2**20
 
-# Called before each patch with the number of patches done, of all, and the seconds that all are expected to
-# take, None while that is not known. What it raises ends the run.
-BetweenPatches = Callable[[int, int, float | None], None]
+
+class Between:
+    """What happens between two steps of the work on a scan: this one lets it run to its end.
+
+    `rested` are the seconds that the work waited for others, which are none of its own.
+    """
+
+    rested = 0.0
+
+    def look(self) -> None:
+        """Between two planes, while a scan is prepared or restored. What it raises ends the work."""
+
+    def before_run(self, done: int, total: int, seconds: float | None) -> None:
+        """Before each run of the network.
+
+        `done` patches or slices of `total` are done, and all are expected to take `seconds`, None while that
+        is not known. What it raises ends the work.
+        """
+        del done, total, seconds
+        self.look()
 
 
-def never_ended(done: int, total: int, seconds: float | None) -> None:
-    """Let a volume run to its end."""
-    del done, total, seconds
+class Checked(Between):
+    """Ends the work where a check raises."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+
+    @override
+    def look(self) -> None:
+        self.check()
 
 
 class TakesLonger(Exception):
-    """A volume would take longer than a client is to wait for its answer."""
+    """A scan would take longer than a client is to wait for its answer."""
 
 
-class Deadline:
-    """Ends a volume between two patches: when it is not wanted any more, or would take too long."""
+class Deadline(Between):
+    """Ends the work on a scan that would take more than some seconds."""
 
-    def __init__(self, seconds: float, check_wanted: Callable[[], None]) -> None:
-        """`check_wanted` raises where the answer is not wanted any more."""
-        self._seconds, self._check_wanted = seconds, check_wanted
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
 
-    def __call__(self, done: int, total: int, seconds: float | None) -> None:
-        """Look before the next patch. Raises TakesLonger, and what `check_wanted` raises."""
-        self._check_wanted()
-        if seconds is not None and seconds > self._seconds:
-            raise TakesLonger(f"{total} patches, of which {done} are done, would take {seconds:.0f} s")
-
-
-class _Pace:
-    """How long all patches of a volume take: by those that are done, before that by the last volume's."""
-
-    def __init__(self, session: GraphSession, total: int) -> None:
-        self._session, self._total = session, total
-        self._first_done = 0.0
-
-    def seconds(self, done: int) -> float | None:
-        """Expected seconds, when `done` patches are done; it is noted for the graph's next volume."""
-        now = time.monotonic()
-        if done == 1:
-            self._first_done = now
-        if done > _PATCHES_TO_TELL:
-            self._session.seconds_per_patch = (now - self._first_done) / (done - 1)
-        each = self._session.seconds_per_patch
-        return None if each is None else each * self._total
+    @override
+    def before_run(self, done: int, total: int, seconds: float | None) -> None:
+        """Raises TakesLonger, and what `look` raises."""
+        self.look()
+        if seconds is not None and seconds > self.seconds:
+            raise TakesLonger(f"{total} runs, of which {done} are done, would take {seconds:.0f} s")
 
 
-def patches_of(prepared: PreparedVolume, task: Task) -> int:
+class Pace:
+    """How long a scan takes: by the patches or slices that are done, before that by the last scan's."""
+
+    def __init__(self, session: GraphSession, total: int, between: Between) -> None:
+        self._session, self._total, self._between = session, total, between
+        self._began: tuple[int, float] | None = None
+
+    def before_run(self, done: int) -> None:
+        """Look, when `done` are done; the pace is noted for the graph's next scan."""
+        now = time.monotonic() - self._between.rested
+        if done and self._began is None:
+            self._began = (done, now)
+        if self._began is not None and done > max(self._began[0], _PATCHES_TO_TELL):
+            self._session.seconds_each = (now - self._began[1]) / (done - self._began[0])
+        each = self._session.seconds_each
+        self._between.before_run(done, self._total, None if each is None else each * self._total)
+
+
+def patches_of(grid: VolumeGrid, task: Task) -> int:
     """Number of runs of the network that a volume takes."""
     geometry = task.geometry
     assert geometry is not None
-    sides = zip(prepared.grid.shape, geometry.patch, strict=True)
-    windows = math.prod(
-        len(starts(max(side, own), own, geometry.overlap, geometry.window)) for side, own in sides
-    )
+    windows = window_count(grid.shape, geometry.patch, geometry.overlap, geometry.window)
     return windows << len(geometry.mirror)
 
 
-def is_taken_together(prepared: PreparedVolume, task: Task) -> bool:
+def is_taken_together(grid: VolumeGrid, task: Task) -> bool:
     """Whether a graph may take all windows of a volume at once; not where it answers mirrored ones too."""
     geometry = task.geometry
     assert geometry is not None
-    voxels = patches_of(prepared, task) * math.prod(geometry.patch)
+    voxels = patches_of(grid, task) * math.prod(geometry.patch)
     return not geometry.mirror and voxels <= MOST_TOGETHER
 
 
@@ -113,7 +134,7 @@ def outputs_of_volume(
     task: Task,
     session: GraphSession,
     stage: Callable[[str], Any],
-    between: BetweenPatches,
+    between: Between,
     *,
     together: NDArray[np.float32] | None = None,
 ) -> Iterator[NDArray[np.float32]]:
@@ -124,7 +145,7 @@ def outputs_of_volume(
         task: of the network.
         session: the loaded graph.
         stage: a context for each stage, by name, that is timed.
-        between: see `BetweenPatches`.
+        between: looked at before each run.
         together: `all_windows`, for a graph that takes a scan as one batch; they are run at once.
 
     Yields:
@@ -136,12 +157,12 @@ def outputs_of_volume(
     """
     geometry, regions = task.geometry, bool(task.regions)
     assert geometry is not None
-    total, counted = patches_of(prepared, task), itertools.count()
-    pace = _Pace(session, total)
+    total, counted = patches_of(prepared.grid, task), itertools.count()
+    pace = Pace(session, total, between)
 
     at_once: Outputs | None = None
     if together is not None:
-        between(0, total, None)
+        between.before_run(0, total, None)
         with stage("inference"):
             at_once = session.run_alone(together)
         if len(at_once.probabilities) != len(together):
@@ -154,7 +175,7 @@ def outputs_of_volume(
         found: NDArray[np.float32]
         index = next(counted)
         if at_once is None:
-            between(index, total, pace.seconds(index))
+            pace.before_run(index)
             with stage("inference"):
                 outputs, index = session.run_alone(patch[np.newaxis]), 0
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
@@ -17,10 +17,10 @@ from model_store.scan import Limits, Note
 from model_store.task import TaskKind
 from service.catalog.network import Selection
 from service.errors import ParametersContradict, ScanUnlikeTask
-from service.inference.pipeline import PreparedScan, Stopwatch, read
+from service.inference.pipeline import OpenedScan, PreparedScan, Stopwatch, open_scan, prepare_opened
 from service.inference.pool import PoolPick
 from service.inference.sessions import GraphSession
-from service.inference.volumes import BetweenPatches, never_ended
+from service.inference.volumes import Between
 from service.kinds import ADAPTING_ITSELF, kind_of
 from service.prediction.options import ScanOptions
 from service.prediction.receipt import ModelReceipt, Receipt, software
@@ -88,8 +88,8 @@ class LoadedGraph:
 class Predictor(ABC, Generic[Options]):
     """One received scan, with its network chosen.
 
-    `input_sha256` and `input_bytes` are digest and size of the bytes that were received. `between` is called
-    before each patch of a volume.
+    `input_sha256` and `input_bytes` are digest and size of the bytes that were received. `between` is looked
+    at between two steps.
     """
 
     request_id: str
@@ -99,20 +99,35 @@ class Predictor(ABC, Generic[Options]):
     input_bytes: int
     limits: Limits
     watch: Stopwatch
-    between: BetweenPatches = never_ended
+    between: Between = field(default_factory=Between)
 
     # Those of the task that the network was trained for.
     KIND: ClassVar[TaskKind]
 
     def read(self, data: bytes) -> PreparedScan:
-        """Read the scan in `data` for the network. Every rejection of a scan or its options is raised here.
+        """`open`, then `prepare`: every rejection of a scan or its options is raised here."""
+        return self.prepare(self.open(data))
+
+    def open(self, data: bytes) -> OpenedScan:
+        """Decode the scan in `data`, and price it.
 
         Raises:
-            ScanError: it cannot be read or does not fit the task.
+            ScanError: it cannot be read, or costs more than is allowed.
             PredictionError, ParametersContradict: the request's options do not fit the scan or the model.
         """
         check_routing(self.options, self.selection.offered)
-        reading = read(data, self.selection.manifest, self.limits, self.watch)
+        opened = open_scan(data, self.selection.manifest.task, self.limits, self.watch)
+        self._check_opened(opened)
+        return opened
+
+    def prepare(self, opened: OpenedScan) -> PreparedScan:
+        """Prepare the scan for the network, and compare it with the task's.
+
+        Raises:
+            ScanError: it does not fit the task.
+            PredictionError: the guard refuses it.
+        """
+        reading = prepare_opened(opened, self.selection.manifest, self.watch, self.between.look)
         self._check(reading)
         obey_guard(self.options, reading.warnings, self.selection.manifest.task.name)
         return reading
@@ -121,8 +136,11 @@ class Predictor(ABC, Generic[Options]):
     def make(self, reading: PreparedScan, graph: LoadedGraph) -> EncodedAnswer:
         """Run the network on the scan. Raises StoreError, ServiceError."""
 
+    def _check_opened(self, opened: OpenedScan) -> None:
+        """Raise ScanError or PredictionError if this scan cannot have this answer, as far as is known."""
+
     def _check(self, reading: PreparedScan) -> None:
-        """Raise ScanError or PredictionError if this scan cannot have this answer."""
+        """The same, of the prepared scan."""
 
     def _warning_names(self, reading: PreparedScan, more: Sequence[Note] = ()) -> list[str]:
         """Return warning codes for the response header, each once.

@@ -55,7 +55,12 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
     def make(self, reading: PreparedScan, graph: LoadedGraph) -> EncodedAnswer:
         """Classify the scan. Raises as the base class."""
         found = classify(
-            reading, self.selection.manifest, graph.session, self.watch, self.options.routing or "scan"
+            reading,
+            self.selection.manifest,
+            graph.session,
+            self.watch,
+            self.options.routing or "scan",
+            between=self.between,
         )
         with self.watch.stage("encode"):
             body = self._report(found, reading, graph).model_dump_json().encode()

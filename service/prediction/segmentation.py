@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
+from model_store.preprocessing import check_volume_restorable
 from model_store.scan import Note, Scan, open_series
-from service.inference.pipeline import PreparedScan, Segmentation, check_answerable, segment
+from service.inference.pipeline import OpenedScan, PreparedScan, Segmentation, check_answerable, segment
 from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
@@ -69,8 +72,14 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         headers = self._headers(graph, reading, filename, more) | {"Locum-Labels": label_header(task)}
         return EncodedAnswer(body, media_type, headers, found.picked, segmentation, reading.warnings)
 
+    @override
+    def _check_opened(self, opened: OpenedScan) -> None:
+        self._output(opened.scan)
+        if opened.price is not None:
+            check_volume_restorable(opened.price.grid, self.selection.manifest.task)
+
+    @override
     def _check(self, reading: PreparedScan) -> None:
-        self._output(reading.scan)
         check_answerable(reading, self.selection.manifest.task)
 
     def _output(self, scan: Scan) -> Output:

@@ -10,18 +10,23 @@ with await receive_scan(request, context, watch) as form:
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from anyio import to_thread
 from fastapi import Request
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from typing_extensions import override
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, SsfPoolManifest
+from model_store.preprocessing import Price
 from model_store.scan import MOST_FILES, kind_of, series_of
 from service.catalog.network import Selection
 from service.context import ServiceContext
@@ -29,14 +34,18 @@ from service.http.audit import concerns
 from service.http.problems import Problem
 from service.http.uploads.multipart import malformed, missing, shown
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
+from service.inference.admission import Turn
 from service.inference.pipeline import PreparedScan, Stopwatch
-from service.inference.volumes import BetweenPatches, Deadline, TakesLonger
+from service.inference.sessions import GraphSession
+from service.inference.volumes import Deadline, TakesLonger
 from service.prediction.answer import LoadedGraph, Options, Predictor, receipt_of
 from service.runtime.spool import ScanFile, Upload, pack, pack_channels
 from service.serving import key_usage
-from service.settings import scan_limits
+from service.settings import Settings, scan_limits
 
-# How soon a client's leaving ends the work on its volume.
+Made = TypeVar("Made")
+
+# How soon a client's leaving ends the work on its scan.
 _LOOK_SECONDS = 0.5
 
 
@@ -120,7 +129,8 @@ def scan_in(form: UploadForm, field: str = "scan") -> Upload:
 class JobInstead:
     """How a job answers instead: `keep` makes of the scan's bytes what the job keeps, in a thread.
 
-    `at_once`: for every scan; otherwise for a volume that would take longer than `LOCUM_VOLUME_SECONDS`.
+    `at_once`: for every scan; otherwise for one that would take longer than `LOCUM_VOLUME_SECONDS`, or would
+    hold the slot longer than others are to wait.
     """
 
     keep: Callable[[bytes], bytes]
@@ -158,68 +168,104 @@ async def answer_or_keep(
     it waited.
     """
     concerns(request, version=selection.offered.digest, artefact=str(selection.offered))
-    left = _Left(request)
-    between: BetweenPatches = left.between
-    if instead is not None:
-        between = Deadline(context.settings.volume_seconds, left.check)
-    predictor = kind(
-        request_id=request.state.request_id,
-        options=options,
-        selection=selection,
-        input_sha256=upload.sha256,
-        input_bytes=upload.size,
-        limits=scan_limits(context.settings, selection.manifest.task),
-        watch=watch,
-        between=between,
-    )
+    async with context.admission.slot() as turn:
+        watch.stages["wait"] = turn.waited * 1000
+        work = Work(request, context.settings, turn, by_job=instead is not None)
+        predictor = kind(
+            request_id=request.state.request_id,
+            options=options,
+            selection=selection,
+            input_sha256=upload.sha256,
+            input_bytes=upload.size,
+            limits=scan_limits(context.settings, selection.manifest.task),
+            watch=watch,
+            between=work,
+        )
+        return await work.run(lambda: _answer_or_keep(context, predictor, upload, work, instead))
 
-    def answer() -> Response | bytes:
-        with watch.stage("read"):
-            data = upload.read()
-        reading = predictor.read(data)
+
+def _answer_or_keep(
+    context: ServiceContext,
+    predictor: Predictor[Options],
+    upload: ScanFile,
+    work: Work,
+    instead: JobInstead | None,
+) -> Response | bytes:
+    """In a thread: an answer, or what a job keeps of the scan."""
+    model = predictor.selection.model
+    with predictor.watch.stage("read"):
+        data = upload.read()
+    opened = predictor.open(data)
+    if instead is not None and opened.price is not None:
+        known = context.sessions.loaded(model.manifest.files[GRAPH].sha256)
+        # Not prepared here, so that its guard is the job's.
+        if instead.at_once or work.takes_long(opened.price, known):
+            return instead.keep(data)
+    try:
+        reading = predictor.prepare(opened)
         if instead is not None and instead.at_once:
             return instead.keep(data)
-        try:
-            return answer_prepared(context, predictor, reading, selection.model, GRAPH)
-        except TakesLonger:
-            assert instead is not None
-            del reading
-            return instead.keep(data)
+        return answer_prepared(context, predictor, reading, model, GRAPH)
+    except TakesLonger:
+        assert instead is not None
+        return instead.keep(data)
 
-    async with context.admission.slot() as waited:
-        watch.stages["wait"] = waited * 1000
-        if await request.is_disconnected():
+
+class Work(Deadline):
+    """The work on a scan in a thread, for a client that waits, while others wait for the slot.
+
+    It ends when the client leaves. Where a job can answer instead, it ends when it would take longer than
+    `LOCUM_VOLUME_SECONDS`. Every `LOCUM_TURN_SECONDS`, the scans of other hospitals that wait go first.
+    """
+
+    def __init__(self, request: Request, settings: Settings, turn: Turn, *, by_job: bool) -> None:
+        super().__init__(settings.volume_seconds if by_job else math.inf)
+        self._request, self._turn = request, turn
+        self._left, self._loop = threading.Event(), asyncio.get_running_loop()
+        self._turn_seconds = settings.turn_seconds
+        self._began = time.monotonic()
+
+    async def run(self, work: Callable[[], Made]) -> Made:
+        """Do the work in a thread, and notice meanwhile if the client leaves. Raises ClientDisconnect."""
+        if await self._request.is_disconnected():
             raise ClientDisconnect
-        if not selection.manifest.task.is_volume:
-            return await to_thread.run_sync(answer)
-        noticing = asyncio.create_task(left.notice())
+        noticing = asyncio.create_task(self._notice())
+        self._began = time.monotonic()
         try:
-            return await to_thread.run_sync(answer)
+            return await to_thread.run_sync(work)
         finally:
             noticing.cancel()
 
-
-class _Left:
-    """Whether the client of a request left, for the thread that works for it."""
-
-    def __init__(self, request: Request) -> None:
-        self._request, self._left = request, threading.Event()
-
-    async def notice(self) -> None:
-        """Look until the client leaves, or until cancelled."""
+    async def _notice(self) -> None:
         while not await self._request.is_disconnected():
             await asyncio.sleep(_LOOK_SECONDS)
         self._left.set()
 
-    def between(self, done: int, total: int, seconds: float | None) -> None:
-        """The same as `check`, between two patches."""
-        del done, total, seconds
-        self.check()
-
-    def check(self) -> None:
-        """Raise ClientDisconnect if it left."""
+    @override
+    def look(self) -> None:
+        """Rest if others wait. Raises ClientDisconnect, and TakesLonger where there is no room to rest."""
         if self._left.is_set():
             raise ClientDisconnect
+        began = time.monotonic()
+        if began - self._began < self._turn_seconds:
+            return
+        found = asyncio.run_coroutine_threadsafe(self._turn.rest(), self._loop).result()
+        self._began = time.monotonic()
+        self.rested += self._began - began
+        if found == "alone":
+            # Looked at again soon: a slot is free, or a scan came in the meantime.
+            self._began -= self._turn_seconds - min(_LOOK_SECONDS, self._turn_seconds)
+        elif found == "no-room" and self.seconds < math.inf:
+            raise TakesLonger("others wait, and as many scans rest as may")
+
+    def takes_long(self, price: Price, session: GraphSession | None) -> bool:
+        """Whether a job should prepare a volume, which would hold the slot or take too long.
+
+        `session` is the loaded graph, if it is.
+        """
+        each = None if session is None else session.seconds_each
+        runs = 0.0 if each is None else each * price.passes
+        return price.preparing > self._turn_seconds or price.preparing + runs > self.seconds
 
 
 def answer_prepared(

@@ -19,6 +19,7 @@ from model_store.artefact import Artefact
 from service.database import Database, Job
 from service.database.job_states import JobEnd
 from service.errors import FileDamaged, JobCancelled, LeaseLost
+from service.inference.volumes import Between, Checked
 from service.job_kinds import KINDS
 from service.jobs import records
 from service.jobs.files import JobFolder
@@ -115,6 +116,11 @@ class Attempt:
             raise LeaseLost(f"job {self.lease.job_id}: its lease went to another worker; this one stops")
         if self._cancelled.is_set():
             raise JobCancelled(f"cancelled while {self.stage}")
+
+    @property
+    def between(self) -> Between:
+        """Ends the work on a scan where `check_cancelled` raises."""
+        return Checked(self.check_cancelled)
 
     def _beat(self) -> None:
         interval = min(self.lease.seconds / 4, _LONGEST_BEAT_SECONDS)

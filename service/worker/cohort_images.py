@@ -327,7 +327,7 @@ def seen(prepared: Prepared | PreparedVolume, task: Task) -> Tensor:
     """
     if not isinstance(prepared, PreparedVolume):
         return evenly(slices_of(prepared))
-    if is_taken_together(prepared, task):
+    if is_taken_together(prepared.grid, task):
         return torch.from_numpy(all_windows(prepared, task))
     return _side_by_side(prepared.volume, task, most_images(task))
 

@@ -85,14 +85,10 @@ class _Pair:
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         candidate, parent = (
-            segment(reading, self.model.manifest, session, watch, between=self._between).classes
+            segment(reading, self.model.manifest, session, watch, between=self.attempt.between).classes
             for session in (self.candidate, self.parent)
         )
         return candidate, parent, drawn
-
-    def _between(self, done: int, total: int, seconds: float | None) -> None:
-        del done, total, seconds
-        self.attempt.check_cancelled()
 
 
 def _planes(classes: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -169,4 +169,4 @@ def run(data: bytes, manifest: ModelManifest, session: GraphSession, attempt: At
     """Segment a scan's file as the API does. Cancelling is looked at between the patches of a volume."""
     watch = Stopwatch()
     reading = read(data, manifest, cohort_limits(attempt.settings, manifest.task), watch)
-    return segment(reading, manifest, session, watch, between=lambda *_: attempt.check_cancelled())
+    return segment(reading, manifest, session, watch, between=attempt.between)

@@ -5,10 +5,15 @@ The answer equals that of `/segment`, headers included, but for the times in it.
 
 from __future__ import annotations
 
+import time
+
+from typing_extensions import override
+
 from model_store.manifest import GRAPH, SsfPoolManifest
 from service.catalog.network import Selection, chosen_before
-from service.errors import ScanGone
+from service.errors import ScanGone, ScanJobTooLong
 from service.inference.pipeline import Stopwatch
+from service.inference.volumes import Between
 from service.jobs.files import StoredResult, StoredScan
 from service.prediction.answer import EncodedAnswer, LoadedGraph, receipt_of
 from service.prediction.options import SegmentOptions
@@ -36,6 +41,39 @@ def run_segment(attempt: Attempt) -> AttemptOutcome:
     return AttemptOutcome("succeeded")
 
 
+class _Progress(Between):
+    """Notes the progress of a job, and ends one that takes longer than `LOCUM_SCAN_JOB_SECONDS`."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt, self._most = attempt, attempt.settings.scan_job_seconds
+        self._began = time.monotonic()
+
+    @override
+    def look(self) -> None:
+        """Raises what `check_cancelled` raises, and ScanJobTooLong."""
+        self._attempt.check_cancelled()
+        self._check(time.monotonic() - self._began)
+
+    @override
+    def before_run(self, done: int, total: int, seconds: float | None) -> None:
+        self.look()
+        if seconds is not None:
+            self._check(seconds)
+        if done % max(1, total // _NOTES):
+            return
+        left = {}
+        if seconds is not None:
+            left["seconds_left"] = max(0, round(seconds * (1 - done / total)))
+        self._attempt.set_stage("segmenting", window=done, windows=total, **left)
+
+    def _check(self, seconds: float) -> None:
+        if seconds > self._most:
+            raise ScanJobTooLong(
+                f"the scan takes {seconds:.0f} s or more, and a job on one scan may take {self._most} s: "
+                "send a part of the scan, or set LOCUM_SCAN_JOB_SECONDS higher"
+            )
+
+
 def segment_scan(
     attempt: Attempt, options: SegmentOptions, selection: Selection, scan: StoredScan
 ) -> EncodedAnswer:
@@ -45,16 +83,6 @@ def segment_scan(
     """
     attempt.set_stage("segmenting")
     settings = attempt.settings
-
-    def between(done: int, total: int, seconds: float | None) -> None:
-        attempt.check_cancelled()
-        if done % max(1, total // _NOTES):
-            return
-        left = {}
-        if seconds is not None:
-            left["seconds_left"] = max(0, round(seconds * (1 - done / total)))
-        attempt.set_stage("segmenting", window=done, windows=total, **left)
-
     predictor = SegmentationPredictor(
         request_id=attempt.job.request_id or attempt.job.id,
         options=options,
@@ -63,7 +91,7 @@ def segment_scan(
         input_bytes=scan.received_bytes,
         limits=scan_limits(settings, selection.manifest.task),
         watch=Stopwatch(),
-        between=between,
+        between=_Progress(attempt),
     )
     reading = predictor.read(scan.content)
     graph = LoadedGraph(load(selection.model.read(GRAPH), settings), receipt_of(selection.model))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import uuid
+import weakref
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI, Form
 
@@ -17,6 +20,10 @@ from service.http import problems
 from service.http.problems import Problem, from_store_error, problem_responses
 
 MEMBERS = {"type", "title", "status", "detail", "instance"}
+
+
+# What requests held.
+kept: list[weakref.ref[np.ndarray]] = []
 
 
 @pytest.fixture
@@ -47,6 +54,12 @@ def app() -> FastAPI:
     @app.get("/bug")
     def bug() -> None:
         raise KeyError("/home/somebody/mueller_anna.nii")
+
+    @app.get("/hungry")
+    def hungry() -> None:
+        held = np.zeros(2**20, np.uint8)
+        kept.append(weakref.ref(held))
+        raise MemoryError("Unable to allocate 4.83 GiB")
 
     @app.post("/form")
     def form(count: int = Form()) -> int:
@@ -196,3 +209,16 @@ def test_description_declares_problems_as_the_only_validation_error(app: FastAPI
     answer = description["paths"]["/form"]["post"]["responses"]["422"]["content"]
     assert list(answer) == ["application/problem+json"]
     assert set(description["components"]["schemas"]["ProblemDetails"]["required"]) == MEMBERS
+
+
+def test_a_request_without_memory_is_told_to_come_back_and_holds_nothing(app: FastAPI) -> None:
+    gc.disable()
+    try:
+        answer = ask(app, "GET", "/hungry")
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:locum:problem:memory-short")
+        assert answer.headers["retry-after"] == "10"
+        assert "GiB" not in answer.text
+        # At once, not when Python's collector comes.
+        assert kept.pop()() is None
+    finally:
+        gc.enable()

@@ -153,3 +153,87 @@ def test_request_that_is_cancelled_when_it_is_granted_passes_its_slot_on() -> No
         assert (whole.running, whole.waiting) == (0, 0)
 
     asyncio.run(scenario())
+
+
+def test_a_scan_that_rests_lets_another_share_by_and_goes_on_before_its_own() -> None:
+    async def scenario() -> None:
+        whole, log = Admission(1, 20), list[str]()
+        north, south = whole.for_share("north"), whole.for_share("south")
+        async with north.slot() as turn:
+            assert await turn.rest() == "alone"
+            tasks = [queued(north, "n", log)]
+            await asyncio.sleep(0)
+            # Others of the same share do not count: they take as long.
+            assert await turn.rest() == "alone"
+            tasks += [queued(south, "s1", log), queued(south, "s2", log)]
+            await asyncio.sleep(0)
+            assert await turn.rest() == "rested"
+            log.append("on")
+            assert whole.running == 1
+        await asyncio.gather(*tasks)
+        assert log == ["s1", "on", "n", "s2"] or log == ["s1", "on", "s2", "n"]
+        assert (whole.running, whole.waiting) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_no_more_scans_rest_than_there_are_slots() -> None:
+    async def scenario() -> None:
+        whole, rests = Admission(1, 20), list[str]()
+        north, east, south = map(whole.for_share, ("north", "east", "south"))
+        go_on = asyncio.Event()
+
+        async def long(share: Admission) -> None:
+            async with share.slot() as turn:
+                await asyncio.sleep(0)
+                rests.append(await turn.rest())
+                await go_on.wait()
+
+        log: list[str] = []
+        tasks = [asyncio.create_task(long(each)) for each in (north, east)]
+        await asyncio.sleep(0)
+        tasks.append(queued(south, "s", log))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        # North rests for east, which may not rest too: its scan and north's are in memory.
+        assert rests == ["no-room"]
+        go_on.set()
+        await asyncio.gather(*tasks)
+        assert sorted(rests) == ["no-room", "rested"]
+        assert (log, whole.running) == (["s"], 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_scan_that_is_cancelled_while_it_rests_holds_no_slot() -> None:
+    async def scenario() -> None:
+        whole = Admission(1, 20)
+        north, south = whole.for_share("north"), whole.for_share("south")
+        release = asyncio.Event()
+
+        async def long() -> None:
+            async with north.slot() as turn:
+                while not whole.waiting:
+                    await asyncio.sleep(0)
+                await turn.rest()
+
+        async def hold() -> None:
+            async with south.slot():
+                await release.wait()
+
+        first = asyncio.create_task(long())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(hold())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (whole.running, first.done()) == (1, False)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert whole.running == 1
+        release.set()
+        await second
+        assert whole.running == 0
+        async with north.slot():
+            assert whole.running == 1
+
+    asyncio.run(scenario())

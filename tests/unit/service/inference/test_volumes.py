@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from model_store.task import Task
 from personalization.export import to_onnx
 from service.inference.pipeline import Segmentation, Stopwatch, check_answerable, read, segment
 from service.inference.sessions import GraphSession
-from service.inference.volumes import Deadline, TakesLonger
+from service.inference.volumes import Between, Deadline, TakesLonger
 
 PATCH = (16, 24, 16)
 
@@ -124,9 +125,12 @@ def test_a_mirrored_answer_is_the_mean_over_its_turns(session: GraphSession) -> 
     manifest: Any = Manifest(own)
     reading = read(nifti(PATCH), manifest, Limits(), Stopwatch())
     seen = []
-    found = segment(
-        reading, manifest, session, Stopwatch(), between=lambda done, total, _: seen.append((done, total))
-    )
+
+    class Noted(Between):
+        def before_run(self, done: int, total: int, seconds: float | None) -> None:
+            seen.append((done, total))
+
+    found = segment(reading, manifest, session, Stopwatch(), between=Noted())
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
     prepared: Any = reading.prepared
     volume, net = torch.from_numpy(prepared.volume)[None], network()
@@ -174,14 +178,58 @@ def test_what_ends_between_patches_ends_the_run(session: GraphSession) -> None:
 
     runs = []
 
-    def between(done: int, total: int, seconds: float | None) -> None:
-        runs.append(done)
-        if done == 3:
-            raise Left
+    class Leaving(Between):
+        def before_run(self, done: int, total: int, seconds: float | None) -> None:
+            runs.append(done)
+            if done == 3:
+                raise Left
 
     with pytest.raises(Left):
-        answer(nifti(), task(), session, between=between)
+        answer(nifti(), task(), session, between=Leaving())
     assert runs == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("resampling", ["linear", "nnunet"])
+def test_preparing_and_restoring_are_looked_at_between_planes(session: GraphSession, resampling: str) -> None:
+    class Left(Exception): ...
+
+    class Looked(Between):
+        def __init__(self, most: float) -> None:
+            self.looks, self.most = 0, most
+
+        def look(self) -> None:
+            self.looks += 1
+            if self.looks > self.most:
+                raise Left
+
+    own = task({"spacing": [2, 2, 1], "resampling": resampling})
+    manifest: Any = Manifest(own)
+    whole = Looked(math.inf)
+    reading = read(nifti((24, 24, 48)), manifest, Limits(), Stopwatch(), whole.look)
+    prepared = whole.looks
+    assert prepared > 10
+    segment(reading, manifest, session, Stopwatch(), between=whole)
+    # Each plane that is restored is looked at, and each run.
+    assert whole.looks > prepared + 20
+    with pytest.raises(Left):
+        read(nifti((24, 24, 48)), manifest, Limits(), Stopwatch(), Looked(5).look)
+    with pytest.raises(Left):
+        segment(reading, manifest, session, Stopwatch(), between=Looked(whole.looks - prepared - 3))
+
+
+def test_a_volume_is_priced_before_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("was prepared")
+
+    monkeypatch.setattr("service.inference.pipeline.prepare_for", never)
+    manifest: Any = Manifest(task({"spacing": [1, 1, 1], "patch": [32, 32, 32], "resampling": "nnunet"}))
+    # Voxels of 79 mm: 632 x 632 x 632 for the network.
+    large = nib.Nifti1Image(np.zeros((8, 8, 8), np.uint8), np.diag([79.0, 79, 79, 1]))
+    with pytest.raises(ScanTooLarge, match=r"volume of 512 voxels would have 632 x 632 x 632, 493039 times"):
+        read(large.to_bytes(), manifest, Limits(), Stopwatch())
+    many = nib.Nifti1Image(np.zeros((64, 64, 64), np.uint8), np.diag([2.0, 2, 2, 1]))
+    with pytest.raises(ScanTooLarge, match=r"would take 343 windows of task .* at most 100 are allowed"):
+        read(many.to_bytes(), manifest, Limits(max_windows=100), Stopwatch())
 
 
 def test_a_graph_of_another_shape_or_nan_is_damaged(session: GraphSession) -> None:
@@ -215,42 +263,51 @@ class TestHowLong:
 
     def run(self, clock: list[float], graph: Any, most: float = 1e9) -> list[tuple[int, float | None]]:
         """The seconds that were expected when so many patches were done."""
-        deadline, expected = Deadline(most, lambda: None), []
+        expected = []
 
-        def between(done: int, total: int, seconds: float | None) -> None:
-            clock[0] += 2 if done == 0 else 1
-            expected.append((done, seconds))
-            deadline(done, total, seconds)
+        class Clocked(Deadline):
+            def before_run(self, done: int, total: int, seconds: float | None) -> None:
+                clock[0] += 2 if done == 0 else 1
+                expected.append((done, seconds))
+                super().before_run(done, total, seconds)
 
         prepared: Any = read(nifti((48, 48, 48)), Manifest(task({"spacing": None})), Limits(), Stopwatch())  # type: ignore[arg-type]
         manifest: Any = Manifest(task({"spacing": None}))
-        segment(prepared, manifest, graph, Stopwatch(), between=between)
+        segment(prepared, manifest, graph, Stopwatch(), between=Clocked(most))
         return expected
 
     def test_patches_tell_how_long_all_take_and_the_next_volume_knows_before_its_first(
         self, clock: list[float], session: GraphSession
     ) -> None:
-        session.seconds_per_patch = None
+        session.seconds_each = None
         first = self.run(clock, session)
         assert [seconds for _, seconds in first[:4]] == [None] * 4
         # 5 x 3 x 5 windows of a second each.
         assert [seconds for _, seconds in first[4:]] == [75.0] * 71
-        with pytest.raises(TakesLonger, match="75 patches, of which 0 are done, would take 75 s"):
+        with pytest.raises(TakesLonger, match="75 runs, of which 0 are done, would take 75 s"):
             self.run(clock, session, most=70)
         assert self.run(clock, session, most=80)[0] == (0, 75.0)
 
     def test_an_unknown_volume_ends_after_the_patches_that_tell(
         self, clock: list[float], session: GraphSession
     ) -> None:
-        session.seconds_per_patch = None
-        with pytest.raises(TakesLonger, match="75 patches, of which 4 are done, would take 75 s"):
+        session.seconds_each = None
+        with pytest.raises(TakesLonger, match="75 runs, of which 4 are done, would take 75 s"):
             self.run(clock, session, most=70)
 
-    def test_what_is_not_wanted_any_more_ends_before_the_next_patch(self) -> None:
-        class Left(Exception): ...
+    def test_the_seconds_in_which_others_were_let_by_do_not_count(
+        self, clock: list[float], session: GraphSession
+    ) -> None:
+        session.seconds_each = None
+        expected = []
 
-        def check() -> None:
-            raise Left
+        class Resting(Between):
+            def before_run(self, done: int, total: int, seconds: float | None) -> None:
+                clock[0] += 1 + 50
+                self.rested += 50
+                expected.append(seconds)
 
-        with pytest.raises(Left):
-            Deadline(100, check)(0, 50, None)
+        manifest: Any = Manifest(task({"spacing": None}))
+        reading = read(nifti((48, 48, 48)), manifest, Limits(), Stopwatch())
+        segment(reading, manifest, session, Stopwatch(), between=Resting())
+        assert expected[4:] == [pytest.approx(75.0)] * 71
