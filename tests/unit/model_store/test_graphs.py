@@ -197,6 +197,9 @@ def _called(module: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "onnx":
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            # By another name it would not be seen below.
+            assert not [each for each in node.names if each.name == "onnx" and each.asname], module
         elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("onnx."):
             found.add(node.attr)
         elif isinstance(node, ast.Attribute):

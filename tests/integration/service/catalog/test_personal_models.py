@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,6 +16,8 @@ from PIL import Image
 from model_store.artefact import Artefact
 from model_store.manifest import Lineage, NetworkSpec, PersonalModelsManifest
 from model_store.store import Store
+from service.database import Hospital
+from service.identity import keys
 from service.kinds import KINDS
 from tests.helpers.service.network_input import file_of
 
@@ -142,3 +146,39 @@ def test_adapting_personal_models_without_a_global_one_is_422(api: Any) -> None:
     # With a global model, by masks alone: a form has no place for them.
     whole = api.client.post("/hospitals/outside/adaptations", files=body, data={"model": "whole"})
     assert (whole.status_code, whole.json()["type"]) == (422, "urn:locum:problem:masks-missing")
+
+
+def test_key_of_another_hospital_is_answered_by_a_members_model_once_it_is_shared(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Publish
+) -> None:
+    publish(tmp_path, publish_bright, "whole", "global", "aster", "birch")
+    api = start(tmp_path, auth="keys")
+    now = datetime.now(UTC)
+    with api.context.database.write() as session:
+        for name, site in (("at-birch", "birch"), ("outside", None)):
+            session.add(Hospital(id=name, name=name, site=site, created_at=now, updated_at=now))
+    with api.context.database.write() as session:
+        secrets = {name: keys.create(session, name, "admin", name)[1] for name in ("at-birch", "outside")}
+
+    def ask(who: str, **fields: str) -> httpx.Response:
+        scan = {"scan": ("scan", file_of(PIXELS, "PNG"))}
+        headers = {"Authorization": f"Bearer {secrets[who]}"}
+        answer: httpx.Response = api.client.post("/segment", files=scan, data=fields, headers=headers)
+        return answer
+
+    asked = {"model": "whole", "personalization": "member", "site": "birch"}
+    assert ask("at-birch", **asked).headers["locum-personalization"] == "member; site=birch"
+    for more in ({}, {"hospital": "outside"}):
+        refused = ask("outside", **asked, **more)
+        assert (refused.status_code, refused.json()["type"]) == (403, "urn:locum:problem:site-not-shared")
+        assert refused.json()["choices"] == []
+    # Its own default is the global model, and a part of the composite is not offered.
+    assert ask("outside", model="whole").headers["locum-personalization"] == "global"
+    assert ask("outside", model="whole.birch@1").status_code == 422
+    shared = api.client.put(
+        "/hospitals/at-birch",
+        json={"name": "at-birch", "site": "birch", "shares_model": True},
+        headers={"Authorization": f"Bearer {secrets['at-birch']}"},
+    )
+    assert shared.status_code == 200
+    assert ask("outside", **asked).headers["locum-personalization"] == "member; site=birch"
