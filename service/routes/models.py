@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
 from model_store.index import Record
-from model_store.manifest import IMPORTED, Lineage
+from model_store.manifest import IMPORTED, Lineage, ModelManifest
 from model_store.store import Store
 from model_store.task import Task
 from model_store.versions import Tombstone, Version, some
@@ -24,6 +24,7 @@ from service.catalog.parts import personalizations
 from service.catalog.version import route_of
 from service.catalog.ways import ways_of
 from service.context import ServiceContext
+from service.database.hospitals import lent_sites
 from service.errors import RequestInvalid
 from service.http.dependencies import InCatalogue, InReports
 from service.http.origins import self_contained
@@ -216,6 +217,7 @@ def get_model(
     """Return one model with its versions."""
     store = context.store
     summary, part_of = _summary(store, model)
+    _check_shared(context, store.versions.newest(model)[0].artefact)
     numbers = store.versions.numbers(model)
     start = 0 if after is None else bisect_right(numbers, after)
     page = numbers[start : start + limit]
@@ -234,6 +236,7 @@ def get_version(context: InCatalogue, model: ModelName, version: VersionNumber) 
     """Return one version: manifest, digest, lineage, parts, and the tombstone of a withdrawn one."""
     found = find_version(context.store, model, version)
     artefact = found.artefact
+    _check_shared(context, artefact)
     return VersionDetail(
         **_version(found).model_dump(),
         name=artefact.name,
@@ -332,6 +335,23 @@ def _has_report(store: Store, artefact: Artefact) -> bool:
 def _sees_reports(context: ServiceContext) -> bool:
     caller = context.database.caller
     return caller.hospitals is None and (caller.has("operator") or caller.has("federation"))
+
+
+def _check_shared(context: ServiceContext, artefact: Artefact) -> None:
+    """Raise ReferenceNotFound for a member's own model that another hospital's caller may not use.
+
+    Its manifest describes that hospital's patients: statistics of their scans, scores.
+    """
+    site = artefact.manifest.site if isinstance(artefact.manifest, ModelManifest) else None
+    if site is None or artefact.manifest.part_of is None:
+        return
+    with context.database.read() as session:
+        lent = lent_sites(session)
+    if lent is not None and site not in lent:
+        raise ReferenceNotFound(
+            f"'{artefact}' is the own model of site '{site}', which its hospital does not share "
+            "(`shares_model`); ask for another model"
+        )
 
 
 def find_version(store: Store, model: str, version: int | str) -> Version:

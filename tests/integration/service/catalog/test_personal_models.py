@@ -172,6 +172,17 @@ def test_key_of_another_hospital_is_answered_by_a_members_model_once_it_is_share
         refused = ask("outside", **asked, **more)
         assert (refused.status_code, refused.json()["type"]) == (403, "urn:locum:problem:site-not-shared")
         assert refused.json()["choices"] == []
+    described = ("/models/whole.birch", "/models/whole.birch/versions/1")
+
+    def read(who: str, path: str) -> int:
+        headers = {"Authorization": f"Bearer {secrets[who]}"}
+        status: int = api.client.get(path, headers=headers).status_code
+        return status
+
+    # Its manifest describes birch's patients.
+    assert [read("outside", path) for path in described] == [404, 404]
+    assert [read("at-birch", path) for path in described] == [200, 200]
+    assert read("outside", "/models/whole.global") == read("outside", "/models/whole") == 200
     # Its own default is the global model, and a part of the composite is not offered.
     assert ask("outside", model="whole").headers["locum-personalization"] == "global"
     assert ask("outside", model="whole.birch@1").status_code == 422
@@ -181,4 +192,5 @@ def test_key_of_another_hospital_is_answered_by_a_members_model_once_it_is_share
         headers={"Authorization": f"Bearer {secrets['at-birch']}"},
     )
     assert shared.status_code == 200
+    assert [read("outside", path) for path in described] == [200, 200]
     assert ask("outside", **asked).headers["locum-personalization"] == "member; site=birch"
