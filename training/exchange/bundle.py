@@ -38,6 +38,8 @@ from training.exchange.transforms import after_network, before_network
 _CONFIGS: Final = tuple(f"configs/inference.{suffix}" for suffix in ("json", "yaml", "yml"))
 _METADATA: Final = ("configs/metadata.json", "metadata.json")
 _WEIGHTS: Final = ("models/model.pt", "models/model.pth", "model.pt")
+# The only file of such a name, where none of these is there.
+_OTHER_WEIGHTS: Final = re.compile(r"models/[^/]+\.(pt|pth)")
 _TORCHSCRIPT: Final = ("models/model.ts", "model.ts")
 _LICENCES: Final = ("LICENSE", "LICENSE.txt", "LICENSE.md", "docs/LICENSE", "docs/data_license.txt")
 _AS_IT_IS: Final = ("$@network_def.to(@device)", "$@network_def", "@network_def")
@@ -263,6 +265,8 @@ def _state(network: NetworkSpec, content: bytes, where: str) -> dict[str, Any]:
 
 def _weights(source: Source) -> tuple[str, bytes]:
     name = next((each for each in _WEIGHTS if source.has(each)), None)
+    if name is None and len(others := [each for each in source.names if _OTHER_WEIGHTS.fullmatch(each)]) == 1:
+        (name,) = others
     if name is None:
         script = next((each for each in _TORCHSCRIPT if source.has(each)), None)
         urls = " (large_files.yml names its address)" if source.has("large_files.yml") else ""
@@ -271,7 +275,7 @@ def _weights(source: Source) -> tuple[str, bytes]:
             "models/model.pt, or export "
             "the network to onnx where it was made and use `import onnx`"
             if script
-            else f"expected the weights in {_WEIGHTS[0]}, found none{urls}"
+            else f"expected the weights in {_WEIGHTS[0]}, found {', '.join(others)[:300] or 'none'}{urls}"
         )
         raise ImportRefused(f"{source.path}: {reason}")
     return name, source.read(name, checkpoints.MOST_BYTES)

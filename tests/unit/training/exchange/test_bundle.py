@@ -179,6 +179,18 @@ def test_padding_that_changes_an_answer_is_refused(tmp_path: Path, before: list[
         _read(make_bundle(tmp_path / "b", before=steps))
 
 
+def test_weights_of_another_name_are_read_where_they_are_the_only_ones(tmp_path: Path) -> None:
+    path = make_bundle(tmp_path / "b")
+    models = path / "models"
+    (models / "model.pt").rename(models / "best_metric.pth")
+    assert _read(path).weights.file == "models/best_metric.pth"
+    (models / "last.pt").write_bytes(b"")
+    with pytest.raises(
+        ImportRefused, match=r"in models/model.pt, found models/best_metric.pth, models/last.pt"
+    ):
+        _read(path)
+
+
 def test_order_of_the_transforms_is_kept(tmp_path: Path) -> None:
     before = [
         *SPLEEN[:4],
