@@ -57,16 +57,27 @@ class FileEntry(_Frozen):
     sha256: Digest
 
 
+class NetworkLayers(_Frozen):
+    """What presets can move in a network of another package (`personalization.options.movable`)."""
+
+    norm: str
+    batch: bool
+    tracked: bool
+    turns: bool
+
+
 class NetworkSpec(_Frozen):
     """The name of a registered network and its keyword arguments.
 
-    `origin` has class, package and version of one that an installed package brings. The package has to be
-    installed wherever the weights are used; a graph is served without.
+    `origin` has class, package and version of one that an installed package brings, and `layers` what its
+    publisher found in it. The package has to be installed wherever the weights are used; a graph is served
+    without.
     """
 
     name: str
     arguments: dict[str, JsonValue]
     origin: dict[str, str] | None = Field(None, exclude_if=lambda origin: origin is None)
+    layers: NetworkLayers | None = Field(None, exclude_if=lambda layers: layers is None)
 
 
 class ImportedWeights(_Frozen):

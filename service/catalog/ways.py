@@ -99,4 +99,7 @@ def _movable(store: Store, parts: Parts) -> Movable | None:
         manifest = store.versions.get(record.name, record.number).artefact.expect(ModelManifest).manifest
     except StoreError:
         return None
-    return movable(manifest.network.name, manifest.network.arguments)
+    network = manifest.network
+    return movable(network.name, network.arguments) or (
+        None if network.layers is None else Movable(**network.layers.model_dump())
+    )

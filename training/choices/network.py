@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import asdict
 from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from model_store.manifest import NetworkSpec
+from model_store.manifest import NetworkLayers, NetworkSpec
 from model_store.task import Task
 from personalization.errors import NetworkError
 from personalization.networks import outline
 from personalization.networks.capabilities import traits_of
 from personalization.networks.registry import DEFAULTS, builder, check_origin, origin_of
+from personalization.test_time.recipe import movable_in
 from training.config import MethodConfig
 from training.errors import ConfigurationError
 from training.planning.topology import dynunet_arguments
@@ -80,7 +82,10 @@ class NetworkConfig(MethodConfig):
             spec = NetworkSpec.model_validate(
                 {"name": name, "arguments": arguments, "origin": origin_of(name)}
             )
-            traits = traits_of(outline(name, **spec.arguments))
+            layers = outline(name, **spec.arguments)
+            if spec.origin is not None:
+                spec = spec.model_copy(update={"layers": NetworkLayers(**asdict(movable_in(layers)))})
+            traits = traits_of(layers)
             if traits.task != task.kind:
                 raise NetworkError(
                     f"{name}: expected a network for a {task.kind}, found one for a {traits.task}"

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from model_store.manifest import NetworkSpec
+from model_store.manifest import NetworkLayers, NetworkSpec
 from model_store.store import Store
 from personalization.errors import NetworkError
 from personalization.networks import build, names, registry
 from personalization.networks.registry import check_origin, origin_of
+from service.catalog.ways import ways_of
 from service.worker.routing_adapt import load_space
 from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
@@ -110,6 +111,11 @@ def test_space_of_a_packages_network_is_published_with_its_origin_and_opened_whe
     network = store.open("tiny.global").manifest.network
     assert network.origin == {"class": "acme_nets:TinyNet", "package": "acme-nets", "version": "1.2"}
     assert load_space(store, offered).space.names[-1] == "global"
+    # What adapts it is known without the package, too.
+    assert network.layers == NetworkLayers(norm="BatchNorm2d", batch=True, tracked=False, turns=False)
+    found = ways_of(store, offered)
+    assert (found.summary, found.masks) == ("adapts to a hospital without masks, or with a few", "optional")
+    assert "blend" not in (found.presets or ())
     # Another version, and none at all.
     install("1.3")
     with pytest.raises(
@@ -133,5 +139,6 @@ def test_member_with_another_version_refuses_the_configuration(install: Install)
 
 def test_networks_of_locum_say_nothing_of_an_origin() -> None:
     assert "network_origin" not in FedAvgConfig(network="unet").model_dump()
+    assert "layers" not in NetworkSpec(name="unet", arguments={}).model_dump(mode="json")
     assert "origin" not in NetworkSpec(name="unet", arguments={}).model_dump(mode="json")
     check_origin("unet", None)
