@@ -109,11 +109,7 @@ def add_mask(
         if known is not None and known.sha256 == sha256:
             return known, False
         if replaces is not None and (known is None or not replaces(f"sha256:{known.sha256}")):
-            found = "no mask" if known is None else f"a mask with sha256 {known.sha256[:12]}…"
-            raise MaskStale(
-                f"scan '{scan.name}' has {found} by now, which is not the mask that If-Match names: look at "
-                "it, then decide again"
-            )
+            raise _stale(scan.name, known)
         if known is not None and replaces is None:
             raise MaskTaken(
                 f"scan '{scan.name}' has another mask (its sha256 begins with {known.sha256[:12]}, the new "
@@ -140,19 +136,38 @@ def add_mask(
         return made, known is None
 
 
-def remove_mask(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:
+def remove_mask(
+    database: Database,
+    settings: Settings,
+    hospital: str,
+    cohort_id: str,
+    name: str,
+    removes: Callable[[str], bool] | None = None,
+) -> None:
     """Delete the mask of a scan with its file; keep the scan.
 
+    `removes` says whether the mask with a digest (`sha256:…`) may be deleted; None: every mask.
+
     Raises:
-        CohortUnknown, CohortDeleted, CohortInUse.
+        CohortUnknown, CohortDeleted, CohortInUse, MaskStale.
     """
     with database.write() as session:
         cohorts.usable(session, hospital, cohort_id, lock=True)
         found = _mask_of(session, cohorts.named(session, cohort_id, name))
+        if removes is not None and not removes(f"sha256:{found.sha256}"):
+            raise _stale(name, found)
         cohorts.check_idle(session, cohort_id)
         session.delete(found)
         session.flush()
         cohorts.remove_unnamed(session, settings, cohort_id, [found.sha256])
+
+
+def _stale(name: str, known: CohortMask | None) -> MaskStale:
+    found = "no mask" if known is None else f"a mask with sha256 {known.sha256[:12]}…"
+    return MaskStale(
+        f"scan '{name}' has {found} by now, which is not the mask that If-Match names: look at it, then decide "
+        "again"
+    )
 
 
 def _mask_of(session: Session, scan: CohortScan) -> CohortMask:

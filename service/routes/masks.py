@@ -209,16 +209,21 @@ async def get_mask(
 @router.delete(
     "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}/mask",
     status_code=204,
-    responses=problem_responses(404, 409, 410, 422),
+    responses=problem_responses(400, 404, 409, 410, 412, 422),
 )
 def delete_mask(
     context: Annotated[AsOperator, Audited("mask.deleted")],
     hospital: HospitalId,
     cohort: CohortId,
     name: ScanName,
+    if_match: Annotated[
+        str | None,
+        Header(max_length=1024, description="The mask to delete, as for PUT; without it, any."),
+    ] = None,
 ) -> None:
     """Delete a scan's mask now; the scan stays. Rejected while a job needs it."""
-    masks.remove_mask(context.database, context.settings, hospital, cohort, name)
+    removes = None if if_match is None else matcher(if_match)
+    masks.remove_mask(context.database, context.settings, hospital, cohort, name, removes)
 
 
 def _find(

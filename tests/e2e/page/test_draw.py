@@ -207,12 +207,12 @@ def test_mask_is_drawn_and_undone_by_keys(page: Any, service: Service) -> None:
     press("e", *["ArrowLeft"] * 2, "Space")
     expected[row, column] = 2
     press("Control+z")
-    for _ in range(4):
-        page.get_by_role("button", name="Undo").click()
-    assert page.get_by_role("button", name="Undo").is_disabled()
-    expected[:] = 0
-    page.locator("canvas").focus()
-    press("Control+z")
+    with page.expect_response(lambda answer: answer.request.method == "DELETE", timeout=60_000):
+        for _ in range(4):
+            page.get_by_role("button", name="Undo").click()
+        assert page.get_by_role("button", name="Undo").is_disabled()
+    page.locator("[data-save=saved]").wait_for()
+    assert service.client.get(f"{cohort}/scans").json()["scans"][0]["mask"] is None
 
 
 def test_scan_without_a_target_counts_as_reviewed_until_its_mask_is_removed(
@@ -230,6 +230,47 @@ def test_scan_without_a_target_counts_as_reviewed_until_its_mask_is_removed(
     scan.get_by_text("no mask").wait_for()
     (listed,) = service.client.get(f"{cohort}/scans").json()["scans"]
     assert listed["mask"] is None
+
+
+def test_undone_or_erased_stroke_leaves_no_mask_and_an_undo_after_no_target_keeps_it(
+    page: Any, service: Service
+) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    open_scan(page, service, cohort, "a", model="retina")
+    scan = page.get_by_role("list", name="Scans of the cohort").get_by_role("listitem")
+
+    def listed() -> Any:
+        return service.client.get(f"{cohort}/scans").json()["scans"][0]["mask"]
+
+    def stroke_and_back(*keys: str) -> None:
+        page.locator("canvas").focus()
+        with saving(page):
+            page.keyboard.press("Space")
+        for key in keys:
+            page.keyboard.press(key)
+
+    for keys in (("Control+z",), ("e", "Space", "b")):
+        stroke_and_back(*keys)
+        scan.get_by_text("no mask").wait_for()
+        page.locator("[data-save=saved]").wait_for()
+        assert listed() is None
+    # Undone at once, nothing was ever stored, and there is nothing to delete.
+    page.locator("canvas").focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Control+z")
+    page.locator("[data-save=changed]").wait_for()
+    page.locator("[data-save=saved]").wait_for()
+    assert listed() is None
+    page.get_by_role("button", name="No target here").click()
+    scan.get_by_text("no target").wait_for()
+    page.reload()
+    page.get_by_role("toolbar").wait_for()
+    stroke_and_back()
+    assert listed()["values"] == [0, 1]
+    with saving(page):
+        page.keyboard.press("Control+z")
+    scan.get_by_text("no target").wait_for()
+    assert listed()["values"] == [0]
 
 
 def test_strokes_are_saved_before_another_scan_or_view_is_opened(page: Any, service: Service) -> None:

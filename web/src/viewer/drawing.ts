@@ -30,6 +30,8 @@ const FLAT: Plane = { ...AXIAL, right: [1, 0, 0] };
 export class Drawing {
   /** How many strokes can be undone. */
   readonly undoable = signal(0);
+  /** Whether a person said that there is no target; what is drawn says otherwise. */
+  private reviewed = false;
   private plane = AXIAL;
   private tool: Tool = "move";
   private value = 1;
@@ -45,8 +47,13 @@ export class Drawing {
     else if (!niivue.loadDrawing(await viewer.read(mask, "mask.nii.gz"))) {
       throw new Error("The stored mask has another size than its scan: delete it, and draw it again.");
     }
+    // A stored mask without a target says that the scan was reviewed.
+    const wasReviewed = mask !== null && drawing.isEmpty;
+    drawing.reviewed = wasReviewed;
     niivue.onDrawingChanged = (action) => {
       if (action !== "draw" && action !== "undo") return;
+      if (action === "undo") drawing.reviewed = wasReviewed;
+      else if (!drawing.isEmpty) drawing.reviewed = false;
       const most = niivue.opts.maxDrawUndoBitmaps - 1;
       drawing.undoable.value = action === "draw" ? Math.min(drawing.undoable.value + 1, most) : drawing.undoable.value - 1;
       onStroke();
@@ -101,14 +108,21 @@ export class Drawing {
     if (this.undoable.value > 0) this.viewer.niivue.drawUndo();
   }
 
-  /** Erase everything, in one stroke. */
-  clear(): void {
-    if (this.isEmpty) return;
-    this.viewer.niivue.drawBitmap!.fill(0);
-    this.done();
+  /** Say that there is no target: erase everything, in one stroke. */
+  noTarget(): void {
+    if (!this.isEmpty) {
+      this.viewer.niivue.drawBitmap!.fill(0);
+      this.done();
+    }
+    this.reviewed = true;
   }
 
-  get isEmpty(): boolean {
+  /** Whether nothing is drawn, and no person said that there is nothing to draw: then the scan has no mask. */
+  get saysNothing(): boolean {
+    return this.isEmpty && !this.reviewed;
+  }
+
+  private get isEmpty(): boolean {
     return this.viewer.niivue.drawBitmap!.every((value) => value === 0);
   }
 

@@ -8,7 +8,7 @@ import pytest
 
 from service.cohorts import cohorts, masks
 from service.database import Database
-from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, MaskTaken
+from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, MaskStale, MaskTaken
 from service.expiry import expire
 from tests.helpers.service.cohort_bench import Bench, digest
 
@@ -24,7 +24,10 @@ def test_mask_is_removed_with_its_scan_and_shared_bytes_with_the_last_name(bench
     with bench.database.read() as session:
         assert cohorts.totals(session, [bench.cohort]) == {bench.cohort: (2, 2 + 2 * len(b"empty"))}
         assert list(masks.of_cohort(session, bench.cohort)) == ["a", "b"]
-    masks.remove_mask(*where, "a")
+    # Another person's mask is not deleted for one's own.
+    with pytest.raises(MaskStale, match=digest(b"empty")[:12]):
+        masks.remove_mask(*where, "a", lambda tag: tag == f"sha256:{digest(b'mine')}")
+    masks.remove_mask(*where, "a", lambda tag: tag == f"sha256:{digest(b'empty')}")
     with pytest.raises(CohortUnknown, match="no mask"):
         masks.remove_mask(*where, "a")
     assert sorted(bench.files().values()) == [b"a", b"b", b"empty"]

@@ -141,7 +141,7 @@ export function Stage(given: {
               type="button"
               class="button small"
               onClick={() => {
-                open.drawing.clear();
+                open.drawing.noTarget();
                 // Also where nothing was drawn: an empty mask says that the scan was reviewed.
                 open.saving.changed();
                 void open.saving.now();
@@ -240,17 +240,27 @@ async function begin(
   const drawing = await Drawing.begin(viewer, before, () => saving.changed());
   let tag = mask?.tag ?? null;
   now().onMask(place.name, listed?.mask ?? null);
+  const path = "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask";
+  // Another person's mask is not overwritten, nor deleted.
+  const condition = (): Record<string, string> => (tag === null ? {} : { "If-Match": tag });
   const saving = new Saving(() => {
+    // A stroke that was undone or erased leaves no mask: an empty one would say that there is no target.
+    if (drawing.saysNothing) {
+      return async () => {
+        if (tag !== null) await call("delete", path, { path: { ...place }, headers: condition() });
+        tag = null;
+        now().onMask(place.name, null);
+      };
+    }
     // Both copy the drawing now: the viewer may close before they are done.
     const content = flat ? maskAtOwnSize(file, mask?.file ?? null, drawing.rows()) : drawing.nifti();
     content.catch(() => undefined); // it is awaited, and reported, when its turn comes
     return async () => {
-      const { data } = await call("put", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask", {
+      const { data } = await call("put", path, {
         path: { ...place },
         query: { model: referenceOf(now().model) },
         body: new Blob([await content], { type: "application/octet-stream" }),
-        // Another person's mask is not overwritten.
-        headers: tag === null ? {} : { "If-Match": tag },
+        headers: condition(),
       });
       tag = `"${data.sha256}"`;
       now().onMask(place.name, data);
