@@ -9,16 +9,17 @@ their files as the channels of one scan (`model_store.scans.channels`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
-from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
+from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.scans import channels
 from model_store.scans.dicom import reading
 from model_store.scans.dicom.files import MOST_FILES, ElementCount, read_dataset
 from model_store.scans.dicom.masks import is_seg, read_seg
-from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES
+from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES, no_image
 from model_store.scans.dicom.reading import DicomSeries
 from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
-from model_store.scans.foreign import advice
+from model_store.scans.foreign import advice, is_dicom
 from model_store.scans.formats import format_of, kind_of, list_formats, series_of, strip_suffix
 from model_store.scans.types import MIN_SIDE, Limits, Note, Parts, Scan
 
@@ -40,6 +41,7 @@ __all__ = [
     "encode_png",
     "kind_of",
     "list_formats",
+    "not_a_scan",
     "open_series",
     "read_dataset",
     "series_of",
@@ -74,6 +76,16 @@ def decode_mask(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
         if known is not None and known.read_mask is not None:
             return known.read_mask(content, limits)
     return decode(content, limits)
+
+
+def not_a_scan(content: bytes) -> str | None:
+    """What a file is that is neither a scan nor a mask, and what to do; None for one that may be."""
+    if is_dicom(content):
+        with suppress(ScanError):
+            header = read_dataset(content, _DEFAULT, "the file", pixels=False)
+            return None if "Rows" in header else f"this is {no_image(header)}"
+        return None
+    return None if format_of(content) is not None or channels.sniff(content) else advice(content)
 
 
 def decode(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:

@@ -23,6 +23,16 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x89HDF\r\n\x1a\n", "this is HDF5 or MINC; convert it to NIfTI"),
     (b"\x93NUMPY", "this is a NumPy array, which has no orientation; save it as NIfTI or PNG"),
     (_ZIP, "this is a ZIP archive without DICOM files; send one scan at a time, unpacked"),
+    *(
+        (signature, "this is a surface (a mesh), and no mask of voxels; save it as a mask on the scan's grid")
+        for signature in (b"solid ", b"# vtk", b"ply\n", b"ply\r\n")
+    ),
+    *(
+        (signature, "this is a VTK or other XML file; save the voxels as NIfTI")
+        for signature in (b"<?xml", b"<VTKFile")
+    ),
+    (b"MATLAB", "this is a MATLAB file, which has no orientation; save it as NIfTI"),
+    (b"{", "this is text (JSON), and no image; if it has contours, save a mask of them as NIfTI or PNG"),
     (b"%PDF", "this is a PDF; export the image itself"),
     (b"GIF8", "this is GIF; save it as PNG"),
     (b"BM", "this is a bitmap; save it as PNG"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from model_store.preprocessing import join_channels
-from model_store.scan import Parts, Scan, decode, decode_mask, series_of, strip_suffix
+from model_store.scan import Parts, Scan, decode, decode_mask, not_a_scan, series_of, strip_suffix
 from model_store.scans.types import Limits
 from model_store.task import Task
 from training.data.cases import Case
@@ -111,6 +111,11 @@ def with_values(mask: Scan, values: Sequence[tuple[int, int]]) -> Scan:
     for own, wanted in values:
         voxels[mask.voxels == own] = wanted
     return replace(mask, voxels=voxels)
+
+
+def what_it_is(path: Path) -> str | None:
+    """What a file is that is neither a scan nor a mask, and what to do; None for one that may be."""
+    return None if path.is_dir() else not_a_scan(path.read_bytes())
 
 
 def content_digest(content: bytes | Parts) -> str:

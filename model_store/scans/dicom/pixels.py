@@ -7,7 +7,7 @@ before the frame is decoded, because decoders allocate what the frame says.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from pydicom.uid import UID
 
-from model_store.errors import DamagedScan, UnsupportedScan
+from model_store.errors import DamagedScan, ScanError, UnsupportedScan
 from model_store.scans.dicom.files import reported
 
 _IMPLICIT, _EXPLICIT, _DEFLATED, _BIG = (
@@ -57,6 +57,10 @@ LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_RCT", "YBR_ICT")
+# EOI of JPEG and JPEG-LS, EOC of JPEG 2000.
+_END_OF_IMAGE = b"\xff\xd9"
+# RT Structure Set Storage.
+_CONTOURS = ("1.2.840.10008.5.1.4.1.1.481.3",)
 # No run of RLE is shorter than two bytes for each of at most 128 that it stands for; a run that helps
 # nothing costs one byte in 128.
 _RLE_HEADER = 64
@@ -109,9 +113,7 @@ def layout_of(header: Dataset, where: str, grey: tuple[int, ...] = (8, 16, 32)) 
         frames = int(header.get("NumberOfFrames") or 1)
     rows, columns, samples, allocated, stored = numbers.values()
     if not rows or not columns:
-        raise UnsupportedScan(
-            f"DICOM: {where} is no image ({_kind(header)}, without rows and columns); send the images"
-        )
+        raise UnsupportedScan(f"DICOM: {where} is {no_image(header)}")
     expected = 1 if photometric in (*_GREY, "PALETTE COLOR") else 3 if photometric in _COLOUR else 0
     if samples != expected:
         raise UnsupportedScan(
@@ -136,6 +138,17 @@ def _kind(header: Dataset) -> str:
     return known.name if known.type == "SOP Class" else "of an unknown class"
 
 
+def no_image(header: Dataset) -> str:
+    """What a DICOM object without pixels is, and what to do."""
+    kind = _kind(header)
+    if str(header.get("SOPClassUID") or "") in _CONTOURS:
+        return (
+            f"an RTSTRUCT ({kind}): contours, and no mask of voxels; export it as a DICOM SEG, or convert it "
+            "to NIfTI on the scan's grid, for example in 3D Slicer"
+        )
+    return f"no image ({kind}, without rows and columns); send the images"
+
+
 def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDArray[Any]]:
     """Yield the file's frames in order, [rows, columns, 1 or 3]: RGB in 8 bits, or stored values of grey.
 
@@ -147,7 +160,7 @@ def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDAr
         raise UnsupportedScan(f"DICOM: {where} has no pixel data ({_kind(dataset)}); send the images")
     plugin = DECODERS[layout.syntax]
     _check_amount(dataset, layout, where)
-    with _decoding(layout, where):
+    with _decoding(dataset, layout, where):
         decoder = get_decoder(UID(layout.syntax))
         decoded = 0
         for frame, description in decoder.iter_array(dataset, decoding_plugin=plugin):
@@ -160,15 +173,40 @@ def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDAr
         raise DamagedScan(f"DICOM: {where} announces {layout.frames} frames and has {found}; send it again")
 
 
-def _decoding(layout: Layout, where: str) -> AbstractContextManager[None]:
-    """Report what a decoder raises, with the transfer syntax, which some files use in a rare variant."""
+@contextmanager
+def _decoding(dataset: Dataset, layout: Layout, where: str) -> Iterator[None]:
+    """Report what a decoder raises, with the transfer syntax, which some files use in a rare variant.
+
+    A frame that is whole and that the decoder refuses is of a variant that it does not know.
+    """
     if layout.syntax in NATIVE:
-        return reported(f"the pixels of {where}")
+        with reported(f"the pixels of {where}"):
+            yield
+        return
     name = UID(layout.syntax).name
-    return reported(
-        f"the pixels of {where}, {layout.stored} bits in transfer syntax {name!r},",
-        "convert it to Explicit VR Little Endian, for example with dcmdjpeg of DCMTK, or export it again",
+    try:
+        with reported(
+            f"the pixels of {where}, {layout.stored} bits in transfer syntax {name!r},",
+            "convert it to Explicit VR Little Endian, for example with dcmdjpeg of DCMTK, or export it again",
+        ):
+            yield
+    except DamagedScan as error:
+        if not isinstance(error.__context__, ScanError) and _is_whole(dataset, layout):
+            raise UnsupportedScan(
+                f"DICOM: {where} has {layout.stored} bits in transfer syntax {name!r}, in a variant that is "
+                "not supported; convert it to Explicit VR Little Endian, for example with dcmdjpeg of DCMTK"
+            ) from None
+        raise
+
+
+def _is_whole(dataset: Dataset, layout: Layout) -> bool:
+    """Whether every compressed frame ends as its format says; of RLE nothing says so."""
+    if layout.syntax == _RLE:
+        return False
+    frames = generate_frames(
+        dataset.PixelData, number_of_frames=layout.frames, extended_offsets=_extended_offsets(dataset)
     )
+    return all(frame.rstrip(b"\0\xff").endswith(_END_OF_IMAGE) for frame in frames)
 
 
 def _check_amount(dataset: Dataset, layout: Layout, where: str) -> None:

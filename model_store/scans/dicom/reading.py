@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +119,10 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         if not kept:
             layout_of(headers[0], _where(0, total))  # says what it is in place of an image
         headers = [headers[file] for file in kept]
-        if any(str(header.get("SOPClassUID")) in SEG_CLASSES for header in headers):
+        kept = [file for file, header in zip(kept, headers, strict=True) if not _is_seg(header)]
+        if not kept:
             raise UnsupportedScan("DICOM: this is a segmentation, and no scan; send the images")
+        headers = [header for header in headers if not _is_seg(header)]
         _check_one_series(headers)
         layouts = [layout_of(header, _where(file, total)) for file, header in zip(kept, headers, strict=True)]
         _check_limits(layouts, limits)
@@ -151,6 +154,10 @@ def _contents(content: bytes | Parts, limits: Limits) -> tuple[list[Content], in
     return [lambda: content], 0
 
 
+def _is_seg(header: Dataset) -> bool:
+    return str(header.get("SOPClassUID")) in SEG_CLASSES
+
+
 def _where(file: int, total: int) -> str:
     return "the file" if total == 1 else f"file {file + 1} of {total}"
 
@@ -159,6 +166,9 @@ def _was_lossy(header: Dataset) -> bool:
     return str(header.get("LossyImageCompression") or "") == "01"
 
 
+# Series that a refusal lists, and the planes across the patient's axes.
+_MOST_LISTED = 12
+_PLANES = ("sagittal", "coronal", "axial")
 # All images of a series have one value of each (PS3.3 A.1.2, C.7.4.1).
 _SHARED = (
     ("PatientID", "patient"),
@@ -171,6 +181,11 @@ _SHARED = (
 def _check_one_series(headers: Sequence[Dataset]) -> None:
     for keyword, name in _SHARED:
         found = Counter(str(header.get(keyword)) for header in headers)
+        if len(found) > 1 and keyword == "SeriesInstanceUID":
+            raise UnsupportedScan(
+                f"DICOM: expected one series, found {len(found)}: {_listed(headers)}; send the files of one, "
+                "or for a model of several channels each by its channel (scan.CHANNEL)"
+            )
         if len(found) > 1:
             sizes = ", ".join(str(number) for _, number in found.most_common(8))
             raise UnsupportedScan(
@@ -185,6 +200,35 @@ def _check_one_series(headers: Sequence[Dataset]) -> None:
         raise UnsupportedScan(
             "DICOM: the slices are tiled into one picture (a Siemens mosaic); convert it with dcm2niix"
         )
+
+
+def _listed(headers: Sequence[Dataset]) -> str:
+    """The series by number and what they are, with the numbers of their images.
+
+    Not by their descriptions, which people write and may name a patient in (PS3.15 E.1).
+    """
+    images = Counter(str(header.get("SeriesInstanceUID")) for header in headers)
+    first = {str(header.get("SeriesInstanceUID")): header for header in reversed(headers)}
+    known = sorted(images, key=lambda uid: (_number_of(first[uid]), uid))
+    said = [f"number {_number_of(first[uid])} ({_described(first[uid], images[uid])})" for uid in known]
+    more = len(said) - _MOST_LISTED
+    return ", ".join(said[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _described(header: Dataset, images: int) -> str:
+    kind = str(header.get("Modality") or "")
+    parts = [kind] if kind.isalpha() and kind.isupper() else []
+    with suppress(TypeError, ValueError, IndexError):
+        row, column = np.array(header.ImageOrientationPatient, float).reshape(2, 3)
+        parts.append(_PLANES[int(np.abs(np.cross(row, column)).argmax())])
+    number = "1 image" if images == 1 else f"{images} images"
+    return ", ".join([*parts, f"{number} of {int(header.Rows)} x {int(header.get('Columns') or 0)}"])
+
+
+def _number_of(header: Dataset) -> int:
+    with suppress(TypeError, ValueError):
+        return int(header.get("SeriesNumber"))
+    return 0
 
 
 def _check_limits(layouts: Sequence[Layout], limits: Limits) -> None:

@@ -23,7 +23,7 @@ from model_store.errors import TaskError
 from model_store.scans.channels import group_cases
 from model_store.task import Task
 from training.data.cases import SPLITS, AnyCase, Case, Site, Split
-from training.data.scan_files import broken_links, is_system_file, scans_in, stem_of
+from training.data.scan_files import broken_links, is_system_file, scans_in, stem_of, what_it_is
 from training.data.segmentation.sidecar import Sidecar, compared, labels_of
 
 # The folders' names, in any case. The Medical Segmentation Decathlon and nnU-Net have imagesTr and labelsTr.
@@ -131,14 +131,15 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     for part, links in zip((images_folder, masks_folder), broken, strict=True):
         note_broken(f"{site}/{part.name}", links, problems)
     gone = broken[0].keys() | broken[1].keys()
-    problems += [
-        f"{site}/{images_folder.name}/{name}: no mask; expected {site}/{masks_folder.name}/{name}"
-        for name in sorted(images.keys() - masks.keys() - gone)
-    ]
-    problems += [
-        f"{site}/{masks_folder.name}/{name}: no image; expected {site}/{images_folder.name}/{name}"
-        for name in sorted(masks.keys() - images.keys() - gone)
-    ]
+    for found, other, lacks, folders in (
+        (images, masks, "no mask", (images_folder, masks_folder)),
+        (masks, images, "no image", (masks_folder, images_folder)),
+    ):
+        here, there = (f"{site}/{folder.name}" for folder in folders)
+        problems += [
+            f"{here}/{name}: {lacks}; expected {there}/{name}{_in_brackets(what_it_is(found[name]))}"
+            for name in sorted(found.keys() - other.keys() - gone)
+        ]
     sidecar = Sidecar()
     if task is not None and (labels := labels_of(folder, problems)) is not None:
         sidecar = compared(site, labels, task, problems)
@@ -162,6 +163,10 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
         cases.append(Case(*own, sidecar.values))
     notes = (sidecar.note,) if sidecar.note else ()
     return Site(site, whole_patients(site, cases, problems), undrawn=sidecar.undrawn, notes=notes)
+
+
+def _in_brackets(what: str | None) -> str:
+    return f" ({what})" if what else ""
 
 
 def note_broken(folder: str, links: Mapping[str, str], problems: list[str]) -> None:

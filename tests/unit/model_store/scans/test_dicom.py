@@ -193,7 +193,10 @@ class TestRefusals:
                 {"one": {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1], "ImageType": ["A", "LOCALIZER"]}},
                 "1 of them localisers",
             ),
-            ({"one": {"SeriesInstanceUID": uid("other")}}, "one series, found 2 with 5, 1 images"),
+            (
+                {"one": {"SeriesInstanceUID": uid("other"), "SeriesNumber": 7, "SeriesDescription": "AX T2"}},
+                r"one series, found 2: .*, 5 images of 12 x 10\), number 7 \(.*1 image of 12 x 10\); send",
+            ),
             ({"one": {"PatientID": "Planted-other"}}, "one patient, found 2 with 5, 1 images"),
             ({"one": {"StudyInstanceUID": uid("other")}}, "one study, found 2 with 5, 1 images"),
             ({"one": {"FrameOfReferenceUID": uid("other")}}, "one frame of reference, found 2"),
@@ -260,10 +263,14 @@ class TestRefusals:
         with pytest.raises(UnsupportedScan, match=r"transfer syntax.*gdcmconv --raw"):
             decode(content)
 
-    def test_transfer_syntax_of_pixels_that_no_decoder_reads_is_named(self) -> None:
+    def test_transfer_syntax_of_pixels_that_no_decoder_reads_is_not_supported_and_named(self) -> None:
         content = Path(str(get_testdata_file("JPGExtended.dcm"))).read_bytes()
-        with pytest.raises(DamagedScan, match=r"12 bits in transfer syntax 'JPEG Extended.*dcmdjpeg"):
+        said = r"12 bits in transfer syntax 'JPEG Extended.*not supported.*dcmdjpeg"
+        with pytest.raises(UnsupportedScan, match=said):
             decode(content)
+        # A frame without its end is damaged all the same.
+        with pytest.raises(DamagedScan, match=r"12 bits in transfer syntax 'JPEG Extended"):
+            decode(content.replace(b"\xff\xd9\xff", b"\x01\x02\x03"))
 
     def test_report_is_no_image(self) -> None:
         with pytest.raises(UnsupportedScan, match=r"no image .Basic Text SR"):
@@ -812,8 +819,13 @@ class TestMasks:
 
     def test_seg_is_no_scan(self) -> None:
         files = series(VOLUME)
+        drawn = seg(files, np.ones((6, 12, 10), np.uint8), "BINARY")
         with pytest.raises(UnsupportedScan, match="no scan"):
-            decode(seg(files, np.ones((6, 12, 10), np.uint8), "BINARY"))
+            decode(drawn)
+        # In an export of a study, the images are read and the others counted.
+        found = decode({**files, "seg.dcm": drawn})
+        assert found.grid == decode(files).grid
+        assert "1 files without an image" in next(n.text for n in found.notes if n.name == "files-ignored")
 
     def test_nifti_mask_with_axes_turned_over_is_brought_onto_the_scan(self) -> None:
         scan = decode(series(VOLUME))

@@ -12,8 +12,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage
 
 from model_store.task import Task
+from tests.helpers.model_store.dicom_files import written
 from training.data.cases import data_warnings
 from training.data.federation import load_federation
 from training.data.scan_files import mask_of, read_mask
@@ -65,6 +68,15 @@ def root(tmp_path: Path) -> Path:
                 save(root / site / "masks" / f"p{patient}_{i}.png", blob())
     (root / "task.yaml").write_text(yaml.safe_dump(TASK))
     return root
+
+
+def structures() -> bytes:
+    """An RTSTRUCT without its contours."""
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.SOPClassUID, dataset.SOPInstanceUID = RTStructureSetStorage, "1.2.3"
+    return written(dataset)
 
 
 def problems(root: Path, task: Task | None = None) -> tuple[str, ...]:
@@ -279,6 +291,22 @@ def test_a_label_may_be_said_to_be_absent_where_no_mask_has_it(partly: Path) -> 
     told = yaml.safe_load((partly / "task.yaml").read_text())
     (partly / "task.yaml").write_text(yaml.safe_dump({**told, "absent": "background"}))
     assert [site.undrawn for site in load_federation(partly).sites] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("p1_0.stl", b"solid heart\nfacet", "this is a surface (a mesh), and no mask of voxels"),
+        ("p1_0.json", b'{"shapes": []}', "this is text (JSON), and no image"),
+        ("p1_0.mat", b"MATLAB 5.0 MAT-file", "this is a MATLAB file"),
+        ("p1_0.dcm", structures(), "is an RTSTRUCT (RT Structure Set Storage): contours, and no mask"),
+        ("rs.dcm", structures(), "is an RTSTRUCT (RT Structure Set Storage): contours, and no mask"),
+    ],
+)
+def test_what_is_no_mask_is_named_as_what_it_is(root: Path, name: str, content: bytes, said: str) -> None:
+    (root / "north" / "masks" / "p1_0.png").unlink()
+    (root / "north" / "masks" / name).write_bytes(content)
+    assert any(f"north/masks/{name}: " in line and said in line for line in problems(root))
 
 
 def sidecar(root: Path, site: str, **labels: object) -> None:
