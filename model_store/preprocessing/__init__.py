@@ -6,7 +6,7 @@ Pillow only.
     prepare        scan -> slices [S, C, H, W] float32 and the geometry for the way back
     prepare_for    the same, or `prepare_volume`, as the task says
     prepare_mask   mask -> class indices [S, H, W] of the same slices
-    by_labels      mask whose segments are named -> with the task's values
+    by_labels      mask with named segments -> with the task's values
     class_map      mask -> class indices on its own grid; `classes_on` turns them to the scan's
     label_values   mask -> its values; check_values compares them with a task, check_grid checks its grid
     answer         a prepared scan and a way to run the network -> class indices on the scan's own grid, as

@@ -55,7 +55,7 @@ class Price:
             raise ScanTooLarge(
                 f"at the spacing of task '{task.name}' the volume of {self.own} voxels would have {sides}, "
                 f"{voxels / self.own:.0f} times as many, and at most {limits.max_growth} times is allowed: "
-                "check the spacing in its header, or send a scan whose voxels are nearer to the task's"
+                "check the spacing in its header, or send a scan with voxels nearer to the task's"
             )
         if self.plane > limits.max_pixels:
             raise ScanTooLarge(

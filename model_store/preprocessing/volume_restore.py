@@ -163,7 +163,7 @@ class _PlaneByPlane:
                     found = own + share * (last - own)
                 self._view[place, strip] = self._decide(found)
         self._written = until
-        # Of one strip it is kept as it is on the scan's voxels; of several that would be all of the plane.
+        # One strip is kept as it is on the scan's voxels; several would be all of the plane.
         self._own_last = at_once >= len(rows)
         self._last = own if self._own_last else outputs_K
 

@@ -59,7 +59,7 @@ _COLOURS: Final = ("rgb-color", "3-color", "rgba-color", "4-color")
 # Fields by which the voxels are in other files.
 _DETACHED: Final = ("data file", "datafile")
 _SEGMENT = re.compile(r"^Segment(\d+)_(Name|LabelValue|Tags):=(.*)$", re.MULTILINE)
-# Of a terminology entry: context~category~type~…, each of them scheme^value^meaning.
+# A terminology entry has context~category~type~…, each of them scheme^value^meaning.
 _TYPE = re.compile(r"TerminologyEntry:[^|~]*~[^|~]*~([^|~^]*)\^([^|~^]*)\^")
 _VECTOR = re.compile(r"none|\([^()]*\)", re.IGNORECASE)
 

@@ -165,8 +165,8 @@ def remove_mask(
 def _stale(name: str, known: CohortMask | None) -> MaskStale:
     found = "no mask" if known is None else f"a mask with sha256 {known.sha256[:12]}…"
     return MaskStale(
-        f"scan '{name}' has {found} by now, which is not the mask that If-Match names: look at it, then decide "
-        "again"
+        f"scan '{name}' has {found} by now, which is not the mask that If-Match names: look at it, then "
+        "decide again"
     )
 
 

@@ -73,7 +73,7 @@ class GraphSession:
         self.digest = digest
         self.provider = loaded.provider
         self.has_pool = loaded.asking is not None
-        # Of a patch or a slice, by the scan that it answered last; None before the first.
+        # Seconds of a patch or a slice, by the scan that it answered last; None before the first.
         self.seconds_each: float | None = None
         self._limits = limits
         self._session, self._asking = loaded.session, loaded.asking

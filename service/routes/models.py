@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
 from model_store.index import Record
-from model_store.manifest import IMPORTED, Lineage, ModelManifest
+from model_store.manifest import IMPORTED, Lineage
 from model_store.store import Store
 from model_store.task import Task
 from model_store.versions import Tombstone, Version, some
@@ -342,7 +342,8 @@ def _check_shared(context: ServiceContext, artefact: Artefact) -> None:
 
     Its manifest describes that hospital's patients: statistics of their scans, scores.
     """
-    site = artefact.manifest.site if isinstance(artefact.manifest, ModelManifest) else None
+    # Only networks of one site have one.
+    site = getattr(artefact.manifest, "site", None)
     if site is None or artefact.manifest.part_of is None:
         return
     with context.database.read() as session:

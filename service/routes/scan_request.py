@@ -256,7 +256,7 @@ class Work(Deadline):
             # Looked at again soon: a slot is free, or a scan came in the meantime.
             self._began -= self._turn_seconds - min(_LOOK_SECONDS, self._turn_seconds)
         elif found == "no-room" and self.seconds < math.inf:
-            raise TakesLonger("others wait, and as many scans rest as may")
+            raise TakesLonger("others wait, and there is no room to rest")
 
     def takes_long(self, price: Price, session: GraphSession | None) -> bool:
         """Whether a job should prepare a volume, which would hold the slot or take too long.

@@ -131,8 +131,8 @@ class Masked(Data):
 
     @override
     def scans(self, answers: Answers) -> Iterator[tuple[str, tuple[float, ...] | None, Tensor, Tensor]]:
-        """Distances between scans say nothing, so a patient's are taken one by one. Of a volume of one slice,
-        that slice."""
+        """Distances between scans say nothing, so a patient's are taken one by one. A volume of one
+        slice is that slice."""
         for drawn, answer in zip(self.scans_drawn, answers, strict=True):
             kept = [axis for axis, side in enumerate(drawn.truth.shape) if side > 1 or drawn.truth.ndim == 2]
             spacing = drawn.spacing and tuple(drawn.spacing[axis] for axis in kept)

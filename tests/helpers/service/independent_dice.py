@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Of every pair of files: the mean over the labels of the truth. Then the mean over the pairs.
+# The mean over the pairs of files of the mean over the labels of the truth.
 _SCRIPT = """
 import sys
 import SimpleITK as sitk

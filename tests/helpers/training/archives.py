@@ -1,4 +1,4 @@
-"""Compress the members of an archive, as one that expands to much has them."""
+"""Archives of which the members expand to much."""
 
 from __future__ import annotations
 

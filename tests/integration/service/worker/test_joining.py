@@ -152,7 +152,7 @@ def test_joining_job_reports_every_epoch_gate_dice_and_attention(joined: Joined)
 
 
 def test_the_dice_that_the_gate_states_is_that_of_the_answers(joined: Joined, tmp_path: Path) -> None:
-    """Of the joined model, and of the shared one, on the patients that chose the epoch."""
+    """The joined model and the shared one, on the patients that chose the epoch."""
     stated = {
         ("tumour.at-dune@1", "auto"): joined.job["result"]["validation_dice"],
         ("tumour", "global"): joined.job["result"]["zero_shot_dice"],

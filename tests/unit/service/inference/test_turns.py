@@ -18,7 +18,7 @@ from service.settings import Settings
 
 
 class Client:
-    """A request whose client stays until it is told to leave."""
+    """A request with a client that stays until `left`."""
 
     def __init__(self) -> None:
         self.left = False
