@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from personalization.augmentation import Augmentation, transform
 from personalization.errors import AdaptationError
+from personalization.losses import Loss
+from personalization.told import IGNORED, Told
 from personalization.transfer import CPU, sent
 
 # (a network, patients) -> the Dice of each, of what the service would answer to their scans
@@ -23,6 +25,8 @@ Score = Callable[[nn.Module, Collection[str]], Mapping[str, float]]
 @dataclass(frozen=True)
 class LabelledSlices:
     """`images` float [N, C, H, W], `targets` uint8 [N, H, W] of class indices, and each slice's patient.
+
+    A target is IGNORED where there is no truth.
 
     Of volumes they are patches, with a third spatial axis. `mirror` are the spatial axes along which the
     network's answer is a mean over mirrored passes: batches are flipped along them, so that it learns each.
@@ -48,7 +52,9 @@ class LabelledSlices:
             raise AdaptationError("masks: expected at least one slice with a mask, found none")
         if not bool(torch.isfinite(self.images).all()):
             raise AdaptationError("masks: images have values that are not finite")
-        if self.targets.dtype != torch.uint8 or int(self.targets.max()) >= self.classes:
+        if self.targets.dtype != torch.uint8 or not bool(
+            ((self.targets < self.classes) | (self.targets == IGNORED)).all()
+        ):
             raise AdaptationError(
                 f"masks: expected targets of 0 to {self.classes - 1} as uint8, found {self.targets.dtype} up "
                 f"to {int(self.targets.max())}"
@@ -60,8 +66,19 @@ class LabelledSlices:
     @property
     def ill(self) -> frozenset[str]:
         """The patients with a target in their masks."""
-        drawn = self.targets.flatten(1).any(dim=1).tolist()
+        drawn = self._drawn.tolist()
         return frozenset(patient for patient, there in zip(self.patients, drawn, strict=True) if there)
+
+    @property
+    def _drawn(self) -> Tensor:
+        """Whether each slice shows a target, [N]."""
+        return ((self.targets > 0) & (self.targets != IGNORED)).flatten(1).any(dim=1)
+
+    def loss(self, loss: Loss) -> Loss:
+        """A loss that leaves places without a truth out."""
+        if not bool((self.targets == IGNORED).any()):
+            return loss
+        return Told(tuple(range(self.classes))).loss(loss)
 
     def of(self, patients: Collection[str]) -> LabelledSlices:
         """The slices of some patients."""
@@ -83,7 +100,7 @@ class LabelledSlices:
         recipe = Augmentation(flip=not volumes) if augment else None
         indices = torch.arange(len(self))
         if volumes:
-            ill = torch.nonzero(self.targets.flatten(1).any(dim=1)).flatten()
+            ill = torch.nonzero(self._drawn).flatten()
             without = len(self) - len(ill)
             more = max(0, math.ceil(without / 2) - len(ill))
             if len(ill):

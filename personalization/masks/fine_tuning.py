@@ -53,6 +53,7 @@ from personalization.options.masks import MasksOptions
 from personalization.seeds import seed_of
 from personalization.state import State, clone
 from personalization.test_time.ladder import blended
+from personalization.told import IGNORED
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 # Between another network's random weights and the parent's lies no network that segments.
@@ -263,10 +264,13 @@ def tune(
         initialise(network, torch.Generator().manual_seed(seed_of(seed, "weights")))
     _freeze_others(network, config)
 
+    of_both = examples.loss(
+        lambda logits, truth: soft_dice_loss(logits, truth) + cross_entropy(logits, truth)
+    )
+
     def loss(images: Tensor, targets: Tensor) -> Tensor:
         check_cancelled()
-        logits = network(images)
-        return soft_dice_loss(logits, targets) + cross_entropy(logits, targets)
+        return of_both(network(images), targets)
 
     rates = cosine(config.learning_rate, 0.0, steps, range(steps))
     device = next(network.parameters()).device
@@ -276,6 +280,10 @@ def tune(
         if parametrize.is_parametrized(layer, "weight"):
             parametrize.remove_parametrizations(layer, "weight")
     return clone(network.state_dict()), mean if math.isfinite(mean) else 0.0
+
+
+def _of_both(logits: Tensor, targets: Tensor) -> Tensor:
+    return soft_dice_loss(logits, targets) + cross_entropy(logits, targets)
 
 
 def _endless(
@@ -353,9 +361,14 @@ def _freeze_others(network: nn.Module, config: MasksConfig) -> None:
 def patient_dice(scans: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]], classes: int) -> float:
     """A patient's Dice: the mean over the classes that are there, with all scans as one volume.
 
-    `scans` has the answer and the mask of each, class indices [H, W] or [I, J, K] on its own grid. A patient
-    without a target has 1 where nothing larger than a speck of a plane is found, else 0.
+    `scans` has the answer and the mask of each, class indices [H, W] or [I, J, K] on its own grid; places
+    that the mask has IGNORED do not count. A patient without a target has 1 where nothing larger than a speck
+    of a plane is found, else 0.
     """
+    scans = [
+        (np.where(drawn == IGNORED, np.uint8(0), answer), np.where(drawn == IGNORED, np.uint8(0), drawn))
+        for answer, drawn in scans
+    ]
     found, truth = (
         torch.from_numpy(np.concatenate([each[side].ravel(order="F") for each in scans])) for side in (0, 1)
     )

@@ -28,7 +28,7 @@ from model_store.preprocessing import (
 )
 from model_store.preprocessing.windows import cut, evenly_drawn, tiles
 from model_store.scan import Limits, Scan, decode, decode_mask
-from model_store.task import Task
+from model_store.task import IGNORED, Task
 from model_store.unlike import CohortKinds, kinds_of
 from personalization.cancellation import CancelCheck
 from personalization.labelled_slices import LabelledSlices
@@ -63,9 +63,14 @@ class LabelledImages:
         return np.unique(self.names, return_inverse=True)[1].astype(np.int64)
 
     @property
+    def known_targets(self) -> Tensor:
+        """The targets, with background where there is no truth."""
+        return self.targets.masked_fill(self.targets == IGNORED, 0)
+
+    @property
     def drawn(self) -> dict[str, bool]:
         """Map the scans with masks to whether any of their slices still has a target."""
-        shows = self.targets.flatten(1).any(dim=1).tolist()
+        shows = self.known_targets.flatten(1).any(dim=1).tolist()
         found: dict[str, bool] = {}
         for name, drawn_on, there in zip(self.names, self.drawn_on, shows, strict=True):
             if drawn_on:

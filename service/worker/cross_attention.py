@@ -105,7 +105,7 @@ class JoiningWork(MaskedCohortWork[Joined]):
         self.attempt.set_stage("judging")
         maps, _ = made.answers
         observed = ObservedJoining(
-            made.joining, maps.numpy(), cohort.targets.numpy(), cohort.drawn_on, cohort.scan_of_image
+            made.joining, maps.numpy(), cohort.known_targets.numpy(), cohort.drawn_on, cohort.scan_of_image
         )
         return judge(JOINING, observed)
 

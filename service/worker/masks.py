@@ -89,7 +89,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
         observed = ObservedFit(
             made.fitted,
             self._class_maps(made.fitted.network, cohort.images),
-            cohort.targets.numpy(),
+            cohort.known_targets.numpy(),
             cohort.drawn_on,
             cohort.scan_of_image,
             len(self.task.classes),

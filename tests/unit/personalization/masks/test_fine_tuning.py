@@ -284,6 +284,24 @@ def test_classes_beyond_two_are_learned() -> None:
     assert set(found.dice) == {"p0", "p1", "p2", "p3"}
 
 
+def test_places_without_a_truth_teach_and_score_nothing() -> None:
+    of = examples(8)
+    half = of.targets.clone()
+    half[:, :, 16:] = 255
+    half[:2] = 255
+    ignoring = replace(of, targets=half)
+    assert "p0" in of.ill
+    assert ignoring.ill == of.ill - {"p0"}
+    logits = torch.randn(8, 2, *half.shape[1:], requires_grad=True)
+    ignoring.loss(lambda z, y: soft_dice_loss(z, y) + cross_entropy(z, y))(logits, half).backward()
+    assert logits.grad is not None
+    taught = logits.grad.abs().sum(dim=1) > 0
+    assert torch.equal(taught, half != 255)
+    found, truth = np.ones((4, 4), np.uint8), np.full((4, 4), 255, np.uint8)
+    truth[0], truth[1] = 1, 0
+    assert patient_dice([(found, truth)], 2) == pytest.approx(2 * 4 / (8 + 4))
+
+
 def test_patches_are_flipped_along_the_mirrored_axes_alone_with_their_masks() -> None:
     images = torch.rand(1, 1, 3, 3, 3)
     targets = (images[:, 0] > 0.5).to(torch.uint8)
