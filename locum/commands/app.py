@@ -408,7 +408,10 @@ def in_words(error: LocumError | OSError) -> str:
         return (
             "expected an API key or access token that the service takes: set LOCUM_KEY, or use `locum login`"
         )
-    return re.sub(r"\bPUT /hospitals/(\S+) registers it", r"`locum register \1` registers it", str(error))
+    from locum.commands.terminal import in_flags
+
+    said = in_flags(str(error))
+    return re.sub(r"\bPUT /hospitals/(\S+) registers it", r"`locum register \1` registers it", said)
 
 
 def exit_code(error: LocumError | OSError) -> int:

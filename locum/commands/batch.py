@@ -27,7 +27,7 @@ from rich.progress import (
 from locum.answers import Classification, Job, Model, Report, Segmentation, write_whole
 from locum.client import Client
 from locum.commands.exit_codes import DONE, FAILED, INTERRUPTED
-from locum.commands.terminal import Terminal, plain, table
+from locum.commands.terminal import Terminal, in_flags, plain, table
 from locum.errors import AnswerInvalid, JobFailed, LocumError, NotAllowed, Problem, ScanInvalid, Unreachable
 from locum.reading import read
 from locum.scans import Scan, opened, series_files, split_name
@@ -198,6 +198,7 @@ class _Done(Generic[T]):
     answer: T | None = None
     error: str = ""
     kept: bool = False
+    outdated: bool = False
 
 
 def segment_all(
@@ -224,13 +225,15 @@ def segment_all(
         raise ScanInvalid("expected scans, or --channel NAME=FILE for each channel of one scan")
     scans = find(paths, out) if paths else [one_of_channels(channels)]
     with Client() as client:
+        model = described(client, asked.get("model"))
         if paths:
-            scans = group(scans, channels_of(described(client, asked.get("model"))))
+            scans = group(scans, channels_of(model))
+        serves = _serving(client, model, asked)
 
         def answer(scan: Found, display: _Display) -> _Done[Report]:
             kept = None if again else _kept(scan, out, asked, also)
             if kept is not None:
-                return _Done(scan, kept, kept=True)
+                return _Done(scan, kept, kept=True, outdated=_outdated(kept, serves))
             pending = _Pending(scan, out, asked)
             follow = display.follow(scan)
 
@@ -255,7 +258,33 @@ def segment_all(
     Terminal(soft_wrap=True, highlight=False, markup=False).print(
         _summary(done, scans, complete, str(out / TABLE))
     )
+    if outdated := [each for each in done if each.outdated]:
+        by = ", ".join(sorted({each.answer.receipt.model.name for each in outdated if each.answer}))
+        whom = f" {asked['hospital']}" if "hospital" in asked else ""
+        Terminal(soft_wrap=True, highlight=False, markup=False).print(
+            f"{len(outdated)} of these masks {'is' if len(outdated) == 1 else 'are'} of {by}, which does not "
+            f"serve{whom} any more: --again sends their scans again"
+        )
     return _code(done, complete)
+
+
+def _serving(client: Client, model: Model | None, asked: Mapping[str, Any]) -> str | None:
+    """The digest of the version that answers what names none; None where the request chooses one itself."""
+    if model is None or "@" in (asked.get("model") or "") or model.hospital is not None:
+        return None
+    if asked.get("hospital") is None:
+        return None if model.latest is None else model.latest.digest
+    if asked.get("personalization", "auto") != "auto":
+        return None
+    try:
+        return client.serving(asked["hospital"], model.name).digest
+    except Problem:
+        # The request that names the hospital says what is wrong.
+        return None
+
+
+def _outdated(report: Report, serves: str | None) -> bool:
+    return serves is not None and report.receipt.model.digest != serves
 
 
 def classify_all(paths: Sequence[str], out: Path | None, asked: Mapping[str, Any], jobs: int) -> int:
@@ -394,7 +423,7 @@ def _each(
         except Problem as problem:
             if problem.status not in _OF_THE_SCAN:
                 raise
-            return _Done(scan, error=str(problem))
+            return _Done(scan, error=in_flags(str(problem)))
         except (ScanInvalid, JobFailed, AnswerInvalid) as error:
             return _Done(scan, error=str(error))
 
@@ -465,6 +494,8 @@ def _volumes(done: _Done[Report]) -> str:
     ]
     by = f"[dim]{escape(report.receipt.network.name)}[/]"
     kept = "  [dim]there already[/]" if done.kept else ""
+    if done.outdated:
+        kept += "  [yellow]by a version that no longer serves[/]"
     return f"{_named(done)}  {escape(', '.join(sizes))}  {by}{kept}{_warned(report.warnings)}"
 
 
@@ -557,4 +588,4 @@ def _summary(done: Sequence[_Done[Any]], scans: Sequence[Found], complete: bool,
 def _code(done: Sequence[_Done[Any]], complete: bool) -> int:
     if not complete:
         return INTERRUPTED
-    return FAILED if any(each.answer is None for each in done) else DONE
+    return FAILED if any(each.answer is None or each.outdated for each in done) else DONE

@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.progress import track
 
-from locum.answers import Job, Model
+from locum.answers import Check, Job, Model
 from locum.client import Client
 from locum.commands.batch import Found, channels_of, described, find, group
 from locum.commands.exit_codes import DONE, FAILED
 from locum.commands.following import follow as follow_events
-from locum.commands.terminal import Terminal
+from locum.commands.terminal import Terminal, in_flags
 from locum.errors import ScanInvalid
 
 _console = Terminal(highlight=False, soft_wrap=True, markup=False)
@@ -208,22 +208,19 @@ def lines_of(job: Job) -> Iterator[str]:
     if job.status is not None and job.status.doing:
         yield f"  {job.status.doing}"
     if job.reason:
-        yield f"  {job.reason}"
+        yield f"  {in_flags(job.reason)}"
     if job.no_worker:
         yield f"  {job.no_worker}"
     verdict = job.verdict
     if verdict is not None:
         yield f"  {verdict.title}."
-        yield from (f"  {sentence}" for sentence in verdict.sentences)
+        yield from (f"  {in_flags(sentence)}" for sentence in verdict.sentences)
         yield from (f"  - {reason}" for reason in verdict.reasons)
     for warning in job.warnings:
-        yield f"  warning: {warning}"
+        yield f"  warning: {in_flags(warning)}"
     for check in () if job.gate is None else job.gate.checks:
         mark = "✗" if not check.passed else "·" if check.value is None else "✓"
-        found = (
-            "not measured" if check.value is None else f"{check.value:.3f} ({check.bound} {check.limit:g})"
-        )
-        yield f"  {mark} {check.name}  {found}"
+        yield f"  {mark} {check.name}  {_measured(check)}"
         # A service of an earlier version sends no sections.
         if verdict is None and check.failure and not check.passed:
             yield f"    {check.failure}"
@@ -233,3 +230,14 @@ def lines_of(job: Job) -> Iterator[str]:
         yield f"  try it:    locum segment SCANS --model {job.candidate.reference}"
         if passed:
             yield f"  assign it: locum assign {job.candidate.reference} --reason WHY"
+
+
+def _measured(check: Check) -> str:
+    """A check's value with its limit: Dice in percent, and changes of it in points, as in the sentences."""
+    if check.value is None or check.limit is None:
+        return "not measured"
+    if check.meaning.startswith("Dice"):
+        return f"{100 * check.value:.1f} % ({check.bound} {100 * check.limit:g} %)"
+    if check.meaning.startswith("change of Dice"):
+        return f"{100 * check.value:+.1f} points ({check.bound} {100 * check.limit:+g})"
+    return f"{check.value:.3f} ({check.bound} {check.limit:g})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from rich.text import Text
 # Unicode's categories: codes for terminals, directions of text, halves of characters, ends of lines.
 _CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _KEPT = "\n\t"
+# Parameters of a request that are flags of the commands.
+_PARAMETER = re.compile(r"(?<![\w&?])(guard|personalization|site|hospital)=([\w.-]+)")
 # How a cell begins that a spreadsheet computes.
 _FORMULA = ("=", "+", "-", "@")
 
@@ -24,6 +27,12 @@ _FORMULA = ("=", "+", "-", "@")
 def plain(text: str) -> str:
     """The text without control characters, but for ends of lines and tabs."""
     return "".join(each for each in text if each in _KEPT or unicodedata.category(each) not in _CONTROLS)
+
+
+def in_flags(text: str) -> str:
+    """A sentence of the service, with the command's flags in place of the request's parameters."""
+    text = text.replace("override=true", "--override").replace("option unlike=", "--option unlike=")
+    return _PARAMETER.sub(r"--\1 \2", text)
 
 
 class Terminal(Console):

@@ -7,7 +7,7 @@ Text may come from anybody: the renderers escape it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -145,6 +145,23 @@ def heat_map(
 def number(value: Any) -> float | None:
     """A number from JSON; None for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def percent(value: float | None) -> str:
+    """A Dice as it is shown: in percent, so that a change of it is in points."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def points(value: float | None) -> str:
+    """A change of Dice, in points of a percentage."""
+    return "–" if value is None else f"{100 * value:+.1f} points"
+
+
+def unit_of(meaning: str) -> Callable[[float | None], str]:
+    """How a check's value is shown, by what it is."""
+    if meaning.startswith("Dice"):
+        return percent
+    return points if meaning.startswith("change of Dice") else figure
 
 
 def figure(value: float | None) -> str:

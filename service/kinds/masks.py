@@ -16,7 +16,7 @@ from personalization.options.movable import OPAQUE
 from service.cohorts import cohorts, masks
 from service.cohorts.patients import other_values, patients_with_masks, shows_target
 from service.errors import AdaptationRejected, MasksInvalid, MasksMissing
-from service.jobs.sections import Row, Section, Table, figure, number
+from service.jobs.sections import Row, Section, Table, number, percent
 from service.kinds.kind import HospitalAdaptation, Words
 
 
@@ -66,7 +66,7 @@ def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple
     rows = tuple(
         Row(
             name=titles.get(share, share),
-            cells=(figure(number(dice)),),
+            cells=(percent(number(dice)),),
             mark="taken" if share == str(chosen) else "",
         )
         for share, dice in found.items()

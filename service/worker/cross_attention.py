@@ -208,6 +208,6 @@ def validation(dice: float, zero_shot: float, patients: int) -> str:
     more = "more" if dice >= zero_shot else "less"
     return (
         f"On {patients} patient{'' if patients == 1 else 's'} that it did not learn from, Dice is "
-        f"{dice:.2f}: {100 * abs(dice - zero_shot):.1f} points {more} than the shared model. These patients "
-        "chose the epoch, so the figure is optimistic."
+        f"{100 * dice:.1f} %: {100 * abs(dice - zero_shot):.1f} points {more} than the shared model. These "
+        "patients chose the epoch, so the figure is optimistic."
     )

@@ -15,8 +15,8 @@ from service.database import Job
 from service.database.job_states import TERMINAL
 from service.job_kinds import KINDS
 from service.jobs import gates, unlike
-from service.jobs.sections import CheckRow, Checks, Curve, Curves, Outcome, Section, figure, number
-from service.kinds import Words, adaptation_of
+from service.jobs.sections import CheckRow, Checks, Curve, Curves, Outcome, Section, number, unit_of
+from service.kinds import Words, adaptation_by_masks, adaptation_of
 
 _BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
 _CAPTIONS: Final = {
@@ -24,6 +24,9 @@ _CAPTIONS: Final = {
     "foreground": "Share of the pixels that are not background.",
     "agreement": "Dice with the masks of step 0.",
 }
+_NOTHING = "Nothing has to be done: the global model goes on to answer."
+_MASKS = "To get a better version, draw masks on five of these scans, and adapt by masks."
+_MORE_MASKS = "To get a better version, draw masks on more scans, and adapt again."
 _OVERRIDE = "It can only be made to answer by an override, which is recorded with its author and reason."
 
 
@@ -67,7 +70,7 @@ def of_adaptation(found: Evidence) -> Said:
     words = _UNKNOWN if adaptation is None else adaptation.words
     best = found.result.get("best_epoch")
     sections = (
-        gate_section(found.job, found.verdict, words),
+        gate_section(found.job, found.verdict, words, _next(found)),
         *unlike.section(found.job.result or {}),
         *epochs_section(found.epochs, best if isinstance(best, int) else None, words),
         *(() if adaptation is None else adaptation.sections(found.result, found.epochs)),
@@ -85,7 +88,20 @@ def of_other(_: Evidence) -> Said:
     return Said(_OTHERS)
 
 
-def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> Section:
+def _next(found: Evidence) -> tuple[str, ...]:
+    """What a person can do where the candidate did not pass."""
+    parent = found.parent
+    if parent is None or parent.manifest.task.kind != "segmentation":
+        return (_NOTHING,)
+    learns = adaptation_of(parent, found.job.options)
+    if learns is not None and learns.needs_masks:
+        return (_NOTHING, _MORE_MASKS)
+    return (_NOTHING,) if adaptation_by_masks(parent) is None else (_NOTHING, _MASKS)
+
+
+def gate_section(
+    job: Job, verdict: Mapping[str, Any] | None, words: Words, otherwise: tuple[str, ...] = ()
+) -> Section:
     """The verdict in sentences, what speaks against the candidate, and every check; or why there is none."""
     if not verdict or not isinstance(verdict.get("passed"), bool):
         return Section(title="Checks of the new version", sentences=(_unjudged(job),))
@@ -97,9 +113,10 @@ def gate_section(job: Job, verdict: Mapping[str, Any] | None, words: Words) -> S
         title="The new version passed its checks" if passed else "The new version did not pass its checks",
         tone="good" if passed else "bad",
         sentences=(
-            f"It may answer once a person assigns it. {words.gate}" if passed else _OVERRIDE,
+            *((f"It may answer once a person assigns it. {words.gate}",) if passed else otherwise),
             *said,
             *_by_masks(verdict),
+            *(() if passed else (_OVERRIDE,)),
         ),
         reasons=tuple(_failure(check) for check in rows if check.get("passed") is False),
         body=Checks(rows=tuple(map(_check, rows))),
@@ -151,11 +168,12 @@ def _unjudged(job: Job) -> str:
 def _check(found: Mapping[str, Any]) -> CheckRow:
     value, limit = number(found.get("value")), number(found.get("limit"))
     bound = _BOUNDS.get(str(found.get("bound")), "")
+    shown = unit_of(_meaning(found))
     return CheckRow(
         name=_name(found),
         meaning=_meaning(found),
-        found=figure(value),
-        limit=figure(None) if limit is None else f"{bound} {figure(limit)}".strip(),
+        found=shown(value),
+        limit=shown(None) if limit is None else f"{bound} {shown(limit)}".strip(),
         outcome=_outcome(value, found.get("passed")),
     )
 

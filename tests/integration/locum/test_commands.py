@@ -153,14 +153,28 @@ def test_hospital_adapts_is_assigned_and_rolled_back(served: Served, command: Ru
     shown = locum("status", job[1])
     assert f"candidate {candidate} " in shown.stdout
 
+    refused = locum("assign", candidate, "--reason", "test", "--actor", "ada")
+    assert refused.returncode == 0 or "say --override: it is recorded" in refused.stderr
     assigned = locum("assign", candidate, "--reason", "test", "--actor", "ada", "--override")
     assert assigned.returncode == 0, assigned.stderr
     assert f"ember is served {candidate}, by ada: test" in assigned.stdout
     with Client(served.url) as client:
         found = client.segment(next(scans.iterdir()), model="organ", hospital="ember")
         assert found.receipt.model.name == candidate
+    kept = scans.parent / "kept"
+    one = ("segment", next(scans.iterdir()), "-H", "ember", "-m", "organ", "-o", kept)
+    assert locum(*one).returncode == 0
+    assert "no longer" not in locum(*one).stdout
     back = locum("rollback", *where, "-r", "worse")
     assert back.returncode == 0, back.stderr
+    # What the version made that was taken back is named, and not passed for done.
+    left = locum(*one)
+    assert left.returncode == 1
+    assert "there already  by a version that no longer serves" in left.stdout
+    said = f"1 of these masks is of {candidate}, which does not serve ember any more: --again sends"
+    assert said in left.stdout
+    assert locum(*one, "--again").returncode == 0
+    assert locum(*one).returncode == 0
     told = locum("history", *where).stdout.splitlines()
     assert [line.split()[3] for line in told[:3]] == ["organ@1", candidate, "organ@1"]
     assert "now: organ@1 (assigned)" in told

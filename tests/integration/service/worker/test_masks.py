@@ -301,5 +301,16 @@ def test_masks_that_teach_nothing_keep_the_global_model(api: Any) -> None:
     assert (job["state"], job["result"]["weight"]) == ("fell_back", 0.0)
     assert "nothing was better than the global model" in job["reason"]
     assert not job["gate"]["passed"]
+    # The card says first what to do, and what Dice is in percent.
+    verdict, *others = job["sections"]
+    assert verdict["sentences"][:2] == [
+        "Nothing has to be done: the global model goes on to answer.",
+        "To get a better version, draw masks on more scans, and adapt again.",
+    ]
+    assert verdict["sentences"][-1].startswith("It can only be made to answer by an override")
+    gain = next(row for row in verdict["body"]["rows"] if row["meaning"].startswith("change of Dice"))
+    assert (gain["found"], gain["limit"]) == ("+0.0 points", "≥ +1.0 points")
+    table = next(each for each in others if each["title"] == "Held-out masks")
+    assert all(row["cells"][0].endswith(" %") for row in table["body"]["rows"])
     made, shared = api.store.open("plain.at-dune"), api.store.open("plain")
     assert made.read(WEIGHTS) == shared.read(WEIGHTS)

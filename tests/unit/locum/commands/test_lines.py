@@ -12,6 +12,7 @@ from rich.text import Text
 from locum.answers import Job
 from locum.commands.batch import Found, _Done, _volumes
 from locum.commands.fitting import lines_of, model_line
+from locum.commands.terminal import in_flags
 from locum.reading import read
 
 WARNINGS = ("zero-shot: Do not rely on this mask.", "guard: far [from] training", "files-ignored: 2 of 9")
@@ -89,6 +90,42 @@ def test_job_is_told_by_the_service_s_sentences_and_then_by_figures() -> None:
         "job j (adaptation, organ, dune): Running",
         "  adapting, epoch 1 of 5",
     ]
+
+
+def test_dice_is_told_in_percent_and_its_changes_in_points() -> None:
+    known = {"passed": True, "failure": "", "bound": "at least"}
+    checks = [
+        {
+            **known,
+            "name": "gain",
+            "value": 0.058,
+            "limit": 0.01,
+            "meaning": "change of Dice against the parent",
+        },
+        {
+            **known,
+            "name": "agreement",
+            "value": 0.9154,
+            "limit": 0.85,
+            "meaning": "Dice with the parent's masks",
+        },
+    ]
+    lines = list(lines_of(job(gate={"passed": True, "checks": checks})))
+    assert "  ✓ gain  +5.8 points (at least +1)" in lines
+    assert "  ✓ agreement  91.5 % (at least 85 %)" in lines
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("To assign it all the same, say override=true: it is recorded", "the same, say --override: it is"),
+        ("Send another scan, or guard=warn to have it answered", "or --guard warn to have"),
+        ("option unlike=include has all scans used", "--option unlike=include has all"),
+        ("a link ?site=aster stays", "a link ?site=aster stays"),
+    ],
+)
+def test_sentences_of_the_service_name_the_commands_flags(said: str, told: str) -> None:
+    assert told in in_flags(said)
 
 
 def test_job_of_an_earlier_service_has_its_state_and_the_sentence_of_each_failed_check() -> None:

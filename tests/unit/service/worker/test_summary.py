@@ -10,8 +10,8 @@ from service.worker.cross_attention import validation
 @pytest.mark.parametrize(
     ("dice", "patients", "words"),
     [
-        (0.8, 3, "On 3 patients that it did not learn from, Dice is 0.80: 20.0 points more than"),
-        (0.55, 1, "On 1 patient that it did not learn from, Dice is 0.55: 5.0 points less than"),
+        (0.8, 3, "On 3 patients that it did not learn from, Dice is 80.0 %: 20.0 points more than"),
+        (0.55, 1, "On 1 patient that it did not learn from, Dice is 55.0 %: 5.0 points less than"),
     ],
 )
 def test_validation_says_patients_dice_and_difference(dice: float, patients: int, words: str) -> None:
