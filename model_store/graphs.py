@@ -8,6 +8,7 @@ refused when it is published, opened and loaded.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,8 @@ _OWN_DOMAINS = ("", "ai.onnx")
 # onnxruntime can take options of a session from here.
 _OPTIONS_IN_METADATA = "ort_config"
 _MOST_NAMED = 5
+# MONAI's largest networks have some thousand; onnxruntime takes seconds and memory for each ten thousand.
+MOST_NODES: Final = 20_000
 _OPERATOR = re.compile(r"([A-Za-z0-9_.]+:)?[A-Za-z0-9_]+")
 
 
@@ -72,9 +75,14 @@ def check_graph(content: bytes, where: str, operators: Iterable[str] = ()) -> Mo
         operators: allowed beyond `EXPORTED`, `IMPORTED`, `QUANTISED` and `FURTHER`.
 
     Raises:
-        GraphRefused: as `parse_graph`, and for another operator.
+        GraphRefused: as `parse_graph`, for another operator, and for more than `MOST_NODES`.
     """
     model, used = _complete(content, where)
+    if sum(used.values()) > MOST_NODES:
+        raise GraphRefused(
+            f"{where}: expected at most {MOST_NODES} nodes, found {sum(used.values())}: export the network "
+            "without unrolled loops"
+        )
     allowed = EXPORTED | IMPORTED | QUANTISED | FURTHER | {*operators}
     others = [name for name in used if name not in allowed]
     if others:
@@ -96,8 +104,8 @@ def parse_graph(content: bytes, where: str) -> ModelProto:
     return _complete(content, where)[0]
 
 
-def _complete(content: bytes, where: str) -> tuple[ModelProto, Iterable[str]]:
-    """Parse a graph, check that it is complete in itself, and list its operators, each once."""
+def _complete(content: bytes, where: str) -> tuple[ModelProto, Counter[str]]:
+    """Parse a graph, check that it is complete in itself, and count its nodes by operator."""
     # Imported late: listings, and processes that serve no network, do without it.
     import onnx
     from google.protobuf.message import DecodeError
@@ -119,7 +127,7 @@ def _complete(content: bytes, where: str) -> tuple[ModelProto, Iterable[str]]:
         raise GraphRefused(
             f"{where}: expected no '{_OPTIONS_IN_METADATA}' in the metadata, found it: remove it"
         )
-    used: dict[str, None] = {}
+    used: Counter[str] = Counter()
     for message in _messages(model, where):
         if isinstance(message, onnx.TensorProto):
             if message.data_location != onnx.TensorProto.DEFAULT or message.external_data:
@@ -130,7 +138,7 @@ def _complete(content: bytes, where: str) -> tuple[ModelProto, Iterable[str]]:
                 )
         elif isinstance(message, onnx.NodeProto):
             own = message.domain in _OWN_DOMAINS
-            used[message.op_type if own else f"{message.domain}:{message.op_type}"] = None
+            used[message.op_type if own else f"{message.domain}:{message.op_type}"] += 1
     return model, used
 
 

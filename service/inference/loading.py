@@ -32,7 +32,8 @@ _MOST_FOLDED_BYTES = 2**20
 # A load may take as long as a run of so many slices, and at least so long.
 _SLICES_OF_A_LOAD = 5
 _LEAST_LOAD_SECONDS = 60.0
-_ERRORS_ONLY = 3
+# onnxruntime writes its errors to standard error, in colour, beside raising them.
+_FATAL_ONLY = 4
 _MAKING_ALLOCATOR = threading.Lock()
 
 
@@ -153,7 +154,7 @@ def _load(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY
     options.use_deterministic_compute = True
     # Threads that spin between two scans would take the cores from the scan in hand, and from everyone.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import SparseTensorProto, TensorProto, helper
 
+from model_store import graphs
 from model_store.errors import GraphRefused
 from model_store.graphs import check_graph, operators_of, parse_graph
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
@@ -99,6 +100,14 @@ def test_operator_outside_of_the_list_is_refused_unless_it_is_allowed(
     with pytest.raises(GraphRefused, match=f"found {shown}: .*LOCUM_GRAPH_OPERATORS"):
         check_graph(content, "g")
     check_graph(content, "g", operators_of(f"If, {shown}"))
+    parse_graph(content, "g")
+
+
+def test_graph_of_too_many_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_NODES", 3)
+    content = to_bytes(network_of([_identity() for _ in range(4)]))
+    with pytest.raises(GraphRefused, match="expected at most 3 nodes, found 6"):
+        check_graph(content, "g")
     parse_graph(content, "g")
 
 

@@ -104,7 +104,7 @@ def test_load_that_takes_too_long_is_ended_and_the_next_one_works(
 ) -> None:
     limits = GraphLimits(seconds_per_slice=0.001)
     # Its optimisation alone takes seconds.
-    names = ["image", *(f"x{index}" for index in range(20_000)), "shown"]
+    names = ["image", *(f"x{index}" for index in range(15_000)), "shown"]
     nodes = [
         helper.make_node("Sigmoid" if index % 2 else "Relu", [before], [after])
         for index, (before, after) in enumerate(pairwise(names))
