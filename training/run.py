@@ -109,6 +109,11 @@ class Run:
             "masks, or the label's values in task.yaml"
             for label in federation.unlabelled
         ]
+        if self.method == "centralised" and any(isinstance(site, Site) and site.undrawn for site in sites):
+            found.append(
+                "centralised pools images without their sites: what a site does not draw is background there, "
+                "in the loss too; `absent: background` in task.yaml says so for every method"
+            )
         if repeated := federation.repeated:
             found.append(
                 f"{sum(map(len, repeated))} images are the same file as another patient's, first "

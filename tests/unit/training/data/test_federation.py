@@ -269,6 +269,8 @@ def test_a_label_that_a_site_never_draws_is_found_said_and_left_out_of_its_loss(
     run = Run(federation, "fedavg", method("fedavg").config())
     (warning,) = (line for line in run.warnings() if "draw" in line)
     assert warning.startswith("site 'north' does not draw 'rim': it is in none of its 4 masks")
+    pooled = Run(federation, "centralised", method("centralised").config()).warnings()
+    assert any("what a site does not draw is background there" in line for line in pooled)
     groups = {}
     for site in run.sites():
         data = SiteData.load(site, federation.task)
