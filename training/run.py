@@ -111,8 +111,8 @@ class Run:
         ]
         if self.method == "centralised" and any(isinstance(site, Site) and site.undrawn for site in sites):
             found.append(
-                "centralised pools images without their sites: what a site does not draw is background there, "
-                "in the loss too; `absent: background` in task.yaml says so for every method"
+                "centralised pools images without their sites: what a site does not draw is background "
+                "there, in the loss too; `absent: background` in task.yaml says so for every method"
             )
         if repeated := federation.repeated:
             found.append(
