@@ -20,7 +20,8 @@ def outputs(
 
     Probabilities are the softmax over K, or with `regions` the sigmoid of each, as in its exported graph.
     """
-    device = next(network.parameters()).device
+    parameter = next(network.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
     # A copy is contiguous and aligned as torch aligns: some kernels add up in another order otherwise.
     logits = network(torch.from_numpy(images.copy()).to(device))
     return as_arrays(logits, kind, regions=regions)

@@ -105,7 +105,7 @@ class Federation:
         for site in sites:
             found = self.tests(other)[site]
             with torch.no_grad():
-                answers = network(torch.from_numpy(found.images)).argmax(1).numpy()
+                answers = self.answers(network, found)
             if self.kind == "classification":
                 values += list((answers == found.targets).astype(float))
                 continue
@@ -114,6 +114,17 @@ class Federation:
                 a, b = answers[of] == 1, found.targets[of] == 1
                 values.append(2 * float((a & b).sum()) / float(a.sum() + b.sum()))
         return sum(values) / len(values), len(values)
+
+    def answers(self, network: Any, found: Examples) -> Any:
+        """Class indices; a patient's slices pick from a pool together, as a service routes a scan."""
+        images = torch.from_numpy(found.images)
+        if self.name != "fedins" or self.kind == "classification":
+            return network(images).argmax(1).numpy()
+        queries = network.query(images)
+        for patient in dict.fromkeys(found.patients):
+            own = torch.tensor([each == patient for each in found.patients])
+            queries[own] = queries[own].mean(dim=0)
+        return network.answer(images, queries).logits.argmax(1).numpy()
 
 
 def of_tests(metrics: Mapping[str, float], *, kept: bool) -> dict[str, float]:
