@@ -32,6 +32,7 @@ from model_store.volume import Channel, VolumeGeometry
 from personalization.errors import NetworkError
 from personalization.networks import outline
 from personalization.state import State
+from training.data.segmentation.sidecar import channels_in
 from training.errors import ImportRefused
 from training.exchange import checkpoints
 from training.exchange.imported import (
@@ -49,6 +50,7 @@ from training.weights.bounds import as_floats, check_expanded
 _MOST_TEXT: Final = 16 * MIB
 _PLAIN: Final = "PlainConvUNet"
 _FOLD = re.compile(r"fold_(\d{1,2}|all)/(checkpoint_[a-z]+)\.pth")
+_POSTPROCESSING = re.compile(r"crossval_results_folds_\w+/postprocessing\.json")
 # What nnU-Net answers with by default: the last weights of every fold of the cross-validation.
 _FINAL: Final = "checkpoint_final"
 _BEST: Final = "checkpoint_best"
@@ -151,6 +153,25 @@ class _Fingerprint(_Read):
         return self
 
 
+class _Kept(_Read):
+    """Labels, or regions of several values, of which all together have one largest component."""
+
+    labels_or_regions: int | tuple[int | tuple[int, ...], ...]
+
+    @property
+    def values(self) -> set[int]:
+        found = self.labels_or_regions
+        each = (found,) if isinstance(found, int) else found
+        return {value for one in each for value in ((one,) if isinstance(one, int) else one)}
+
+
+class _Postprocessing(_Read):
+    """`postprocessing.json`: steps after the network that made the cross-validation's masks better."""
+
+    postprocessing_fns: tuple[str, ...] = ()
+    postprocessing_kwargs: tuple[_Kept, ...] = ()
+
+
 class _Dataset(_Read):
     """`dataset.json`. `labels` has one value per label, or several for a region."""
 
@@ -164,10 +185,8 @@ class _Dataset(_Read):
 
     @property
     def channels(self) -> list[str]:
-        """Names in the order of the channels' files: by number where all have one, else as written."""
-        numbered = all(key.isascii() and key.isdecimal() for key in self.channel_names)
-        keys = sorted(self.channel_names, key=int) if numbered else self.channel_names
-        return [self.channel_names[key] for key in keys]
+        """Names in the order of the channels' files."""
+        return channels_in(self.channel_names)
 
 
 def read(
@@ -248,7 +267,12 @@ def read(
         ),
         details={"plans": plans.plans_name, "folds": list(named)},
         statistics=_training_scans(source, plans, task),
-        notes=(*(() if not entered else (f"the model is that of {entered}",)), *notes, *stored_axes(task)),
+        notes=(
+            *(() if not entered else (f"the model is that of {entered}",)),
+            *notes,
+            *_postprocessing(source, task),
+            *stored_axes(task),
+        ),
     )
 
 
@@ -267,6 +291,25 @@ def _training_scans(source: Source, plans: _Plans, task: Task) -> ReferenceStati
         ranges |= {name: (float(low), float(highs[name])) for name, low in lows.items()}
         count = len(voxels)
     return reference_of(task.channel_count, count, ranges)
+
+
+def _postprocessing(source: Source, task: Task) -> list[str]:
+    """Notes on what nnU-Net found to make its masks better, which another of its commands does.
+
+    Its pickled twin has code, and is not read.
+    """
+    notes = []
+    for name in filter(_POSTPROCESSING.fullmatch, source.names):
+        for kept in _parsed(_Postprocessing, source, name).postprocessing_kwargs:
+            labels = [label for label, own in task.labels.items() if kept.values.issuperset(own)]
+            flags = " ".join(f"--keep-largest {label}" for label in labels)
+            alone = "" if len(labels) == 1 else " together"
+            here = f"{flags} does" if len(labels) == 1 else f"{flags} keeps that of each by itself"
+            notes.append(
+                f"{name}: masks of the cross-validation were better with the largest component alone of "
+                f"{' and '.join(labels)}{alone}, which nnUNetv2_apply_postprocessing leaves: here {here}"
+            )
+    return [*dict.fromkeys(notes)]
 
 
 def _check_version(source: Source) -> None:
@@ -312,7 +355,7 @@ def _folds(source: Source, wanted: Sequence[str], checkpoint: str | None) -> tup
             "plans.json and fold_0"
         )
     if folds == [_ALL] and not wanted:
-        notes.append("fold_all is the only fold, so it answers alone")
+        notes.append(f"fold_all is the only fold with {chosen}.pth, so it answers alone")
     left = [] if wanted else [fold for fold in there if fold not in folds]
     for fold in left:
         why = "it is no fold of the cross-validation" if fold == _ALL else f"it has no {chosen}.pth"

@@ -261,6 +261,14 @@ def test_folder_of_nnunet_is_planned_with_its_labels_and_channels(tmp_path: Path
         load_federation(root, by_value=True)
 
 
+def test_channels_of_which_the_keys_are_no_numbers_have_the_order_of_the_file(tmp_path: Path) -> None:
+    said = {"channel_names": {"t2": "T2", "flair": "FLAIR"}, "labels": {"background": 0, "organ": 1}}
+    (tmp_path / "dataset.json").write_text(json.dumps(said), encoding="utf-8-sig")
+    task = task_of_dataset_json(tmp_path)
+    assert task is not None
+    assert [channel.name for channel in task.channel_list] == ["T2", "FLAIR"]
+
+
 def test_dataset_json_of_the_decathlon_maps_values_to_names(tmp_path: Path) -> None:
     said = {"modality": {"0": "MRI"}, "labels": {"0": "background", "1": "Anterior", "2": "Posterior"}}
     (tmp_path / "dataset.json").write_text(json.dumps(said))

@@ -22,7 +22,7 @@ from training.data.consistency import Seen
 from training.data.segmentation.infer_task import infer_task, inferred_in_words, with_labels
 from training.data.segmentation.inspection import Look, labelled, look_at
 from training.data.segmentation.layout import find_sites, read_site
-from training.data.segmentation.sidecar import labels_of, shared
+from training.data.segmentation.sidecar import labels_of, together
 from training.errors import FederationError
 
 
@@ -37,7 +37,7 @@ def load_masks(root: Path, task: Task | None, by_value: bool = False) -> Federat
     if task is None:
         try:
             task = infer_task(root, [read_site(folder, None, []) for folder in folders], by_value=by_value)
-            if named := shared(labels_of(folder, []) for folder in folders):
+            if named := together({folder.name: labels_of(folder, []) for folder in folders}):
                 task = with_labels(task, named)
         except TaskError as error:
             for folder in folders:

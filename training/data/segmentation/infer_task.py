@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,14 @@ from model_store.preprocessing import geometry_of
 from model_store.task import SIZE_MULTIPLE, Task
 from training.data.cases import Site
 from training.data.scan_files import read_mask, read_scan
-from training.data.segmentation.sidecar import BACKGROUND, FILE, IGNORE, labels_in
+from training.data.segmentation.sidecar import (
+    BACKGROUND,
+    FILE,
+    IGNORE,
+    channels_in,
+    content_of,
+    labels_in,
+)
 
 # Largest inferred side, in pixels: a laptop trains this in reasonable time.
 _LARGEST_SIDE = 256
@@ -109,14 +115,14 @@ def task_of_dataset_json(root: Path) -> Task | None:
     It has the labels and the channels by name. The geometry is a placeholder, for a plan to replace. Raises
     TaskError for a file that is neither.
     """
-    path = root / "dataset.json"
+    path = root / FILE
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = content_of(path)
         labels, channels = labels_in(content), content.get("channel_names") or content["modality"]
         background, ignored = labels.pop(BACKGROUND, (0,)), labels.pop(IGNORE, ())
-        names = [str(channels[key]) for key in sorted(channels, key=int)]
+        names = channels_in(channels)
         ct = all(name.casefold() == "ct" for name in names)
         listed = [{"name": _plain(name) or f"channel-{i}"} for i, name in enumerate(names)]
         return Task.model_validate(

@@ -7,11 +7,13 @@ task's by the labels' names, and a contradiction is a problem.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from model_store.errors import TaskError
 from model_store.task import Task
 
 FILE = "dataset.json"
@@ -34,13 +36,25 @@ def labels_in(content: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {str(k): tuple(map(int, v)) if isinstance(v, list) else (int(v),) for k, v in pairs}
 
 
+def channels_in(names: Mapping[str, str]) -> list[str]:
+    """The channels' names in the order of their files, as nnU-Net takes it: by number where all keys are
+    numbers, else as written."""
+    numbered = all(key.isascii() and key.isdecimal() for key in names)
+    return [str(names[key]) for key in (sorted(names, key=int) if numbered else names)]
+
+
+def content_of(path: Path) -> Any:
+    """What a dataset.json says, with or without a byte order mark. Raises OSError or ValueError."""
+    return json.loads(path.read_text(encoding="utf-8-sig"))
+
+
 def labels_of(folder: Path, problems: list[str]) -> dict[str, tuple[int, ...]] | None:
     """The labels of a site's dataset.json; None without the file. Problems are appended to `problems`."""
     path = folder / FILE
     if not path.is_file():
         return None
     try:
-        return labels_in(json.loads(path.read_text(encoding="utf-8")))
+        return labels_in(content_of(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problems.append(
             f"{folder.name}/{FILE}: expected labels by name or by value, as nnU-Net and the Decathlon write "
@@ -101,15 +115,27 @@ def compared(site: str, labels: Mapping[str, tuple[int, ...]], task: Task, probl
     return Sidecar(tuple(sorted(moved.items())), undrawn, note)
 
 
-def shared(sites: Iterable[Mapping[str, tuple[int, ...]] | None]) -> dict[str, tuple[int, ...]] | None:
-    """The labels of the first site, where all sites name the same; None where not all say any."""
-    found = list(sites)
-    if not found or any(labels is None for labels in found):
-        return None
-    first, *others = (labels for labels in found if labels is not None)
-    if any({*map(_plain, labels)} != {*map(_plain, first)} for labels in others):
-        return None
-    return dict(first)
+def together(sites: Mapping[str, Mapping[str, tuple[int, ...]] | None]) -> dict[str, tuple[int, ...]] | None:
+    """All labels that the sites name, each with the values of the first that does; None where a site says
+    none.
+
+    Raises TaskError where two sites give one value different names.
+    """
+    names, union = dict[str, str](), dict[str, tuple[int, ...]]()
+    for labels in sites.values():
+        if labels is None:
+            return None
+        for name, values in labels.items():
+            union.setdefault(names.setdefault(_plain(name), name), values)
+    own = {site: {names[_plain(name)] for name in labels or ()} for site, labels in sites.items()}
+    for one, other in combinations(union, 2):
+        if {*union[one]} & {*union[other]} and not any({one, other} <= known for known in own.values()):
+            first, second = (next(site for site in own if name in own[site]) for name in (one, other))
+            raise TaskError(
+                f"{second}/{FILE}: value {min({*union[one]} & {*union[other]})} is '{other}', and in that of "
+                f"{first} it is '{one}': write a task.yaml with all labels, or correct the names"
+            )
+    return union or None
 
 
 def _meaning(value: int, task: Task) -> str:

@@ -372,6 +372,32 @@ def test_without_a_task_the_sites_dataset_json_name_the_labels(partly: Path) -> 
     assert federation.task.ignore == (9,)
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ({"nodule": 255, "Rim": 7}, {"nodule": (255,), "rim": (7,)}),
+        ({"nodule": 255}, {"nodule": (255,), "rim": (7,)}),
+        ({"nodule": 255, "vessel": 3}, {"nodule": (255,), "rim": (7,), "vessel": (3,)}),
+        (
+            {"nodule": 255, "wall": 7},
+            "value 7 is 'wall', and in that of north it is 'rim'",
+        ),
+    ],
+)
+def test_without_a_task_the_labels_are_all_that_the_sites_name(
+    partly: Path, named: dict[str, int], found: dict[str, tuple[int, ...]] | str
+) -> None:
+    (partly / "task.yaml").unlink()
+    sidecar(partly, "north", background=0, nodule=255, rim=7)
+    content = json.dumps({"labels": {"background": 0, "ignore": 9, **named}})
+    (partly / "south" / "dataset.json").write_text(content, encoding="utf-8-sig")
+    if isinstance(found, str):
+        assert any(found in line for line in problems(partly))
+        return
+    task = load_federation(partly).task
+    assert (task.labels, task.ignore) == (found, (9,))
+
+
 @pytest.mark.parametrize(("scale", "offset"), [(0.02, 0.0), (1.0, -600.0)])
 def test_a_site_with_intensities_in_other_units_is_named(root: Path, scale: float, offset: float) -> None:
     for site in ("east", "north", "south", "west"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_folds_are_averaged_as_logits(tmp_path: Path) -> None:
     [
         ({"0": FINAL, "1": FINAL, "all": FINAL}, {}, ["0", "1"], "fold_all is left out, as nnU-Net does"),
         ({"0": FINAL, "1": BEST}, {}, ["0"], "fold_1 is left out, as nnU-Net does, since it has no"),
-        ({"all": FINAL}, {}, ["all"], "fold_all is the only fold"),
+        ({"all": FINAL}, {}, ["all"], "fold_all is the only fold with checkpoint_final.pth"),
         ({"0": BEST, "2": BEST}, {}, ["0", "2"], "no fold has checkpoint_final.pth"),
         ({"0": FINAL, "all": FINAL}, {"folds": ("0", "all")}, ["0", "all"], ""),
         ({"0": FINAL, "1": BEST}, {"checkpoint": "checkpoint_best.pth"}, ["1"], "fold_0 is left out"),
@@ -102,6 +103,27 @@ def test_folds_and_checkpoints_are_nnunets_own_choice_and_what_is_left_out_is_no
     notes = [note for note in found.notes if "fold" in note]
     assert len(notes) == bool(said)
     assert not said or notes[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ([1], "component alone of shell, which .* leaves: here --keep-largest shell does"),
+        ([[1, 2]], "shell and core together, .* --keep-largest core keeps that of each by itself"),
+        ([], None),
+    ],
+)
+def test_postprocessing_that_nnunet_chose_is_noted(tmp_path: Path, kept: list[Any], said: str | None) -> None:
+    make_nnunet_folder(tmp_path / "model")
+    folder = tmp_path / "model" / "crossval_results_folds_0_1_2_3_4"
+    folder.mkdir()
+    steps = ["remove_all_but_largest_component_from_segmentation"] * len(kept)
+    arguments = [{"labels_or_regions": each} for each in kept]
+    content = {"postprocessing_fns": steps, "postprocessing_kwargs": arguments, "input_folder": {}}
+    (folder / "postprocessing.json").write_text(json.dumps(content))
+    notes = [note for note in _read(tmp_path / "model").notes if "postprocessing" in note]
+    assert len(notes) == len(kept)
+    assert said is None or re.search(said, notes[0])
 
 
 def test_an_unfinished_training_is_refused_with_what_there_is(tmp_path: Path) -> None:
