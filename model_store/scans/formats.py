@@ -137,6 +137,10 @@ def kind_of(head: bytes) -> str:
     """What a file is, by its first bytes, in words."""
     if nifti.is_half(head):
         return "this is a header (.hdr) of NIfTI or ANALYZE, without the voxels (.img): save both as one .nii"
+    if nrrd.is_half(head):
+        return "this is a header (.nhdr) of NRRD, without the voxels (.raw): save both as one .nrrd"
+    if metaimage.is_half(head):
+        return "this is a header (.mhd) of MetaImage, without the voxels (.raw): save both as one .mha"
     known = format_of(head)
     return advice(head) if known is None else f"this is {' or '.join(known.labels)}"
 

@@ -7,6 +7,7 @@ Voxels in another file (.mhd) are refused: a file names no path here.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Final
@@ -22,6 +23,7 @@ _NAME: Final = "MetaImage"
 _LONGEST_HEADER = 2**16
 _COMPRESSION = 1
 _LAST: Final = "elementdatafile"
+_HALF = re.compile(rb"^ElementDataFile *= *(\S+)", re.MULTILINE | re.IGNORECASE)
 # Names of one field, the usual one first.
 _MATRIX: Final = ("TransformMatrix", "Rotation", "Orientation")
 _OFFSET: Final = ("Offset", "Position", "Origin")
@@ -41,6 +43,12 @@ _TYPES: Final = {
     "MET_DOUBLE": "f8",
 }
 _MODALITIES: Final = {"MET_MOD_CT": "CT", "MET_MOD_MR": "MR", "MET_MOD_NM": "NM", "MET_MOD_US": "US"}
+
+
+def is_half(head: bytes) -> bool:
+    """Whether a file's first bytes are a header (.mhd) with its voxels in another file."""
+    found = _HALF.search(head) if head.startswith(SIGNATURES) else None
+    return found is not None and found[1].upper() != b"LOCAL"
 
 
 def read_metaimage(data: bytes, limits: Limits) -> Scan:

@@ -58,10 +58,16 @@ _SPATIAL: Final = ("domain", "space")
 _COLOURS: Final = ("rgb-color", "3-color", "rgba-color", "4-color")
 # Fields by which the voxels are in other files.
 _DETACHED: Final = ("data file", "datafile")
+_HALF = re.compile(rb"^data ?file:(?!=)", re.MULTILINE | re.IGNORECASE)
 _SEGMENT = re.compile(r"^Segment(\d+)_(Name|LabelValue|Tags):=(.*)$", re.MULTILINE)
 # A terminology entry has context~category~type~…, each of them scheme^value^meaning.
 _TYPE = re.compile(r"TerminologyEntry:[^|~]*~[^|~]*~([^|~^]*)\^([^|~^]*)\^")
 _VECTOR = re.compile(r"none|\([^()]*\)", re.IGNORECASE)
+
+
+def is_half(head: bytes) -> bool:
+    """Whether a file's first bytes are a header (.nhdr) with its voxels in another file."""
+    return head.startswith(SIGNATURES) and _HALF.search(head.partition(b"\n\n")[0]) is not None
 
 
 def read_nrrd(data: bytes, limits: Limits) -> Scan:
@@ -160,6 +166,9 @@ def _header(data: bytes) -> tuple[dict[str, str], int]:
     """The fields by their names in lower case, without keys of programs, and where the data begin."""
     ends = [(data.find(end, 0, _LONGEST_HEADER), len(end)) for end in (b"\n\n", b"\r\n\r\n")]
     found = min((each for each in ends if each[0] >= 0), default=None)
+    if found is None and is_half(data[:_LONGEST_HEADER]):
+        # A header by itself need not end with an empty line.
+        found = len(data), 0
     if found is None:
         raise DamagedScan(
             f"{_NAME}: expected an empty line after the header, found none; send the whole file"

@@ -225,6 +225,8 @@ def test_form_that_is_coded_with_gzip_is_answered_and_another_coding_refused(api
         ("scan", (NIFTI[:348], NIFTI[352:]), "this is a header (.hdr) of NIfTI or ANALYZE"),
         ("scan", (gzip.compress(NIFTI), b"x"), "this is .nii or .nii.gz"),
         ("scan", (b"NRRD0004", b"raw"), "this is .nrrd"),
+        ("scan", (b"NRRD0004\ndata file: a.raw\n", b"raw"), "this is a header (.nhdr) of NRRD"),
+        ("scan", (b"ObjectType = Image\nElementDataFile = a.raw\n", b"raw"), "header (.mhd) of MetaImage"),
         ("scan", (b"GIF8", b"GIF8"), "this is GIF"),
         ("scan.T1", (NIFTI, NIFTI), "field 'scan.T1': expected one file"),
     ],

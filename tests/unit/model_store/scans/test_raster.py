@@ -207,6 +207,7 @@ def test_byte_orders_compressions_and_an_axis_of_one_are_read(content: bytes) ->
         (mha("CompressedData = True", data=b"no zlib"), DamagedScan, "damaged"),
         (nrrd("sizes: 9999 9999 9999"), ScanTooLarge, "voxels, the header announces"),
         (nrrd().replace(b"\n\n", b"\n", 1)[:200], DamagedScan, "empty line after the header"),
+        (nrrd("data file: x.raw").partition(b"\n\n")[0] + b"\n", UnsupportedScan, r"in another \(.nhdr\)"),
         (mha("-ElementDataFile")[:150], DamagedScan, "ends with ElementDataFile"),
         (nrrd().replace(b"type: short", b"type: short\ntype: float"), DamagedScan, "found `type` twice"),
         (b"NRRD0009\n" + nrrd()[9:], UnsupportedScan, "NRRD of a version"),
