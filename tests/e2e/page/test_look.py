@@ -299,7 +299,7 @@ def test_slices_are_pinched_on_a_tablet_which_says_so(browser: Any, service: Ser
 
 def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None:
     page.set_input_files("input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"hello"})
-    assert "expected a NIfTI volume" in page.get_by_role("alert").inner_text()
+    assert "expected a NIfTI, NRRD or MetaImage volume" in page.get_by_role("alert").inner_text()
     assert page.get_by_text("Research use only").is_visible()
 
 
