@@ -16,7 +16,7 @@ The guard does not know anatomy: an MR slice of another organ with a similar int
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from model_store.appearance import DESCRIPTORS, describe, percentiles
-from model_store.preprocessing import Prepared, PreparedVolume
+from model_store.preprocessing import (
+    Geometry,
+    Prepared,
+    PreparedVolume,
+    VolumeGrid,
+    geometry_of,
+    grid_of,
+)
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.slices import thinned
 from model_store.scans.types import Scan
@@ -82,8 +89,8 @@ class ScanSummary:
 
     `kind` is for example "grey volume", `modality` a DICOM header's, such as "CT". `measures` are sizes,
     spacings in mm, the tilt in degrees and raw intensities (1st, 50th and 99th percentile). `appearance` has
-    one number per descriptor in `DESCRIPTORS`. `along` has the voxel and the length in mm along each axis of
-    a network of volumes, without what is cropped.
+    one number per descriptor in `DESCRIPTORS`, none of a scan that is not prepared. `along` has the voxel and
+    the length in mm along each axis of a network of volumes, without what is cropped.
     """
 
     kind: str
@@ -101,7 +108,22 @@ def along_axes(voxels: Sequence[float], lengths: Sequence[float]) -> dict[str, f
 
 def summarise(scan: Scan, prepared: Prepared | PreparedVolume) -> ScanSummary:
     """Summarise a scan and its prepared input."""
-    geometry = prepared.geometry
+    slices = planes_of(prepared.volume) if isinstance(prepared, PreparedVolume) else prepared.slices
+    appearance, constant = describe(slices)
+    grid = prepared.grid if isinstance(prepared, PreparedVolume) else None
+    outlined = _outlined(scan, prepared.geometry, grid)
+    return replace(outlined, appearance=appearance, constant=constant)
+
+
+def outline(scan: Scan, task: Task) -> ScanSummary:
+    """Summarise a volume that is not prepared: all but what it looks like.
+
+    Raises as `prepare_volume` does.
+    """
+    return _outlined(scan, geometry_of(scan, task), grid_of(scan, task))
+
+
+def _outlined(scan: Scan, geometry: Geometry, grid: VolumeGrid | None) -> ScanSummary:
     count, rows, columns = geometry.slices
     measures = {"rows": float(rows), "columns": float(columns)}
     if geometry.spacing is not None:
@@ -111,13 +133,11 @@ def summarise(scan: Scan, prepared: Prepared | PreparedVolume) -> ScanSummary:
     low, middle, high = percentiles(thinned(scan.voxels, _SAMPLES), (1, 50, 99))
     measures |= {"raw_low": low, "raw_middle": middle, "raw_high": high}
     along: dict[str, float] = {}
-    if isinstance(prepared, PreparedVolume):
-        axes = prepared.grid.axes
+    if grid is not None:
+        axes = grid.axes
         along = along_axes([axis.spacing for axis in axes], [axis.count * axis.spacing for axis in axes])
-    slices = planes_of(prepared.volume) if isinstance(prepared, PreparedVolume) else prepared.slices
-    appearance, constant = describe(slices)
     kind = f"{_colour(scan)} {'volume' if scan.is_volume else 'image'}"
-    return ScanSummary(kind, measures, appearance, constant, scan.modality, along)
+    return ScanSummary(kind, measures, (), False, scan.modality, along)
 
 
 def planes_of(volume_CXYZ: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -284,9 +304,10 @@ def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Tas
     warnings += _another_kind(summary, reference, task)
     warnings += _beyond_ranges(summary, reference, task)
     warnings += [GuardWarning(text) for text in _raw_intensities(summary, reference, task)]
-    if reference.has_appearance:
-        return warnings + [GuardWarning(text) for text in _appearance(summary, reference)]
-    return warnings + _along(summary, reference)
+    if not reference.has_appearance:
+        return warnings + _along(summary, reference)
+    seen = _appearance(summary, reference) if summary.appearance else []
+    return warnings + [GuardWarning(text) for text in seen]
 
 
 def is_mistaken(

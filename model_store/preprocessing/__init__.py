@@ -22,6 +22,7 @@ Pillow only.
 For tasks of volumes (`Task.is_volume`):
 
     join_channels        channels that are files of their own -> one scan
+    grid_of              scan -> its grid for the network, before it is prepared
     price_of             scan -> its voxels, windows and cost on the network's grid, before it is prepared
     prepare_volume       scan -> [C, X, Y, Z] float32 on the network's grid, and that grid
     prepare_volume_mask  mask -> class indices [X, Y, Z] of the same voxels
@@ -56,6 +57,7 @@ from model_store.preprocessing.volume_restore import (
 )
 from model_store.preprocessing.volumes import (
     PreparedVolume,
+    grid_of,
     join_channels,
     onto_grid,
     prepare_volume,
@@ -87,6 +89,7 @@ __all__ = [
     "display_slices",
     "finish",
     "geometry_of",
+    "grid_of",
     "join_channels",
     "keep_largest",
     "label_values",

@@ -114,6 +114,18 @@ def prepare_volume(scan: Scan, task: Task, look: Callable[[], None] = no_look) -
     return PreparedVolume(volume, grid, geometry_of(scan, task))
 
 
+def grid_of(scan: Scan, task: Task) -> VolumeGrid:
+    """The grid of `prepare_volume`, without preparing the scan. Raises as it does."""
+    geometry = task.geometry
+    assert geometry is not None, "a task of slices has a Geometry"
+    grid = volume_grid(scan, task)
+    if geometry.crop != "nonzero":
+        return grid
+    # Holes that are filled change no bounds.
+    region = turned(_anything(channels_of(scan, task)), grid.order)
+    return volume_grid(scan, task, _bounds(region)) if region.any() else grid
+
+
 def prepare_volume_mask(mask: Scan, task: Task, grid: VolumeGrid) -> NDArray[np.uint8]:
     """Map a mask to class indices [X, Y, Z] on the network's grid, by the nearest voxel.
 
@@ -244,10 +256,14 @@ def _region(channels: list[NDArray[Any]]) -> NDArray[np.bool_]:
     """Where any channel is not zero, with holes filled, as nnU-Net's `create_nonzero_mask`."""
     from scipy import ndimage
 
-    found = channels[0] != 0
+    return np.asarray(ndimage.binary_fill_holes(_anything(channels)), bool)
+
+
+def _anything(channels: list[NDArray[Any]]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = channels[0] != 0
     for other in channels[1:]:
         found |= other != 0
-    return np.asarray(ndimage.binary_fill_holes(found), bool)
+    return found
 
 
 def _bounds(region: NDArray[np.bool_]) -> tuple[slice, ...]:

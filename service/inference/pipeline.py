@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
-from model_store.guard import GuardWarning, check, summarise
+from model_store.guard import GuardWarning, check, outline, summarise
 from model_store.manifest import NetworkManifest
 from model_store.preprocessing import (
     Geometry,
@@ -149,6 +149,14 @@ def prepare_opened(
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
     return PreparedScan(data, scan, prepared, warnings)
+
+
+def warnings_of(opened: OpenedScan, manifest: NetworkManifest) -> tuple[GuardWarning, ...]:
+    """What the guard says of a volume that is not prepared: all but what its appearance tells.
+
+    Raises ScanError for one that does not fit the task.
+    """
+    return tuple(check(outline(opened.scan, manifest.task), manifest.statistics, manifest.task))
 
 
 def check_answerable(reading: PreparedScan, task: Task) -> None:

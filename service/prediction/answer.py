@@ -17,7 +17,14 @@ from model_store.scan import Limits, Note
 from model_store.task import TaskKind
 from service.catalog.network import Selection
 from service.errors import ParametersContradict, ScanUnlikeTask
-from service.inference.pipeline import OpenedScan, PreparedScan, Stopwatch, open_scan, prepare_opened
+from service.inference.pipeline import (
+    OpenedScan,
+    PreparedScan,
+    Stopwatch,
+    open_scan,
+    prepare_opened,
+    warnings_of,
+)
 from service.inference.pool import PoolPick
 from service.inference.sessions import GraphSession
 from service.inference.volumes import Between
@@ -131,6 +138,16 @@ class Predictor(ABC, Generic[Options]):
         self._check(reading)
         obey_guard(self.options, reading.warnings, self.selection.manifest.task.name)
         return reading
+
+    def check_outline(self, opened: OpenedScan) -> None:
+        """What can be said of a volume that a job will prepare.
+
+        Raises:
+            ScanError: it does not fit the task.
+            PredictionError: the guard refuses it.
+        """
+        manifest = self.selection.manifest
+        obey_guard(self.options, warnings_of(opened, manifest), manifest.task.name)
 
     @abstractmethod
     def make(self, reading: PreparedScan, graph: LoadedGraph) -> EncodedAnswer:

@@ -198,8 +198,9 @@ def _answer_or_keep(
     opened = predictor.open(data)
     if instead is not None and opened.price is not None:
         known = context.sessions.loaded(model.manifest.files[GRAPH].sha256)
-        # Not prepared here, so that its guard is the job's.
+        # Not prepared here, so that what it looks like is for the job to judge.
         if instead.at_once or work.takes_long(opened.price, known):
+            predictor.check_outline(opened)
             return instead.keep(data)
     try:
         reading = predictor.prepare(opened)

@@ -190,11 +190,11 @@ def test_running_statistics_are_of_images_as_they_are() -> None:
         next(module for module in network.modules() if isinstance(module, nn.Conv2d)),
     )
     kinds = set()
-    for images, _, randomised in scheduled_batches(data, schedule, torch.Generator().manual_seed(3)):
-        kinds.add(randomised)
-        if not randomised:
+    for batch in scheduled_batches(data, schedule, torch.Generator().manual_seed(3)):
+        kinds.add(batch.randomised)
+        if not batch.randomised:
             with torch.no_grad():
-                expected = 0.9 * expected + 0.1 * convolution(images).mean((0, 2, 3))
+                expected = 0.9 * expected + 0.1 * convolution(batch.images).mean((0, 2, 3))
     assert kinds == {True, False}
     train_locally(network, data, schedule, torch.Generator().manual_seed(3))
     torch.testing.assert_close(first.running_mean, expected, rtol=1e-4, atol=1e-5)
