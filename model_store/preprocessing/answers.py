@@ -106,7 +106,8 @@ def finish(
         task: of the network.
         outputs: of the slices in their order, probabilities [B, K, H, W]; of a volume those of `windowed`.
         stage: times `restore`.
-        look: called before each plane, and within a large one; what it raises ends the work.
+        look: called before each plane, within a large one, and before each slab of components; what it
+            raises ends the work.
 
     Returns:
         Class indices on the scan's own grid, and how many voxels each label lost, as `keep_largest` says.
@@ -124,4 +125,4 @@ def finish(
             restorer.add(each)
     with stage("restore"):
         classes = restorer.finish()
-        return classes, keep_largest(classes, task)
+        return classes, keep_largest(classes, task, look=look)

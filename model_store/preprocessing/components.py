@@ -7,19 +7,22 @@ a gigabyte, so components are found slab by slab, joined where slabs meet, and f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.preprocessing.forward import no_look
 from model_store.task import Task
 
 # Voxels of a slab: 16 MiB of labels.
 _SLAB: Final = 2**22
 
 
-def keep_largest(classes: NDArray[np.uint8], task: Task, slab: int = _SLAB) -> Mapping[str, int]:
+def keep_largest(
+    classes: NDArray[np.uint8], task: Task, slab: int = _SLAB, look: Callable[[], None] = no_look
+) -> Mapping[str, int]:
     """Keep the largest component of each label in the task's `keep_largest`, in place and in that order.
 
     A voxel elsewhere loses the label: it gets the class with the most of its other labels, which is
@@ -29,12 +32,13 @@ def keep_largest(classes: NDArray[np.uint8], task: Task, slab: int = _SLAB) -> M
     Args:
         classes: class indices [H, W] or [I, J, K] of one scan; changed.
         task: of the network.
-        slab: voxels to look at together.
+        slab: voxels to label together.
+        look: called before each slab; what it raises ends the work.
 
     Returns:
         How many voxels each of the labels lost.
     """
-    return {label: _keep(classes, _without(task, label), slab) for label in task.keep_largest}
+    return {label: _keep(classes, _without(task, label), slab, look) for label in task.keep_largest}
 
 
 def _without(task: Task, label: str) -> NDArray[np.uint8]:
@@ -48,13 +52,14 @@ def _without(task: Task, label: str) -> NDArray[np.uint8]:
     return found
 
 
-def _keep(classes: NDArray[np.uint8], lost: NDArray[np.uint8], slab: int) -> int:
+def _keep(classes: NDArray[np.uint8], lost: NDArray[np.uint8], slab: int, look: Callable[[], None]) -> int:
     has_label = lost != np.arange(len(lost))
     sizes: list[NDArray[np.int64]] = []
     touching: list[NDArray[np.int64]] = []
     above: NDArray[np.int64] | None = None
     count = 0
     for place in _slabs(classes.shape, slab):
+        look()
         labelled, found = _components(has_label[classes[place]])
         sizes.append(np.bincount(labelled.ravel(), minlength=found + 1)[1:])
         first, last = (labelled[..., end].astype(np.int64) for end in (0, -1))
@@ -73,6 +78,7 @@ def _keep(classes: NDArray[np.uint8], lost: NDArray[np.uint8], slab: int) -> int
         before += len(own)
         if not elsewhere.any():
             continue
+        look()
         here = classes[place]
         gone = elsewhere[_components(has_label[here])[0]]
         here[gone] = lost[here[gone]]

@@ -76,8 +76,8 @@ def _order_of(given: tuple[str, ...], task: Task) -> list[int]:
 def prepare_volume(scan: Scan, task: Task, look: Callable[[], None] = no_look) -> PreparedVolume:
     """Turn a volume to the network's axes, crop, normalise and resample it, as the task's geometry says.
 
-    `look` is called before each plane, but for nnU-Net's cubic resampling, which is one step; what it raises
-    ends the work.
+    `look` is called before each plane, but for nnU-Net's cubic resampling and the region's holes, which are
+    one step each; what it raises ends the work.
 
     Raises:
         ScanMismatch: an image, or another number of channels than the task's.
@@ -88,10 +88,7 @@ def prepare_volume(scan: Scan, task: Task, look: Callable[[], None] = no_look) -
     channels = channels_of(scan, task)
     grid = volume_grid(scan, task)
     region = None
-    needs_region = any(
-        step.within == "region" for each in task.channel_list for step in each.normalisation.ordered_steps
-    )
-    if geometry.crop == "nonzero" or needs_region:
+    if needs_region(task):
         region = turned(_region(channels), grid.order)
         if geometry.crop == "nonzero" and region.any():
             grid = volume_grid(scan, task, _bounds(region))
@@ -112,6 +109,13 @@ def prepare_volume(scan: Scan, task: Task, look: Callable[[], None] = no_look) -
                 own = None if there is None else there[place]
                 target[place] = normaliser.apply(target[place], own)
     return PreparedVolume(volume, grid, geometry_of(scan, task))
+
+
+def needs_region(task: Task) -> bool:
+    """Whether a volume of the task is cropped to, or normalised within, what is not zero."""
+    return (task.geometry is not None and task.geometry.crop == "nonzero") or any(
+        step.within == "region" for each in task.channel_list for step in each.normalisation.ordered_steps
+    )
 
 
 def grid_of(scan: Scan, task: Task) -> VolumeGrid:

@@ -45,6 +45,21 @@ def test_components_of_slabs_are_those_of_the_whole(shape: tuple[int, ...], slab
     assert lost == {"liver": islands[0].sum(), "spleen": islands[1].sum()}
 
 
+def test_each_slab_is_looked_at_and_may_end_the_work() -> None:
+    # Each of five slabs is labelled, and the two of the lesser component again, to be cleared.
+    own, classes = task(ORGANS, "liver"), np.zeros((4, 4, 10), np.uint8)
+    classes[0, 0, :5] = classes[3, 3, 6:] = 1
+    looks: list[int] = []
+    keep_largest(classes.copy(), own, 4 * 4 * 2, lambda: looks.append(1))
+    assert len(looks) == 7
+
+    def leave() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        keep_largest(classes, own, 4 * 4 * 2, leave)
+
+
 @pytest.mark.filterwarnings("ignore")  # of MONAI
 def test_components_are_monais() -> None:
     pytest.importorskip("skimage", reason="MONAI's transform needs scikit-image")

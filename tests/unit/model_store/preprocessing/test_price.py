@@ -119,3 +119,24 @@ def test_what_a_volume_costs_is_what_its_preparing_and_running_take() -> None:
     assert (price.own, price.grid) == (24000, prepared.grid)
     assert 0 < price.preparing < 0.1
     assert price_of(volume((40, 30, 20), (1, 1, 1)), own).preparing == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "mm", "geometry", "within", "seconds"),
+    [
+        # The network's grid is small; the spline filter runs over the scan's own voxels.
+        ((60, 60, 26000), (0.5, 0.5, 0.01), {"resampling": "nnunet"}, "all", 8),
+        ((500, 500, 500), (0.1, 0.1, 0.1), {"crop": "nonzero"}, "all", 10),
+        ((500, 500, 500), (0.1, 0.1, 0.1), {}, "region", 10),
+    ],
+    ids=["filter", "crop", "region"],
+)
+def test_steps_over_the_scans_own_voxels_are_priced(
+    shape: tuple[int, ...], mm: tuple[float, ...], geometry: dict[str, Any], within: str, seconds: float
+) -> None:
+    own = task(**geometry)
+    channel = own.channel_list[0]
+    norm = channel.normalisation.model_copy(update={"within": within})
+    own = own.model_copy(update={"channels": (channel.model_copy(update={"normalisation": norm}),)})
+    scan = Scan(np.broadcast_to(np.uint8(0), (*shape, 1)), np.diag([*mm, 1.0]), "nifti", mm_per_unit=1.0)
+    assert price_of(scan, own).preparing > seconds
