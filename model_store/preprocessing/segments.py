@@ -18,6 +18,13 @@ BY_NUMBER = "segment-by-number"
 # Types that exporters write by default (SNOMED CT): tissue, anatomical structure, organ, mass,
 # lesion, abnormal structure.
 _SAY_NOTHING = ("85756007", "91723000", "113343008", "4147007", "52988006", "49755003")
+# SNOMED CT and SNOMED RT by their other designators (PS3.16, 8.2).
+_SNOMED = {
+    "2.16.840.1.113883.6.96": "SCT",
+    "2.16.840.1.113883.6.5": "SRT",
+    "SNM3": "SRT",
+    "99SDM": "SRT",
+}
 
 
 def by_labels(mask: Scan, task: Task) -> tuple[Scan, tuple[Note, ...]]:
@@ -51,7 +58,7 @@ def by_labels(mask: Scan, task: Task) -> tuple[Scan, tuple[Note, ...]]:
 
 def _label_of(number: int, segment: Segment, task: Task) -> str | None:
     """The label that a segment's code or name is; None where neither says anything."""
-    named = {_plain(label): label for label in task.labels}.get(_plain(segment.name))
+    named = _named(segment.name, task)
     numbered = [label for label, values in task.labels.items() if number in values]
     coded = [label for label, own in task.codes.items() if _is(segment, own.type.value, own.type.scheme)]
     if coded:
@@ -63,21 +70,43 @@ def _label_of(number: int, segment: Segment, task: Task) -> str | None:
         return named or next((label for label in numbered if label in coded), coded[0])
     said = segment.code and not any(_is(segment, value, "SCT") for value in _SAY_NOTHING)
     for label in [named] if named else numbered:
-        if said and label in task.codes:
-            raise _none(number, segment, task, f"{label} has the code {task.codes[label].type.value}")
+        if not said or label not in task.codes:
+            continue
+        own = task.codes[label].type
+        # Codes of two schemes cannot be compared: they contradict no name, and leave nothing to a number.
+        if named is None or _is_comparable(segment.scheme, own.scheme):
+            raise _none(number, segment, task, f"{label} has the code {own.value}")
     if named is None and not numbered and number not in (*task.background, *task.ignore):
         raise _none(number, segment, task, "and no label has its number")
     return named
 
 
+def _named(name: str, task: Task) -> str | None:
+    """The label that a segment has the name of, else the only one of which the code means that."""
+    plain = _plain(name)
+    if not plain:
+        return None
+    meant = [label for label, own in task.codes.items() if _plain(own.type.meaning) == plain]
+    return next(
+        (label for label in task.labels if _plain(label) == plain), meant[0] if len(meant) == 1 else None
+    )
+
+
 def _is(segment: Segment, value: str, scheme: str) -> bool:
     """Whether the segment has this code, also by SNOMED's codes of before (SRT)."""
-    if segment.scheme == scheme:
+    theirs, ours = (_SNOMED.get(each, each) for each in (segment.scheme, scheme))
+    if theirs == ours:
         return segment.code == value
     # Its table of codes takes most of a second.
     from pydicom.sr.coding import Code
 
-    return bool(Code(segment.code, segment.scheme, "") == Code(value, scheme, ""))
+    return bool(Code(segment.code, theirs, "") == Code(value, ours, ""))
+
+
+def _is_comparable(scheme: str, other: str) -> bool:
+    """Whether one code of each of two schemes can be compared, as one without scheme can."""
+    one, two = ({_SNOMED.get(each, each)} for each in (scheme, other))
+    return not scheme or one == two or one | two == {"SCT", "SRT"}
 
 
 def _value_of(label: str, number: int, task: Task) -> int:

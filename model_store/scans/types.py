@@ -75,7 +75,8 @@ class Segment:
         return cls(*(each.strip()[:_MOST_TEXT] for each in said))
 
     def __str__(self) -> str:
-        said = [repr(self.name)] * bool(self.name) + [f"code {self.code}"] * bool(self.code)
+        scheme = f" of {self.scheme}" if self.scheme not in ("", "SCT") else ""
+        said = [repr(self.name)] * bool(self.name) + [f"code {self.code}{scheme}"] * bool(self.code)
         return f"({', '.join(said) or 'without a name'})"
 
 

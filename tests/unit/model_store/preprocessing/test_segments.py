@@ -16,14 +16,14 @@ from model_store.task import Task
 LIVER, SPLEEN, KIDNEY = "10200004", "78961009", "64033007"
 
 
-def coded(value: str) -> dict[str, Any]:
+def coded(value: str, meaning: str = "x") -> dict[str, Any]:
     return {
         "category": {"value": "91723000", "meaning": "Anatomical Structure"},
-        "type": {"value": value, "meaning": "x"},
+        "type": {"value": value, "meaning": meaning},
     }
 
 
-ONE = Task(name="one", labels={"liver": (1,)}, size=(16, 16), codes={"liver": coded(LIVER)})
+ONE = Task(name="one", labels={"liver": (1,)}, size=(16, 16), codes={"liver": coded(LIVER, "Leber (Organ)")})
 TWO = Task(
     name="two",
     labels={"liver": (4,), "Spleen": (7, 9)},
@@ -62,6 +62,11 @@ def mask(**segments: tuple[str, str] | tuple[str, str, str]) -> Scan:
         (TWO, mask(s4=("spleen", "")), [0, 7]),
         (SIDES, mask(s1=("Right_Kidney", KIDNEY), s2=("Left kidney", KIDNEY)), [0, 2, 1]),
         (SIDES, mask(s2=("", KIDNEY)), [0, 2]),
+        (ONE, mask(s3=("x", LIVER, "2.16.840.1.113883.6.96")), [0, 1]),
+        (ONE, mask(s3=("x", "T-62000", "SNM3")), [0, 1]),
+        (ONE, mask(s3=("Liver", "7197", "FMA")), [0, 1]),
+        (ONE, mask(s3=("Leber (Organ)", "LEB", "99LOCAL")), [0, 1]),
+        (TWO, mask(s1=("spleen", "C1", "99LOCAL"), s2=("liver", "C2", "99LOCAL")), [0, 7, 4]),
         (PLAIN, mask(s1=("cup", ""), s2=("disc", "")), [0, 2, 1]),
         (PLAIN, mask(s5=("cup", "")), [0, 2]),
         (PLAIN, mask(s6=("disc", "")), [0, 1]),
@@ -84,6 +89,8 @@ def test_segment_is_taken_for_the_label_that_it_names(task: Task, drawn: Scan, v
             r"segment 1 \('Spleen', code 78961009\) is none of .*liver \(10200004\)",
         ),
         (ONE, mask(s1=("liver", SPLEEN)), "liver has the code 10200004"),
+        (ONE, mask(s1=("liver", "T-C3000", "SRT")), r"code T-C3000 of SRT\) is none of"),
+        (ONE, mask(s1=("Spleen", "7196", "FMA")), r"\('Spleen', code 7196 of FMA\) is none of"),
         (ONE, mask(s3=("Spleen", "")), r"segment 3 \('Spleen'\) is none of"),
         (TWO, mask(s4=("Spleen", LIVER)), "its name is Spleen, its code that of liver"),
         (SIDES, mask(s3=("", KIDNEY)), "its code is that of left kidney and of right kidney"),
