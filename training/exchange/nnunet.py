@@ -471,7 +471,7 @@ def _shapes(arguments: Mapping[str, Any], where: str) -> Mapping[str, Tensor]:
 
 def _weights(checkpoint: Any, size: int, shapes: Mapping[str, Tensor], where: str) -> State:
     """The weights of a checkpoint of `size` bytes, for a network that is not much larger than they are."""
-    state = checkpoints.state_of(_inside(checkpoint, "network_weights"), size, where)
+    state = checkpoints.state_of(checkpoint, size, where)
     state = checkpoints.by_names(state, (_FIRST, _LAST), where)
     if any(name.endswith("running_mean") for name in state):
         trainer = str(_inside(checkpoint, "trainer_name", default="another trainer"))[:64]

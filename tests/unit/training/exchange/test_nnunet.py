@@ -231,6 +231,17 @@ def test_weights_behind_a_prefix_are_found(tmp_path: Path, prefix: str) -> None:
     torch.testing.assert_close(_logits(_read(tmp_path / "model"), _image()), expected)
 
 
+@pytest.mark.parametrize("key", ["state_dict", "model", "ema"])
+def test_weights_under_another_key_are_found(tmp_path: Path, key: str) -> None:
+    make_nnunet_folder(tmp_path / "model")
+    expected = _logits(_read(tmp_path / "model"), _image())
+    file = tmp_path / "model" / "fold_0" / "checkpoint_final.pth"
+    found = torch.load(file, weights_only=True)
+    found[key] = found.pop("network_weights")
+    torch.save(found, file)
+    torch.testing.assert_close(_logits(_read(tmp_path / "model"), _image()), expected)
+
+
 def test_a_trainer_with_batch_norm_is_named(tmp_path: Path) -> None:
     make_nnunet_folder(tmp_path / "model")
     _change_weights(tmp_path / "model", lambda name: name, running_mean=torch.zeros(4))
