@@ -59,16 +59,18 @@ class Seen:
 
 def other_units(site: str, own: Seen, others: Sequence[Seen]) -> str | None:
     """Say that a site's intensities are in other units than most of the others'; None where they are not."""
-    if not others:
+    unlike = [other for other in others if _are_unlike(own, other)]
+    if 2 * len(unlike) <= len(others):
         return None
-    low, middle, high = (median(each) for each in zip(*(other.intensities for other in others), strict=True))
-    theirs = Seen((low, middle, high))
-    wide, narrow = max(own.width, theirs.width), min(own.width, theirs.width)
-    if wide <= _WIDER * narrow and abs(own.intensities[0] - low) <= _SHIFTED * wide:
-        return None
+    low, _, high = (median(each) for each in zip(*(other.intensities for other in unlike), strict=True))
     return (
         f"site '{site}': intensities run from {own.intensities[0]:.4g} to {own.intensities[2]:.4g} (1st to "
         "99th percentile, median of its scans), those of the other sites from "
         f"{low:.4g} to {high:.4g}: these are not the same units, or an export clipped them; take all in the "
         "scanner's units, or leave the site out"
     )
+
+
+def _are_unlike(one: Seen, other: Seen) -> bool:
+    wide, narrow = max(one.width, other.width), min(one.width, other.width)
+    return wide > _WIDER * narrow or abs(one.intensities[0] - other.intensities[0]) > _SHIFTED * wide

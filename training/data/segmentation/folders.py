@@ -22,7 +22,7 @@ from training.data.consistency import Seen
 from training.data.segmentation.infer_task import infer_task, inferred_in_words, with_labels
 from training.data.segmentation.inspection import Look, labelled, look_at
 from training.data.segmentation.layout import find_sites, read_site
-from training.data.segmentation.sidecar import labels_of, together
+from training.data.segmentation.sidecar import channels_of, labels_of, other_channels, together, unnamed
 from training.errors import FederationError
 
 
@@ -66,6 +66,8 @@ def load_masks(root: Path, task: Task | None, by_value: bool = False) -> Federat
         )
         for site in sites
     ]
+    if channels := other_channels({folder.name: channels_of(folder) for folder in folders}):
+        sites[0] = replace(sites[0], notes=(*sites[0].notes, *channels))
     unlabelled = tuple(label for label in task.labels if label not in drawn)
     digest = digest_of_sites(task, sites)
     return Federation(root, task, tuple(sites), inferred, digest, _repeated(looks), unlabelled)
@@ -108,7 +110,11 @@ def _described(site: Site, looks: Sequence[Look], found: Mapping[str, int]) -> S
         digest=digest_of_cases(rows),
         empty=not any(found.values()),
         labelled=found,
-        notes=(*site.notes, *shortened([note for look in own for note in look.notes])),
+        notes=(
+            *site.notes,
+            *unnamed(site.name, site.undrawn, found),
+            *shortened([note for look in own for note in look.notes]),
+        ),
         seen=Seen.together(look.seen for look in own if look.seen is not None),
     )
 

@@ -137,7 +137,8 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     ):
         here, there = (f"{site}/{folder.name}" for folder in folders)
         problems += [
-            f"{here}/{name}: {lacks}; expected {there}/{name}{_in_brackets(what_it_is(found[name]))}"
+            f"{here}/{name}: {lacks}; expected {there}/{name}"
+            f"{_in_brackets(_mask_among(found[name], lacks, folders[1].name) or what_it_is(found[name]))}"
             for name in sorted(found.keys() - other.keys() - gone)
         ]
     sidecar = Sidecar()
@@ -163,6 +164,13 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
         cases.append(Case(*own, sidecar.values))
     notes = (sidecar.note,) if sidecar.note else ()
     return Site(site, whole_patients(site, cases, problems), undrawn=sidecar.undrawn, notes=notes)
+
+
+def _mask_among(path: Path, lacks: str, masks: str) -> str | None:
+    """Say that a file beside images without a mask is one of 3D Slicer's segmentations; None elsewhere."""
+    if lacks != "no mask" or not path.name.lower().endswith(".seg.nrrd"):
+        return None
+    return f"a .seg.nrrd is a segmentation, and no scan: put it into {masks}/ under its scan's name"
 
 
 def _in_brackets(what: str | None) -> str:

@@ -7,7 +7,7 @@ task's by the labels' names, and a contradiction is a problem.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -61,6 +61,40 @@ def labels_of(folder: Path, problems: list[str]) -> dict[str, tuple[int, ...]] |
             f"them; {type(error).__name__}: {error}. Correct the file, or remove it"
         )
         return None
+
+
+def channels_of(folder: Path) -> tuple[str, ...]:
+    """The channels' names of a site's dataset.json, nnU-Net's or the Decathlon's; empty where it has none."""
+    try:
+        content = content_of(folder / FILE)
+        names = content.get("channel_names", content.get("modality", {}))
+        return tuple(channels_in(names))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ()
+
+
+def other_channels(named: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Say which sites' dataset.json names other channels than that of the first site that names any."""
+    said = {site: names for site, names in named.items() if names}
+    if not said:
+        return []
+    first, expected = next(iter(said.items()))
+    return [
+        f"{site}/{FILE}: its channels are {', '.join(names)}, and those of {first} {', '.join(expected)}: "
+        "check that these are the same kind of scan, in one order"
+        for site, names in said.items()
+        if [*map(_plain, names)] != [*map(_plain, expected)]
+    ]
+
+
+def unnamed(site: str, undrawn: Collection[str], labelled: Mapping[str, int]) -> list[str]:
+    """Say which labels a site's masks have that its dataset.json does not name (`undrawn`)."""
+    return [
+        f"{site}/{FILE}: it does not name '{label}', and {labelled[label]} of the site's masks have its "
+        "value, which is read so; correct the file, or the masks if it is something else there"
+        for label in undrawn
+        if labelled[label]
+    ]
 
 
 def compared(site: str, labels: Mapping[str, tuple[int, ...]], task: Task, problems: list[str]) -> Sidecar:

@@ -18,6 +18,7 @@ from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage
 from model_store.task import Task
 from tests.helpers.model_store.dicom_files import written
 from training.data.cases import data_warnings
+from training.data.consistency import Seen, other_units
 from training.data.federation import load_federation
 from training.data.scan_files import mask_of, read_mask
 from training.data.segmentation.infer_task import inferred_in_words
@@ -361,6 +362,39 @@ def test_names_that_the_task_does_not_have_are_read_by_their_values_and_noted(pa
     assert note.endswith(
         "names that the task does not have are read by their values: 255 ('knoten') as nodule"
     )
+
+
+def test_masks_with_a_label_that_the_sites_dataset_json_does_not_name_are_said(partly: Path) -> None:
+    sidecar(partly, "south", background=0, nodule=255)
+    for mask in (partly / "south" / "masks").iterdir():
+        save(mask, np.where(np.asarray(Image.open(mask)) == 255, 7, 0).astype(np.uint8))
+    south = load_federation(partly).sites[1]
+    assert south.labelled["rim"] == len(south.cases)
+    assert any(
+        "does not name 'rim', and 4 of the site's masks have its value" in note for note in south.notes
+    )
+
+
+def test_sites_with_other_channels_in_their_dataset_json_are_named(partly: Path) -> None:
+    for site, channels in (("north", {"0": "T1"}), ("south", {"0": "CT"})):
+        content = {"labels": {"background": 0, "nodule": 255, "rim": 7}, "channel_names": channels}
+        (partly / site / "dataset.json").write_text(json.dumps(content))
+    said = "south/dataset.json: its channels are CT, and those of north T1"
+    assert any(said in line for line in data_warnings(load_federation(partly).sites))
+    (partly / "south" / "dataset.json").write_text(json.dumps({**content, "channel_names": {"0": "t1"}}))
+    assert not any("channels are" in line for line in data_warnings(load_federation(partly).sites))
+
+
+def test_a_seg_nrrd_beside_images_is_named_as_what_it_is(root: Path) -> None:
+    (root / "north" / "images" / "p1_0.seg.nrrd").write_bytes(b"NRRD0004\n")
+    said = "a .seg.nrrd is a segmentation, and no scan: put it into masks/ under its scan's name"
+    assert any("north/images/p1_0.seg.nrrd: no mask" in line and said in line for line in problems(root))
+
+
+def test_of_three_sites_the_one_with_other_units_alone_is_named() -> None:
+    seen = {"a": Seen((150, 300, 810)), "b": Seen((-874, -724, -214)), "c": Seen((150, 300, 811))}
+    said = [other_units(name, own, [o for n, o in seen.items() if n != name]) for name, own in seen.items()]
+    assert [each is not None for each in said] == [False, True, False]
 
 
 def test_without_a_task_the_sites_dataset_json_name_the_labels(partly: Path) -> None:
