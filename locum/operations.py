@@ -48,6 +48,7 @@ def segment(
     personalization: str | None = None,
     site: str | None = None,
     guard: str | None = None,
+    series: str | None = None,
     follow: Callable[[Job], None] | None = None,
     resume: str | None = None,
     **options: str,
@@ -66,6 +67,8 @@ def segment(
         personalization: `auto` (default), `global`, `member`, `hospital` or `scan`.
         site: with `member`.
         guard: `auto` (default), `warn` or `refuse`: what becomes of a scan that is unlike the training scans.
+        series: of a study of several DICOM series, the one that is the scan: its number, its UID, or the end
+            of that from a dot on.
         follow: called with the state of the job about once a second; `progress` has `window` of `windows`.
         resume: id of the job that an interrupted call for this scan made: its result is taken instead of
             sending the scan again, unless it ended without one or was deleted.
@@ -77,7 +80,13 @@ def segment(
         JobFailed: a scan that needs a job got no mask.
     """
     form = _form(
-        options, model=model, hospital=hospital, personalization=personalization, site=site, guard=guard
+        options,
+        model=model,
+        hospital=hospital,
+        personalization=personalization,
+        site=site,
+        guard=guard,
+        series=series,
     )
     with opened(scan, affine) as upload:
         file = yield from _answer(upload, {**form, "output": "multipart"}, follow, resume)

@@ -33,6 +33,7 @@ __all__ = [
     "Note",
     "Parts",
     "Scan",
+    "choose_series",
     "decode",
     "decode_mask",
     "deidentify",
@@ -59,6 +60,28 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
     if isinstance(content, bytes) and channels.sniff(content):
         content = channels.first_series(content, limits)
     return reading.open_series(content, limits)
+
+
+def choose_series(content: bytes, series: str | None, limits: Limits) -> bytes:
+    """The one series of an upload of DICOM files that is named: by its number, its UID, or the end of it.
+
+    What is returned has no other series, so all that is made of it is made of the named one. Without `series`
+    it is the upload. Raises as `decode`, and UnsupportedScan for what has no series to choose from.
+    """
+    if series is None:
+        return content
+    if channels.sniff(content):
+        raise UnsupportedScan(
+            "`series` chooses one series of a DICOM study, and this scan has a file or series for each of "
+            "its channels: leave it out, and send the chosen series of each channel"
+        )
+    known = format_of(content)
+    if known is not None and known.name != "dicom":
+        raise UnsupportedScan(
+            f"`series` chooses one series of a DICOM study, and this is {' or '.join(known.labels)}: "
+            "leave it out"
+        )
+    return content if known is None else reading.choose_series(content, series, limits)
 
 
 def decode_mask(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:

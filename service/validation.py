@@ -24,6 +24,8 @@ COHORT_ID = r"^[0-9a-f]{32}$"
 JOB_ID = r"^[0-9a-f]{32}$"
 # PS3.5 9.1; leading zeros are accepted, because scanners write them.
 DICOM_UID = r"^[0-9]+(\.[0-9]+)*$"
+# The number of a series, its UID, or the end of its UID from a dot on.
+DICOM_SERIES = r"^\.?[0-9]+(\.[0-9]+)*$"
 
 # A path prefix, of LOCUM_ROOT_PATH and X-Forwarded-Prefix: two slashes at its beginning would name a host.
 PREFIX_PATTERN = r"^(/[A-Za-z0-9._~-]+)*$"
@@ -48,6 +50,7 @@ IN_WORDS = {
     PRINTABLE_LINES: "a text without control characters other than line breaks and tabs",
     COHORT_ID: "the id that POST answered: 32 digits of 0-9 and a-f",
     DICOM_UID: "a DICOM UID: numbers with dots between them",
+    DICOM_SERIES: "the number of a DICOM series, its UID, or the end of its UID from a dot on (`.12.3`)",
 }
 
 MOST_ENTRIES = 20

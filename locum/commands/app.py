@@ -189,6 +189,10 @@ def segment(
     personalization: Personalization = None,
     site: Site = None,
     guard: Guard = None,
+    series: Annotated[
+        str | None,
+        typer.Option(help="The series to take of a DICOM study: its number, its UID or the end of that."),
+    ] = None,
     also: Annotated[
         str | None, typer.Option(help="A second file per scan: overlay, dicom-seg, dicom-sr or nrrd.")
     ] = None,
@@ -204,11 +208,13 @@ def segment(
       locum segment scan.nii.gz --model phantom --hospital aster
       locum segment --channel T1=t1.nii.gz --channel FLAIR=flair.nii.gz --model brain
       locum segment scans/ 'more/*.nii.gz' --model phantom -o masks
-      locum segment study/ --model brain --also dicom-seg
+      locum segment study/ --model brain --series 4 --also dicom-seg
     """
     from locum.commands.batch import segment_all
 
-    asked = _given(model=model, hospital=hospital, personalization=personalization, site=site, guard=guard)
+    asked = _given(
+        model=model, hospital=hospital, personalization=personalization, site=site, guard=guard, series=series
+    )
     raise typer.Exit(segment_all(paths or [], channel or [], out, asked, also, jobs, again))
 
 

@@ -471,7 +471,10 @@ def _kept(scan: Found, out: Path, asked: Mapping[str, Any], also: str | None) ->
         return None
     if _mask(scan, out) is None or (also and not (out / f"{scan.stem}{_ALSO[also]}").is_file()):
         return None
-    defaults = {"model": None, "hospital": None, "site": None, "personalization": "auto", "guard": "auto"}
+    defaults = {
+        **dict.fromkeys(("model", "hospital", "site", "series")),
+        **{"personalization": "auto", "guard": "auto"},
+    }
     options = report.receipt.options
     if any(options.get(name, default) != asked.get(name, default) for name, default in defaults.items()):
         return None

@@ -32,6 +32,7 @@ def plain(text: str) -> str:
 def in_flags(text: str) -> str:
     """A sentence of the service, with the command's flags in place of the request's parameters."""
     text = text.replace("override=true", "--override").replace("option unlike=", "--option unlike=")
+    text = text.replace("the option `series`", "--series")
     return _PARAMETER.sub(r"--\1 \2", text)
 
 

@@ -63,7 +63,8 @@ def create(
         hospital=options.hospital,
         model=artefact.name,
         parent=artefact.digest,
-        options=options.model_dump(mode="json"),
+        # The scan is the chosen series. Its UID is in a file of the job, which is deleted with the scan.
+        options=options.model_dump(mode="json", exclude={"series"}),
     )
     job_id = records.new_id()
     folder = JobFolder(context.settings.open_files(), job_id)

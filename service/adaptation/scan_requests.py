@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import PreparedVolume
+from model_store.scan import choose_series
 from personalization.options.presets import AUTO, SCAN_FALLBACK, SPREAD
 from service.adaptation.scan_jobs import create, kept_of
 from service.catalog.adapted import require_parts, resolve_adaptable
@@ -138,13 +139,14 @@ class ScanRequest:
 
     def _answer_or_prepare(self, answer: Callable[[PreparedScan, str], Answered]) -> Answered | bytes:
         """Answer, or reject what the worker would reject later and return what a job keeps of the scan."""
-        data = self.upload.read()
+        predictor = self.predictor
+        data = choose_series(self.upload.read(), predictor.options.series, predictor.limits)
         answered = self._answer(data, answer)
         if answered is not None:
             return answered
         # Unlike the graph, a worker loads every part.
         require_parts(self.context.store, self.parent)
-        return kept_of(data, self.predictor.options, self.context.settings)
+        return kept_of(data, predictor.options, self.context.settings)
 
     def _answer(self, data: bytes, answer: Callable[[PreparedScan, str], Answered]) -> Answered | None:
         opened, task = self.predictor.open(data), self.predictor.selection.manifest.task
@@ -158,8 +160,8 @@ class ScanRequest:
         return answer(reading, self.graph)
 
     def _keep(self, content: bytes) -> str:
-        scan = StoredScan(content, self.upload.sha256, self.upload.size)
         predictor = self.predictor
+        scan = StoredScan(content, self.upload.sha256, self.upload.size, series=predictor.options.series)
         return create(self.context, scan_job.KIND, predictor.options, self.parent, scan, predictor.request_id)
 
 

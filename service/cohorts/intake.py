@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from anyio import to_thread
 
 from model_store.errors import ScanError
-from model_store.scan import decode, deidentify
+from model_store.scan import choose_series, decode, deidentify
 from service.errors import FilesUnavailable
 from service.inference.admission import Admission
 from service.runtime.spool import Upload
@@ -17,10 +17,13 @@ from service.settings import Settings, cohort_limits
 _KEY_BYTES = 32
 
 
-async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admission) -> list[str]:
+async def take_in(
+    uploads: Sequence[Upload], settings: Settings, admission: Admission, series: str | None = None
+) -> list[str]:
     """Decode each scan, and return its format; each takes its turn.
 
-    An upload is replaced by its de-identified bytes: only these are stored.
+    An upload is replaced by its de-identified bytes: only these are stored. `series` chooses one of several
+    of DICOM, see `choose_series`.
 
     Raises:
         ScanError: a scan cannot be read; of several scans the message says which.
@@ -29,7 +32,7 @@ async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admi
     for number, upload in enumerate(uploads, start=1):
         try:
             async with admission.turn():
-                formats.append(await to_thread.run_sync(check_and_deidentify, upload, settings))
+                formats.append(await to_thread.run_sync(check_and_deidentify, upload, settings, series))
         except ScanError as error:
             if len(uploads) == 1:
                 raise
@@ -38,12 +41,17 @@ async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admi
     return formats
 
 
-def check_and_deidentify(upload: Upload, settings: Settings) -> str:
+def check_and_deidentify(upload: Upload, settings: Settings, series: str | None = None) -> str:
     """Decode one scan, replace it by its de-identified bytes, and return the format. Blocking.
 
     Raises ScanError.
     """
-    found = decode(upload.read(), cohort_limits(settings)).format
+    limits = cohort_limits(settings)
+    data = upload.read()
+    chosen = choose_series(data, series, limits)
+    if chosen is not data:
+        upload.replace(chosen)
+    found = decode(chosen, limits).format
     deidentify_upload(upload, settings)
     return found
 

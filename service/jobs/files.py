@@ -35,13 +35,15 @@ class StoredResult:
 class StoredScan:
     """A scan that waits for its job: what is kept of it, and digest and size of what was received.
 
-    `chosen` is the network that answers, for a job of kind `segment`.
+    `chosen` is the network that answers, for a job of kind `segment`, and `series` the option of the request
+    by which `content` was chosen of an upload of several.
     """
 
     content: bytes
     received_sha256: str
     received_bytes: int
     chosen: Mapping[str, str | None] | None = None
+    series: str | None = None
 
 
 class JobFolder:
@@ -81,7 +83,12 @@ class JobFolder:
         """Write the scan of a job on one scan."""
         self.write(self.INPUT, scan.content)
         # Written last: without it there is no scan.
-        received = {"sha256": scan.received_sha256, "bytes": scan.received_bytes, "chosen": scan.chosen}
+        received = {
+            "sha256": scan.received_sha256,
+            "bytes": scan.received_bytes,
+            "chosen": scan.chosen,
+            "series": scan.series,
+        }
         self.write(self.RECEIVED, json.dumps(received).encode())
 
     def read_input(self) -> StoredScan | None:
@@ -90,7 +97,7 @@ class JobFolder:
         if received is None or content is None:
             return None
         said = json.loads(received)
-        return StoredScan(content, said["sha256"], said["bytes"], said.get("chosen"))
+        return StoredScan(content, said["sha256"], said["bytes"], said.get("chosen"), said.get("series"))
 
     def write_picture(self, scan: str, when: str, content: bytes) -> None:
         """Write the PNG of a scan `before`, `after`, or as it was `drawn`."""

@@ -15,9 +15,15 @@ from service.inference.pool import PickUnit
 from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB
 from service.prediction.dicom_seg import SegmentationType
 from service.prediction.output import Output, Voxels
-from service.validation import HOSPITAL_ID, reason
+from service.validation import DICOM_SERIES, HOSPITAL_ID, reason
 
 Options = TypeVar("Options", bound="ScanOptions")
+
+SERIES: Final = (
+    "The series that is the scan, in an upload with several of DICOM: its number, its Series Instance UID or "
+    "the end of that from a dot on. Without it, several series are refused with a list of them, and "
+    "localizers beside one volume are left out."
+)
 
 
 class ScanOptions(BaseModel):
@@ -39,6 +45,7 @@ class ScanOptions(BaseModel):
     site: str | None = Field(
         None, max_length=256, description="With `member`: the site; the hospital's own by default."
     )
+    series: str | None = Field(None, pattern=DICOM_SERIES, max_length=64, description=SERIES)
     routing: PickUnit | None = Field(
         None,
         description="With an ssf-pool, how a volume picks its entries: as a whole `scan` "

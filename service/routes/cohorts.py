@@ -26,11 +26,12 @@ from service.http.uploads.receive import (
     receive_body,
     refuse_form,
 )
+from service.prediction.options import SERIES
 from service.routes import masks
 from service.routes.display import displayed
 from service.routes.masks import STORED, MaskView, Output, mask_view
 from service.settings import cohort_limits
-from service.validation import COHORT_ID, PRINTABLE
+from service.validation import COHORT_ID, DICOM_SERIES, PRINTABLE
 
 router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
 # First: a scan's name may have any part of a path in it, but does not end in /mask.
@@ -203,6 +204,7 @@ async def put_scan(
     cohort: CohortId,
     name: ScanName,
     response: Response,
+    series: Annotated[str | None, Query(pattern=DICOM_SERIES, max_length=64, description=SERIES)] = None,
     repr_digest: Annotated[str | None, Header(description="RFC 9530; `sha-256` is checked.")] = None,
 ) -> ScanView:
     """Add a scan. Sending the same bytes under the same name again changes nothing, so a client can resume.
@@ -218,7 +220,7 @@ async def put_scan(
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
         check_digest(repr_digest, upload)
         concerns(request, scan=upload.sha256)
-        (scan_format,) = await take_in([upload], context.settings, context.admission)
+        (scan_format,) = await take_in([upload], context.settings, context.admission, series)
         concerns(request, scan=upload.sha256)  # that of the stored bytes
 
         def add() -> tuple[CohortScan, bool]:

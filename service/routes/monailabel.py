@@ -55,7 +55,10 @@ _NRRD: Final = ("multipart", "nrrd")
 
 # The members of `params` that are options of Locum. The route has the model and the output.
 _OPTIONS: Final = tuple(
-    name for name in SegmentOptions.model_fields if name not in ("model", "output", "compress", "voxels")
+    # A kept scan is of one series.
+    name
+    for name in SegmentOptions.model_fields
+    if name not in ("model", "output", "compress", "voxels", "series")
 )
 
 # The format of a mask that plugins ask for; there is no other.

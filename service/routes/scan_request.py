@@ -27,7 +27,7 @@ from typing_extensions import override
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, SsfPoolManifest
 from model_store.preprocessing import Price
-from model_store.scan import MOST_FILES, kind_of, series_of
+from model_store.scan import MOST_FILES, choose_series, kind_of, series_of
 from service.catalog.network import Selection
 from service.context import ServiceContext
 from service.http.audit import concerns
@@ -194,7 +194,7 @@ def _answer_or_keep(
     """In a thread: an answer, or what a job keeps of the scan."""
     model = predictor.selection.model
     with predictor.watch.stage("read"):
-        data = upload.read()
+        data = choose_series(upload.read(), predictor.options.series, predictor.limits)
     opened = predictor.open(data)
     if instead is not None and opened.price is not None:
         known = context.sessions.loaded(model.manifest.files[GRAPH].sha256)

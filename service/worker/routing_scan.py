@@ -40,7 +40,7 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
     scan = attempt.folder.read_input()
     if scan is None:
         raise ScanGone("the scan is not there any more; send it again")
-    options: SegmentOptions = attempt.options
+    options: SegmentOptions = attempt.options.model_copy(update={"series": scan.series})
     watch = Stopwatch()
     with watch.stage("load"):
         loaded = load_space(store, parent)

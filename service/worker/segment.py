@@ -33,7 +33,7 @@ def run_segment(attempt: Attempt) -> AttemptOutcome:
     scan = attempt.folder.read_input()
     if scan is None or scan.chosen is None:
         raise ScanGone("the scan is not there any more; send it again")
-    options: SegmentOptions = attempt.options
+    options: SegmentOptions = attempt.options.model_copy(update={"series": scan.series})
     selection = chosen_before(attempt.settings.open_store(), attempt.job.parent, scan.chosen)
     answer = segment_scan(attempt, options, selection, scan)
     attempt.check_cancelled()

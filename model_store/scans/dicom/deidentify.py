@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import io
-import zipfile
 from typing import Any
 
 from pydicom import Dataset, FileMetaDataset
 from pydicom.sequence import Sequence as Items
 
 from model_store.errors import UnsupportedScan
-from model_store.scans.dicom.files import reported
+from model_store.scans.dicom.files import reported, zip_of
 from model_store.scans.dicom.geometry import is_reconstructed
 from model_store.scans.dicom.pixels import modality_lut
 from model_store.scans.dicom.reading import open_series
@@ -52,13 +51,7 @@ def deidentify(content: bytes | Parts, limits: Limits, key: bytes) -> bytes:
     order = list(dict.fromkeys(frame.file for frame in series.frames))
     with reported("the header"):
         files = [_written(_kept(series.load(file), key, place)) for place, file in enumerate(order)]
-    if len(files) == 1:
-        return files[0]
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for place, file in enumerate(files):
-            archive.writestr(zipfile.ZipInfo(f"{place:05d}"), file)
-    return packed.getvalue()
+    return files[0] if len(files) == 1 else zip_of(files)
 
 
 def _kept(source: Dataset, key: bytes, place: int) -> Dataset:

@@ -6,10 +6,11 @@ scan = series.scan()                    # [columns, rows, slices, C] with its af
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from model_store.scans.dicom.files import (
     contents_of_zip,
     read_dataset,
     reported,
+    zip_of,
 )
 from model_store.scans.dicom.geometry import Frame
 from model_store.scans.dicom.masks import SEG_CLASSES
@@ -104,33 +106,20 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         UnsupportedScan: no regular stack of slices, several series, or a transfer syntax without decoder.
         DamagedScan: a file that cannot be parsed. ScanTooLarge: beyond `limits`.
     """
-    contents, others = _contents(content, limits)
-    if not contents:
-        raise UnsupportedScan(f"DICOM: none of the {others} files is a DICOM file with its file header")
-    total = len(contents)
-
-    def load(file: int, *, pixels: bool, elements: ElementCount | None = None) -> Dataset:
-        return read_dataset(contents[file](), limits, _where(file, total), pixels=pixels, elements=elements)
-
-    elements = ElementCount()
-    headers = [load(file, pixels=False, elements=elements) for file in range(total)]
-    kept = [file for file, header in enumerate(headers) if "Rows" in header]
+    images = _images(content, limits)
     with reported("the header"):
-        if not kept:
-            layout_of(headers[0], _where(0, total))  # says what it is in place of an image
-        headers = [headers[file] for file in kept]
-        kept = [file for file, header in zip(kept, headers, strict=True) if not _is_seg(header)]
-        if not kept:
-            raise UnsupportedScan("DICOM: this is a segmentation, and no scan; send the images")
-        headers = [header for header in headers if not _is_seg(header)]
+        kept, localizers = _choose(images.headers, None)
+        headers, files = [images.headers[each] for each in kept], [images.files[each] for each in kept]
         _check_one_series(headers)
-        layouts = [layout_of(header, _where(file, total)) for file, header in zip(kept, headers, strict=True)]
+        layouts = [layout_of(header, images.where(file)) for file, header in zip(files, headers, strict=True)]
         _check_limits(layouts, limits)
         frames = [f for file, header in enumerate(headers) for f in geometry.frames_of(file, header)]
         order, affine, notes = _arranged(frames)
-        skipped = others + total - len(kept)
-        if skipped:
-            notes = (*notes, Note("files-ignored", f"{skipped} files without an image were left out"))
+        ignored = [f"{images.others} files without an image were left out"] * bool(images.others)
+        if localizers:
+            ignored.append(f"localizers were left out: {_listed(localizers)}")
+        if ignored:
+            notes = (*notes, Note("files-ignored", "; ".join(ignored)))
         if any(layout.syntax in LOSSY for layout in layouts) or _was_lossy(headers[0]):
             notes = (*notes, Note("lossy-pixels", "the pixels were compressed with loss"))
         if str(headers[0].get("BurnedInAnnotation") or "").upper() == "YES":
@@ -142,8 +131,73 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         affine,
         notes,
         tuple(layouts),
-        lambda file: load(kept[file], pixels=True),
+        lambda file: images.load(files[file], pixels=True),
     )
+
+
+def choose_series(content: bytes, series: str, limits: Limits) -> bytes:
+    """The files of one series of a zip of DICOM files, as a stored zip, or as the file if it is one.
+
+    `series` is its number, its UID, or the end of its UID from a dot on. A file or zip without another
+    series is returned as it is.
+
+    Raises:
+        UnsupportedScan: no series or several are named so; it lists those that are there.
+        DamagedScan: a file that cannot be parsed. ScanTooLarge: beyond `limits`.
+    """
+    images = _images(content, limits)
+    with reported("the header"):
+        kept, _ = _choose(images.headers, series)
+    if len(kept) == len(images.headers):
+        return content
+    files = [images.contents[images.files[each]] for each in kept]
+    return files[0]() if len(files) == 1 else zip_of(file() for file in files)
+
+
+@dataclass(frozen=True)
+class _Images:
+    """The images among the files of an upload.
+
+    Attributes:
+        contents: of each file that is DICOM, to be read when called.
+        headers: of each image.
+        files: the place of each image in `contents`.
+        others: how many files are no image.
+    """
+
+    contents: list[Content]
+    headers: list[Dataset]
+    files: list[int]
+    others: int
+    limits: Limits
+
+    def where(self, file: int) -> str:
+        """The name of a file in an error."""
+        return _where(file, len(self.contents))
+
+    def load(self, file: int, *, pixels: bool, elements: ElementCount | None = None) -> Dataset:
+        """Parse a file."""
+        return read_dataset(
+            self.contents[file](), self.limits, self.where(file), pixels=pixels, elements=elements
+        )
+
+
+def _images(content: bytes | Parts, limits: Limits) -> _Images:
+    contents, others = _contents(content, limits)
+    if not contents:
+        raise UnsupportedScan(f"DICOM: none of the {others} files is a DICOM file with its file header")
+    images = _Images(contents, [], [], others, limits)
+    elements = ElementCount()
+    headers = [images.load(file, pixels=False, elements=elements) for file in range(len(contents))]
+    kept = [file for file, header in enumerate(headers) if "Rows" in header]
+    with reported("the header"):
+        if not kept:
+            layout_of(headers[0], images.where(0))  # says what it is in place of an image
+        kept = [file for file in kept if not _is_seg(headers[file])]
+    if not kept:
+        raise UnsupportedScan("DICOM: this is a segmentation, and no scan; send the images")
+    others += len(contents) - len(kept)
+    return replace(images, headers=[headers[file] for file in kept], files=kept, others=others)
 
 
 def _contents(content: bytes | Parts, limits: Limits) -> tuple[list[Content], int]:
@@ -166,32 +220,90 @@ def _was_lossy(header: Dataset) -> bool:
     return str(header.get("LossyImageCompression") or "") == "01"
 
 
-# Series that a refusal lists, and the planes across the patient's axes.
-_MOST_LISTED = 12
+# Series that a list has at most, and the planes across the patient's axes.
+_MOST_LISTED = 20
 _PLANES = ("sagittal", "coronal", "axial")
 # All images of a series have one value of each (PS3.3 A.1.2, C.7.4.1).
-_SHARED = (
-    ("PatientID", "patient"),
-    ("StudyInstanceUID", "study"),
-    ("SeriesInstanceUID", "series"),
-    ("FrameOfReferenceUID", "frame of reference"),
+_SHARED = (("StudyInstanceUID", "study"), ("FrameOfReferenceUID", "frame of reference"))
+_BY_CHANNEL = "for a model of several channels send each by its channel (scan.CHANNEL)"
+# What a list quotes of a Series Description, which people write and may name a patient in (PS3.15 E.3.6):
+# words of sequences, reconstructions, planes, times and parts of the body, and b-values and thicknesses.
+_WORDS = re.compile(
+    r"\b(?:"
+    "t1|t1w|t2|t2w|pd|pdw|flair|dwi|adc|swi|swan|stir|dti|asl|bold|dce|dsc|fiesta|ciss|cube|tse|fse|se|"
+    "gre|epi|mprage|bravo|vibe|lava|dixon|water|fat|tof|mra|mrcp|mip|minip|mpr|ct|cta|mr|mri|pet|pt|us|"
+    "ac|nac|suv|2d|3d|iso|fs|sat|recon|reformat|scout|localizer|localiser|topogram|surview|survey|thin|"
+    "thick|slice|soft|tissue|bone|lung|sharp|smooth|standard|std|kernel|lowdose|axial|ax|tra|transverse|"
+    "sagittal|sag|coronal|cor|oblique|obl|pre|post|plain|native|contrast|km|gd|ce|with|without|arterial|"
+    "venous|portal|delayed|late|early|phase|map|perfusion|diffusion|head|brain|neck|spine|chest|thorax|"
+    "abdomen|pelvis|liver|kidney|prostate|breast|heart|cardiac|knee|hip|shoulder|wholebody"
+    r"|b[0-9]{1,4}|[0-9]{1,2}(?:[.][0-9]{1,2})?mm)\b",
+    re.IGNORECASE | re.ASCII,
 )
+_MOST_WORDS = 8
+
+
+def _choose(headers: Sequence[Dataset], series: str | None) -> tuple[list[int], list[Dataset]]:
+    """The places of the images of one series, and the headers of localizers that are left out for it.
+
+    Without `series` it is the only one, or the only one that is no localizer and has several images. Raises
+    UnsupportedScan with a list of the series, and for images of several patients.
+    """
+    _check_one(headers, "PatientID", "patient")
+    found: dict[str, list[int]] = {}
+    for place, header in enumerate(headers):
+        found.setdefault(str(header.get("SeriesInstanceUID")), []).append(place)
+    if series is None:
+        named = [uid for uid, places in found.items() if not all(_is_localizer(headers[at]) for at in places)]
+        several = len(named) == 1 and _count_images([headers[at] for at in found[named[0]]]) > 1
+        if len(found) > 1 and not several:
+            raise UnsupportedScan(
+                f"DICOM: expected one series, found {len(found)}: {_listed(headers)}; choose one by the "
+                f"option `series`, or send the files of one; {_BY_CHANNEL}"
+            )
+        kept = next(iter(found)) if len(found) == 1 else named[0]
+    else:
+        named = [uid for uid, places in found.items() if _is_named(series, uid, headers[places[0]])]
+        if len(named) != 1:
+            # A UID is not repeated.
+            what = f"number {int(series)}" if series.isdigit() else "this UID"
+            raise UnsupportedScan(
+                f"DICOM: expected one series with {what} by the option `series`, found {len(named)} among "
+                f"{len(found)}: {_listed(headers)}; name one by its number, or by its Series Instance UID or "
+                "the end of it"
+            )
+        kept = named[0]
+    taken = set(found[kept])
+    return found[kept], [header for place, header in enumerate(headers) if place not in taken]
+
+
+def _is_named(series: str, uid: str, header: Dataset) -> bool:
+    if series.isdigit():
+        return _number_of(header) == int(series)
+    return uid == series or uid.endswith(f".{series.removeprefix('.')}")
+
+
+def _is_localizer(header: Dataset) -> bool:
+    return "LOCALIZER" in (header.get("ImageType") or ())
+
+
+def _count_images(headers: Sequence[Dataset]) -> int:
+    return sum(int(header.get("NumberOfFrames") or 1) for header in headers)
+
+
+def _check_one(headers: Sequence[Dataset], keyword: str, name: str) -> None:
+    found = Counter(str(header.get(keyword)) for header in headers)
+    if len(found) > 1:
+        sizes = ", ".join(str(number) for _, number in found.most_common(8))
+        raise UnsupportedScan(
+            f"DICOM: expected one {name}, found {len(found)} with {sizes} images; send one series at a time; "
+            f"{_BY_CHANNEL}"
+        )
 
 
 def _check_one_series(headers: Sequence[Dataset]) -> None:
     for keyword, name in _SHARED:
-        found = Counter(str(header.get(keyword)) for header in headers)
-        if len(found) > 1 and keyword == "SeriesInstanceUID":
-            raise UnsupportedScan(
-                f"DICOM: expected one series, found {len(found)}: {_listed(headers)}; send the files of one, "
-                "or for a model of several channels each by its channel (scan.CHANNEL)"
-            )
-        if len(found) > 1:
-            sizes = ", ".join(str(number) for _, number in found.most_common(8))
-            raise UnsupportedScan(
-                f"DICOM: expected one {name}, found {len(found)} with {sizes} images; send one series at a "
-                "time, or for a model of several channels each by its channel (scan.CHANNEL)"
-            )
+        _check_one(headers, keyword, name)
     classes = {str(header.get("SOPClassUID")) for header in headers}
     if len(classes) > 1:
         names = ", ".join(sorted(UID(name).name[:48] for name in classes if UID(name).type == "SOP Class"))
@@ -203,32 +315,47 @@ def _check_one_series(headers: Sequence[Dataset]) -> None:
 
 
 def _listed(headers: Sequence[Dataset]) -> str:
-    """The series by number and what they are, with the numbers of their images.
+    """The series by number and what they are, with the numbers of their images: at most `_MOST_LISTED`.
 
-    Not by their descriptions, which people write and may name a patient in (PS3.15 E.1).
+    Without UIDs, and of their descriptions the words that cannot name a patient.
     """
-    images = Counter(str(header.get("SeriesInstanceUID")) for header in headers)
-    first = {str(header.get("SeriesInstanceUID")): header for header in reversed(headers)}
-    known = sorted(images, key=lambda uid: (_number_of(first[uid]), uid))
-    said = [f"number {_number_of(first[uid])} ({_described(first[uid], images[uid])})" for uid in known]
-    more = len(said) - _MOST_LISTED
-    return ", ".join(said[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    of_series: dict[str, list[Dataset]] = {}
+    for header in headers:
+        of_series.setdefault(str(header.get("SeriesInstanceUID")), []).append(header)
+    known = sorted(of_series.items(), key=lambda each: (_number_of(each[1][0]) or 0, each[0]))
+    said = [_described(own) for _, own in known[:_MOST_LISTED]]
+    more = len(known) - len(said)
+    return ", ".join(said) + (f" and {more} more" if more > 0 else "")
 
 
-def _described(header: Dataset, images: int) -> str:
-    kind = str(header.get("Modality") or "")
-    parts = [kind] if kind.isalpha() and kind.isupper() else []
+def _described(headers: Sequence[Dataset]) -> str:
+    first = headers[0]
+    number, kind = _number_of(first), str(first.get("Modality") or "")
+    parts = [kind[:16]] if kind.isascii() and kind.isalpha() and kind.isupper() else []
+    if words := _words(str(first.get("SeriesDescription") or "")):
+        parts.append(f"'{words}'")
+    if all(map(_is_localizer, headers)):
+        parts.append("localizer")
     with suppress(TypeError, ValueError, IndexError):
-        row, column = np.array(header.ImageOrientationPatient, float).reshape(2, 3)
+        row, column = np.array(first.ImageOrientationPatient, float).reshape(2, 3)
         parts.append(_PLANES[int(np.abs(np.cross(row, column)).argmax())])
-    number = "1 image" if images == 1 else f"{images} images"
-    return ", ".join([*parts, f"{number} of {int(header.Rows)} x {int(header.get('Columns') or 0)}"])
+    images = _count_images(headers)
+    size = f"{int(first.Rows)} x {int(first.get('Columns') or 0)}"
+    parts.append(f"{images} image{'' if images == 1 else 's'} of {size}")
+    return f"{'without a number' if number is None else f'number {number}'} ({', '.join(parts)})"
 
 
-def _number_of(header: Dataset) -> int:
+def _words(description: str) -> str:
+    """The words of a Series Description that are of the vocabulary, as they are written."""
+    return " ".join(_WORDS.findall(description[:128].replace("_", " "))[:_MOST_WORDS])
+
+
+def _number_of(header: Dataset) -> int | None:
     with suppress(TypeError, ValueError):
-        return int(header.get("SeriesNumber"))
-    return 0
+        number = int(header.get("SeriesNumber"))
+        # IS has at most 12 characters (PS3.5 6.2).
+        return number if abs(number) < 10**12 else None
+    return None
 
 
 def _check_limits(layouts: Sequence[Layout], limits: Limits) -> None:

@@ -25,9 +25,10 @@ from locum import Client
 from locum.connection import Connection
 from service.identity import keys
 from service.routes import scan_request
+from tests.helpers.model_store.dicom_files import series
 from tests.helpers.service.api import Api
 from tests.helpers.service.joining_federation import drawn_scans
-from tests.helpers.service.routing_federation import outside_scans
+from tests.helpers.service.routing_federation import outside_scans, volume
 from tests.integration.locum.conftest import COMMAND, Served
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -92,6 +93,36 @@ def test_folder_is_segmented_with_a_table_and_left_alone_the_second_time(
         url=served.url,
     )
     assert "there already" not in other.stdout
+
+
+def test_series_of_a_study_is_chosen_by_its_number(served: Served, command: Run, tmp_path: Path) -> None:
+    bright = volume("dune", 500)[0].voxels[..., 0].transpose(2, 1, 0).astype(np.int16)
+    study = tmp_path / "study"
+    for number, voxels in ((3, np.flip(bright, 0)), (4, bright)):
+        own = {"SeriesNumber": number, "SeriesInstanceUID": f"1.2.{number}"}
+        for name, content in series(voxels, spacing=(6.0, 6.0), gap=6.0, **own).items():
+            study.mkdir(exist_ok=True)
+            (study / f"{number}-{name}").write_bytes(content)
+    out = tmp_path / "out"
+    arguments = ("segment", study, "-m", "organ", "-o", out)
+    refused = command(*arguments, url=served.url)
+    assert refused.returncode == 1, refused.stderr
+    _, height, width = bright.shape
+    listed = f"number 3 (CT, axial, {len(bright)} images of {height} x {width}), number 4 (CT, "
+    assert listed in refused.stdout
+    assert "choose one by --series, or send" in refused.stdout
+    masks = []
+    for number in (4, 3):
+        made = command(*arguments, "--series", number, url=served.url)
+        assert made.returncode == 0, made.stdout
+        assert "there already" not in made.stdout
+        masks.append(np.asarray(nib.load(out / "study-mask.nii.gz").dataobj))
+    assert masks[0].any()
+    assert not np.array_equal(*masks)
+    again = command(*arguments, "--series", 3, url=served.url)
+    assert "there already" in again.stdout
+    wrong = command(*arguments, "--series", 5, url=served.url)
+    assert (wrong.returncode, "found 0 among 2: number 3" in wrong.stdout) == (1, True)
 
 
 def test_interrupted_segmentation_goes_on(

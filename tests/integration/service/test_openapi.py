@@ -61,7 +61,7 @@ def test_description_declares_the_fields_of_a_scan_form(
     # /segment takes a field for each channel in its place.
     assert form.get("required", []) == ([] if path == "/segment" else ["scan"])
     assert ("patternProperties" in form) == (path == "/segment")
-    shared = {"scan", "model", "hospital", "personalization", "site", "routing", "guard"}
+    shared = {"scan", "model", "hospital", "personalization", "site", "series", "routing", "guard"}
     assert set(form["properties"]) == shared | own
 
 

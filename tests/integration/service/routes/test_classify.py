@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.helpers.model_store.dicom_files import series, zipped
+
 AFFINE = np.array([[0.0, 0, 2.0, -5], [-1.5, 0, 0, 7], [0, 3.0, 0, 1], [0, 0, 0, 1]])
 
 
@@ -121,6 +123,24 @@ def test_classify_of_a_volume_returns_the_mean_and_each_slice(
     assert report["probabilities"]["bright"] == pytest.approx(np.mean(expected), rel=1e-4)
     assert report["entropy"] == pytest.approx(entropy(float(np.mean(expected))), rel=1e-4)
     assert report["shape"] == [28, 5, 28]
+
+
+def test_classify_of_a_study_takes_the_chosen_series(api: Any, volume: NDArray[np.int16]) -> None:
+    slices = volume.transpose(1, 2, 0)
+    study = zipped(
+        {
+            f"{number}/{name}": content
+            for number in (3, 4)
+            for name, content in series(
+                slices - 10 * number, SeriesNumber=number, SeriesInstanceUID=f"1.2.{number}"
+            ).items()
+        }
+    )
+    assert api.classify(study).status_code == 415
+    for number in (3, 4):
+        report = api.classify(study, series=str(number)).json()
+        expected = np.mean([bright(each.mean() - 10 * number) for each in slices])
+        assert report["probabilities"]["bright"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_classify_of_a_reoriented_volume_gives_the_same_slices(

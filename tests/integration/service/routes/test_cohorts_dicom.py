@@ -49,6 +49,24 @@ def test_scan_is_stored_without_its_patient(api: Any, cohort: str, content: byte
     assert not any(planted in made.text.lower() for planted in PLANTED)
 
 
+def test_series_of_a_study_is_stored_without_the_others(api: Any, cohort: str) -> None:
+    other = {f"other/{n}": c for n, c in series(VOLUME // 2, SeriesNumber=7, SeriesInstanceUID="1.7").items()}
+    study = zipped({**series(VOLUME), **other})
+    refused = api.client.put(f"{cohort}/scans/1", content=study)
+    assert "found 2: number 1 (CT, axial, 6 images of 16 x 16), number 7 (CT, " in detail(refused, 415)
+    wrong = api.client.put(f"{cohort}/scans/1", params={"series": "2"}, content=study)
+    assert "found 0 among 2: number 1" in detail(wrong, 415)
+    invalid = api.client.put(f"{cohort}/scans/1", params={"series": "a/b"}, content=study)
+    assert invalid.status_code == 422
+    for _ in range(2):
+        made = api.client.put(f"{cohort}/scans/1", params={"series": "7"}, content=study)
+        assert made.status_code in (200, 201), made.text
+    (kept,) = [data for name, data in stored(api).items() if name.startswith("cohorts/")]
+    np.testing.assert_array_equal(decode(kept).voxels, decode(zipped(other)).voxels)
+    another = api.client.put(f"{cohort}/scans/1", params={"series": "1"}, content=study)
+    assert another.status_code == 409
+
+
 def test_key_of_uids_is_readable_by_its_owner_alone(api: Any, cohort: str) -> None:
     api.client.put(f"{cohort}/scans/1", content=zipped(series(VOLUME)))
     path = api.settings.state_dir / "dicom-uid.key"

@@ -147,6 +147,23 @@ def test_waiting_scan_has_its_patient_only_where_the_answer_repeats_it(
             assert planted not in kept.content
 
 
+def test_scan_job_keeps_the_chosen_series_alone(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Publish
+) -> None:
+    publish_space(tmp_path / "store", partial(publish_bright, task=CODED))
+    api, chosen = start(tmp_path / "store"), coded_series()
+    other = coded_series(SeriesNumber=7, SeriesInstanceUID="1.2.7", RescaleIntercept=50)
+    study = zipped({**chosen, **{f"other/{name}": content for name, content in other.items()}})
+    assert ask(api, study).status_code == 415
+    answer = ask(api, study, series=SERIES)
+    assert answer.status_code == 202, answer.text
+    assert SERIES not in answer.text
+    kept = JobFolder(api.settings.open_files(), answer.json()["id"]).read_input()
+    assert kept is not None
+    assert (kept.received_sha256, kept.series) == (sha256(study), SERIES)
+    np.testing.assert_array_equal(decode(kept.content).voxels, decode(zipped(chosen)).voxels)
+
+
 @pytest.mark.parametrize("at_once", [SHIFT_GRAPH, SCAN_GRAPH, None])
 def test_scan_request_resolves_its_version_and_reads_its_scan_once(
     start: Callable[..., Any],

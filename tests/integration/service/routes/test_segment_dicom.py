@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -20,6 +21,10 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 
+from model_store.scan import decode
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import PLANES, enhanced, image, series, turned, zipped
 from tests.helpers.service.coded import CODED, VOLUME
 
@@ -246,6 +251,75 @@ def test_patient_cd_is_segmented(api: Any) -> None:
     answer = api.segment(zipped({**viewer, **series(VOLUME)}), model="bright", output="json")
     assert answer.status_code == 200, answer.text
     assert answer.json()["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
+
+
+def study() -> bytes:
+    """A zip of series 3, which is dark, and series 4."""
+    files = {
+        f"{number}/{name}": content
+        for number, voxels in ((3, VOLUME // 4), (4, VOLUME))
+        for name, content in series(voxels, SeriesNumber=number, SeriesInstanceUID=f"1.2.3.{number}").items()
+    }
+    return zipped(files)
+
+
+ALONE = zipped(series(VOLUME, SeriesNumber=4, SeriesInstanceUID="1.2.3.4"))
+
+
+def test_study_of_several_series_is_refused_with_a_list_and_one_is_chosen(api: Any) -> None:
+    refused = api.segment(study(), model="coded")
+    assert refused.status_code == 415
+    assert "number 3 (CT, axial, 9 images of 32 x 32), number 4 (CT, " in refused.json()["detail"]
+    answer = api.segment(study(), model="coded", output="json", series="4")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
+    receipt = answer.json()["receipt"]
+    assert receipt["options"]["series"] == "4"
+    assert receipt["input_sha256"] == f"sha256:{hashlib.sha256(study()).hexdigest()}"
+    seg = seg_of(api.segment(study(), model="coded", output="dicom-seg", series="1.2.3.4"))
+    (source,) = seg.ReferencedSeriesSequence
+    assert source.SeriesInstanceUID == "1.2.3.4"
+    assert len(source.ReferencedInstanceSequence) == len(VOLUME)
+
+
+@pytest.mark.parametrize(
+    ("series", "status", "message"),
+    [
+        ("7", 415, "number 7 by the option `series`, found 0 among 2: number 3"),
+        ("1.2", 415, "this UID by the option `series`, found 0 among 2"),
+        ("../3", 422, "expected the number of a DICOM series, its UID, or the end of its UID"),
+        ("1" * 65, 422, "64"),
+    ],
+)
+def test_wrong_choice_of_a_series_is_refused(api: Any, series: str, status: int, message: str) -> None:
+    answer = api.segment(study(), model="coded", series=series)
+    assert (answer.status_code, message in answer.text) == (status, True), answer.text
+    assert "1.2.3" not in answer.text
+
+
+@pytest.mark.parametrize("output", ["json", "dicom-seg"])
+def test_job_keeps_the_chosen_series_alone(api: Any, output: str) -> None:
+    fields = {"model": "coded", "output": output, "series": "1.2.3.4"}
+    accepted = api.client.post(
+        "/segment", files={"scan": study()}, data=fields, headers={"Prefer": "respond-async"}
+    )
+    assert accepted.status_code == 202, accepted.text
+    job = accepted.json()["id"]
+    folder = JobFolder(api.settings.open_files(), job)
+    kept = folder.read_input()
+    assert kept is not None
+    np.testing.assert_array_equal(decode(kept.content).voxels, decode(ALONE).voxels)
+    with api.context.database.read() as session:
+        assert "1.2.3.4" not in json.dumps(records.get(session, job).options)
+    run_job(job, api.settings)
+    found = api.client.get(f"/jobs/{job}/result")
+    assert found.status_code == 200, found.text
+    if output == "dicom-seg":
+        assert found.content == api.segment(study(), **fields).content
+    else:
+        assert found.json()["receipt"]["options"]["series"] == "1.2.3.4"
+        assert found.json()["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
+    assert folder.names == ["result", "result.json"]
 
 
 @pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])

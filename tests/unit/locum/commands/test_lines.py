@@ -121,6 +121,7 @@ def test_dice_is_told_in_percent_and_its_changes_in_points() -> None:
         ("To assign it all the same, say override=true: it is recorded", "the same, say --override: it is"),
         ("Send another scan, or guard=warn to have it answered", "or --guard warn to have"),
         ("option unlike=include has all scans used", "--option unlike=include has all"),
+        ("choose one by the option `series`, or send", "choose one by --series, or send"),
         ("a link ?site=aster stays", "a link ?site=aster stays"),
     ],
 )

@@ -40,7 +40,8 @@ from pydicom.uid import (
 
 from model_store.errors import DamagedScan, MaskMismatch, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import align, prepare
-from model_store.scan import Limits, Note, decode, decode_mask, deidentify, encode_nifti
+from model_store.scan import Limits, Note, choose_series, decode, decode_mask, deidentify, encode_nifti
+from model_store.scans.channels import packed
 from model_store.scans.dicom import files as dicom_files
 from model_store.task import Task
 from tests.helpers.model_store.dicom_files import (
@@ -179,6 +180,140 @@ class TestSeries:
         assert decode(series(VOLUME, turned(8), gap=1.25, change=rounded)).grid == (10, 12, 6)
 
 
+def study(*numbers: int, **values: Any) -> dict[str, bytes]:
+    """A series of `VOLUME` for each number, in which the voxels are that much brighter."""
+    return {
+        f"{number}/{name}": content
+        for number in numbers
+        for name, content in series(
+            VOLUME + number,
+            **{"SeriesNumber": number, "SeriesInstanceUID": f"1.2.3.{number}.9", **values},
+        ).items()
+    }
+
+
+def scout(slices: int = 1, **values: Any) -> dict[str, bytes]:
+    own = {"SeriesNumber": 99, "SeriesInstanceUID": "1.2.3.99", "FrameOfReferenceUID": uid("its own")}
+    own |= {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"], **values}
+    files = series(VOLUME[:slices], PLANES["sagittal"], change=lambda d, _: d.update(own))
+    return {f"scout/{name}": content for name, content in files.items()}
+
+
+class TestSeveralSeries:
+    """A study with several series: the list of them, and the one that is chosen."""
+
+    @pytest.mark.parametrize("chosen", ["4", "004", "1.2.3.4.9", ".4.9", "4.9"])
+    def test_chosen_series_is_the_scan_that_it_is_alone(self, chosen: str) -> None:
+        upload = zipped({"viewer.exe": b"MZ", **study(3, 4, 14), **scout()})
+        found = decode(choose_series(upload, chosen, Limits()))
+        alone = decode(zipped(study(4)))
+        np.testing.assert_array_equal(found.voxels, alone.voxels)
+        np.testing.assert_array_equal(found.affine, alone.affine)  # type: ignore[arg-type]
+        assert found.notes == alone.notes == ()
+
+    @pytest.mark.parametrize(
+        ("chosen", "message"),
+        [
+            ("5", r"with number 5 by the option `series`, found 0 among 2: number 3 \(.*\), number 4 \("),
+            ("9", "found 0 among 2"),
+            (".9", "with this UID by the option `series`, found 2 among 2"),
+            ("3.4", "with this UID by the option `series`, found 0"),
+            ("2.3.4.9.1", "found 0 among 2: .*; name one by its number, or by its Series Instance UID"),
+        ],
+    )
+    def test_choice_of_none_or_of_several_names_what_is_there(self, chosen: str, message: str) -> None:
+        with pytest.raises(UnsupportedScan, match=message) as caught:
+            choose_series(zipped(study(3, 4)), chosen, Limits())
+        assert "1.2.3" not in str(caught.value)
+
+    def test_number_that_two_series_have_chooses_none(self) -> None:
+        other = {f"other/{n}": c for n, c in series(VOLUME, SeriesNumber=3).items()}
+        with pytest.raises(UnsupportedScan, match="found 2 among 2"):
+            choose_series(zipped({**study(3), **other}), "3", Limits())
+
+    def test_choice_in_an_upload_of_one_series_changes_nothing(self) -> None:
+        upload = zipped({"viewer.exe": b"MZ", **study(3)})
+        assert choose_series(upload, "3", Limits()) == upload
+        single = next(iter(study(3).values()))
+        assert choose_series(single, "3", Limits()) == single
+        with pytest.raises(UnsupportedScan, match="found 0 among 1: number 3"):
+            choose_series(single, "4", Limits())
+
+    def test_series_of_one_image_is_its_file(self) -> None:
+        (file,) = scout().values()
+        assert choose_series(zipped({**study(3), **scout()}), "99", Limits()) == file
+
+    def test_images_of_several_patients_are_refused_whatever_is_chosen(self) -> None:
+        with pytest.raises(UnsupportedScan, match="one patient, found 2 with 6, 6 images"):
+            choose_series(zipped({**study(3), **study(4, PatientID="Planted")}), "3", Limits())
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (encode_nifti(VOLUME.astype(np.uint8), np.eye(4)), "this is .nii or .nii.gz: leave it out"),
+            (packed({"T1": [*study(3).values()]}), "of its channels: leave it out"),
+        ],
+        ids=["nifti", "channels"],
+    )
+    def test_choice_where_there_is_none_is_refused(self, content: bytes, message: str) -> None:
+        with pytest.raises(UnsupportedScan, match=message):
+            choose_series(content, "3", Limits())
+        assert choose_series(content, None, Limits()) is content
+
+    def test_list_is_bounded_in_number_and_in_length(self) -> None:
+        text = f"AX T1_mprage {'post ' * 50}"
+        files = study(*range(1, 26), SeriesDescription=text, Modality="MR" * 40)
+        with pytest.raises(UnsupportedScan) as caught:
+            decode(files)
+        said = str(caught.value)
+        assert (
+            "found 25: number 1 (MRMRMRMRMRMRMRMR, 'AX T1 mprage post post post post post', axial, 6 " in said
+        )
+        assert "number 20 (" in said
+        assert "number 21 (" not in said
+        assert " and 5 more; choose one by the option `series`" in said
+
+    def test_description_is_quoted_by_known_words_alone(self) -> None:
+        text = "Planted^Anna 19610203 t2 tirm FLAIR\x1b[31m\u202e 3mm 1.25mm b1000 Brainard 020361 T1Planted"
+        files = study(3, SeriesDescription=text) | study(4, SeriesDescription="Planted", SeriesNumber=None)
+        with pytest.raises(UnsupportedScan) as caught:
+            decode(files)
+        assert "number 3 (CT, 't2 FLAIR 3mm 1.25mm b1000', axial, 6 images of 12 x 10)" in str(caught.value)
+        assert "without a number (CT, axial, 6 images of 12 x 10)" in str(caught.value)
+        assert not [each for each in ("lanted", "1961", "0203", "rain") if each in str(caught.value)]
+
+    def test_localizers_beside_the_only_volume_are_left_out_and_named(self) -> None:
+        found = decode({**scout(3, SeriesDescription="Scout Planted"), **study(4), "readme.txt": b"by hand"})
+        np.testing.assert_array_equal(found.voxels, decode(study(4)).voxels)
+        (note,) = found.notes
+        assert note == Note(
+            "files-ignored",
+            "1 files without an image were left out; localizers were left out: number 99 (CT, 'Scout', "
+            "localizer, sagittal, 3 images of 12 x 10)",
+        )
+        kept = deidentify(zipped({**scout(3), **study(4)}), Limits(), b"key")
+        assert (decode(kept).notes, decode(kept).grid) == ((), found.grid)
+
+    @pytest.mark.parametrize(
+        "files",
+        [
+            {**scout(), **study(3, 4)},
+            {**scout(), "one.dcm": next(iter(study(3).values()))},
+            {**scout(), **{f"b/{n}": c for n, c in scout(SeriesInstanceUID="1.2").items()}},
+        ],
+        ids=["two volumes", "one image", "localizers alone"],
+    )
+    def test_localizers_beside_something_else_are_listed(self, files: dict[str, bytes]) -> None:
+        with pytest.raises(
+            UnsupportedScan, match=r"one series, found [23]: .*localizer, sagittal, 1 image of"
+        ):
+            decode(files)
+
+    def test_localizer_of_another_patient_is_refused(self) -> None:
+        with pytest.raises(UnsupportedScan, match="one patient, found 2"):
+            decode({**study(3), **scout(PatientID="Planted")})
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -195,7 +330,7 @@ class TestRefusals:
             ),
             (
                 {"one": {"SeriesInstanceUID": uid("other"), "SeriesNumber": 7, "SeriesDescription": "AX T2"}},
-                r"one series, found 2: .*, 5 images of 12 x 10\), number 7 \(.*1 image of 12 x 10\); send",
+                r"one series, found 2: .*, 5 images of 12 x 10\), number 7 \(.*'AX T2', axial, 1 image of",
             ),
             ({"one": {"PatientID": "Planted-other"}}, "one patient, found 2 with 5, 1 images"),
             ({"one": {"StudyInstanceUID": uid("other")}}, "one study, found 2 with 5, 1 images"),
