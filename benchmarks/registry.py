@@ -12,6 +12,7 @@ from benchmarks.harness.experiment import Experiment, OptionError, unknown
 EXPERIMENTS: Mapping[str, str] = {
     "unseen": "benchmarks.accuracy.unseen.experiment:Unseen",
     "dose": "benchmarks.accuracy.dose.experiment:Dose",
+    "lens": "benchmarks.accuracy.lens.experiment:LensExperiment",
     "volumes": "benchmarks.accuracy.volumes.experiment:Volumes",
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
     "paper-iop-fl": "benchmarks.accuracy.papers.iop_fl:PaperIopFl",

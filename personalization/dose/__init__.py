@@ -9,6 +9,7 @@ adapts to their unlabelled scans, and their labels score the change (`practise`)
 from __future__ import annotations
 
 from personalization.dose.auto import ByShift, by_shift
+from personalization.dose.lensed import Lensed, by_lens
 from personalization.dose.playbook import FILE, Episode, Playbook, ShiftRecord
 from personalization.dose.practice import Practice, passes, practise
 from personalization.dose.view import View, targets_of, typical_targets, view
@@ -17,10 +18,12 @@ __all__ = [
     "FILE",
     "ByShift",
     "Episode",
+    "Lensed",
     "Playbook",
     "Practice",
     "ShiftRecord",
     "View",
+    "by_lens",
     "by_shift",
     "passes",
     "practise",

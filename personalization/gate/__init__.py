@@ -15,6 +15,13 @@ from __future__ import annotations
 
 from personalization.gate.check import Check, CheckResult, GateVerdict, judge, limits
 from personalization.gate.consensus import consensus
+from personalization.gate.lens import (
+    BY_LENS,
+    BY_LENS_WITHOUT_MASKS,
+    ObservedClassesThroughLens,
+    ObservedLens,
+    ThroughLens,
+)
 from personalization.gate.parent import Targets
 from personalization.gate.routing import ROUTING, ObservedRouting
 from personalization.gate.shift import (
@@ -27,6 +34,8 @@ from personalization.gate.shift import (
 from personalization.gate.statistics import shift_of_statistics, statistics_distance
 
 __all__ = [
+    "BY_LENS",
+    "BY_LENS_WITHOUT_MASKS",
     "BY_SHIFT",
     "BY_SHIFT_WITHOUT_MASKS",
     "ROUTING",
@@ -34,10 +43,13 @@ __all__ = [
     "CheckResult",
     "GateVerdict",
     "ObservedClasses",
+    "ObservedClassesThroughLens",
     "ObservedDose",
+    "ObservedLens",
     "ObservedRouting",
     "Shifted",
     "Targets",
+    "ThroughLens",
     "consensus",
     "judge",
     "limits",

@@ -44,6 +44,7 @@ class Data(ABC):
     # Whether a pass is too short to count training by: a volume is one patch of it.
     short_pass: ClassVar[bool] = False
 
+    images: Any
     patients: tuple[str, ...]
     cases: tuple[str, ...]
     # What the masks can tell; None: everything.
@@ -112,6 +113,11 @@ class Data(ABC):
     @abstractmethod
     def single(self, batch_size: int) -> NDArray[np.float32] | None:
         """An image [1, C, ...] that would be a batch of its own; None where every batch has several."""
+
+    def viewed(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Patient and images [1, C, ...], one after the other: slices, or whole volumes."""
+        for patient, image in zip(self.patients, self.images, strict=True):
+            yield patient, image[np.newaxis]
 
     @abstractmethod
     def met(self) -> Examples:

@@ -28,7 +28,7 @@ from training.local.classifier import ClassCounts, SgdSchedule, train_classifier
 from training.local.images import Images
 from training.local.networks import new_network, shapes_of, state_of
 from training.local.site import SiteData
-from training.parts.describe import STATISTICS, Described, describe
+from training.parts.describe import GROUPS, Described, describe
 from training.parts.part import Added, Part, Parted, Slot
 
 SEED = Group("seed", "statistics", "collect")
@@ -135,7 +135,7 @@ class Upload(Part):
 
     @override
     def plan(self) -> Plan:
-        groups = (SEED,), (MODEL, STATISTICS)
+        groups = (SEED,), (MODEL, *GROUPS)
         return (Phase("local", 1, *groups, self.step, self.keep, self.send_seed, self.expect, everyone=True),)
 
     def send_seed(self, server: Memory, site: str) -> Mapping[str, State]:
@@ -152,7 +152,7 @@ class Upload(Part):
         """Train once."""
         model, metrics = self.train(context, int(received[SEED.name]["seed"]), data)
         kept = self.own.write(memory, Own(model)) if self.keeps else None
-        uploads = {MODEL.name: model, STATISTICS.name: describe(data)}
+        uploads = {MODEL.name: model, **describe(data, context.bounds)}
         return ClientResult(uploads, float(len(data.train)), kept, metrics)
 
     def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
@@ -169,7 +169,7 @@ class Upload(Part):
 
     @override
     def publish(self, server: Memory) -> Added:
-        return Added(statistics=self.described.read(server).statistics)
+        return self.described.read(server).added()
 
 
 @dataclass(frozen=True)

@@ -137,25 +137,11 @@ class Dose(Experiment[Profile]):
     def _federation(self, set_: str) -> Federation[Any]:
         if set_ not in self._federations:
             size, phantoms = self.profile.sets[set_].size, (self.profile.scanners, self.profile.phantoms)
-            root = self._frames() if set_ == POLYPS else self.data
+            folder = self._folder(POLYPS)
+            root = png_frames(self.data / POLYPS, folder) if set_ == POLYPS else self.data
             found = federation_of(set_, root, self._folder(set_), size, phantoms)
             self._federations[set_] = found
         return self._federations[set_]
-
-    def _frames(self) -> Path:
-        """A folder with the frames as PNG, made once: they come as JPEG, which Locum refuses."""
-        folder, source = self._folder(POLYPS), self.data / POLYPS
-        if not (folder / POLYPS).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=folder) as unfinished:
-                for frame in source.glob("*/*/*.jpg"):
-                    copy = Path(unfinished) / POLYPS / frame.relative_to(source).with_suffix(".png")
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    Image.open(frame).save(copy)
-                # Another run may have made it meanwhile.
-                with suppress(OSError):
-                    (Path(unfinished) / POLYPS).rename(folder / POLYPS)
-        return folder
 
     def _folder(self, set_: str) -> Path:
         return self.options.state_dir / f"{self.name}.{self.options.profile}" / set_
@@ -164,6 +150,21 @@ class Dose(Experiment[Profile]):
     def _foreign(self) -> Federation | None:
         root = self.data / FOREIGN
         return load_federation(root, template(FOREIGN)) if root.is_dir() else None
+
+
+def png_frames(source: Path, folder: Path) -> Path:
+    """A folder with the polyps' frames as PNG, made once: they come as JPEG, which Locum refuses."""
+    if not (folder / POLYPS).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder) as unfinished:
+            for frame in source.glob("*/*/*.jpg"):
+                copy = Path(unfinished) / POLYPS / frame.relative_to(source).with_suffix(".png")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                Image.open(frame).save(copy)
+            # Another run may have made it meanwhile.
+            with suppress(OSError):
+                (Path(unfinished) / POLYPS).rename(folder / POLYPS)
+    return folder
 
 
 def cells_of(profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:

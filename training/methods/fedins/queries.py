@@ -29,7 +29,7 @@ from training.local.data import slices_of
 from training.local.site import SiteData
 from training.methods.fedins.client import see, summed_queries
 from training.methods.fedins.config import FedInsConfig
-from training.parts.describe import STATISTICS, Describe
+from training.parts.describe import GROUPS, Describe
 from training.parts.part import Slot
 
 
@@ -72,7 +72,7 @@ class DescribeQueries(Describe):
 
     @override
     def plan(self) -> Plan:
-        uploads = (STATISTICS, QUERIES) if self.centred else (STATISTICS,)
+        uploads = (*GROUPS, QUERIES) if self.centred else GROUPS
         return (Phase("describe", 1, (), uploads, self.step, self.keep, expected=self.expect, everyone=True),)
 
     def expect(self, server: Memory) -> Mapping[str, State]:

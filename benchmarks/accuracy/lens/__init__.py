@@ -1,0 +1,1 @@
+"""Does a lens before the network help a hospital from outside?"""

@@ -1,0 +1,245 @@
+"""The page of `lens`: the protocol's criteria first, then every set and rung, with each seed.
+
+The unit is a hospital of a set on a rung; its seeds are averaged first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from benchmarks.accuracy.lens.rungs import AS_THEY_ARE, DETECTOR, DRAWN, GREY, INVERTED, UNDRAWN
+from benchmarks.harness.cells import Row
+from benchmarks.harness.tables import table
+
+POINT = 0.01
+INSTANCE, PHANTOM, POLYPS = "phantom, instance norm", "phantom", "polyp_centres"
+_ARMS = ("auto", "dose", "lens", "lens then dose", "served", "best")
+# set, rung, hospital
+Unit = tuple[str, str, str]
+
+
+def sections(rows: Sequence[Row], planned: Mapping[str, int], command: str) -> list[str]:
+    """All sections for which there are rows; `planned` has the number of seeds of each set."""
+    seeds = sorted({row["cell"]["seed"] for row in rows})
+    found = [
+        "[The protocol](protocol-lens.md) was fixed before anything was run. Figures are points of Dice "
+        "(hundredths; of balanced accuracy for polyp_centres) against the global model, means over hospitals "
+        f"of the means over seeds. Seeds: {', '.join(map(str, seeds)) or 'none'}. {len(rows)} cells are "
+        "finished."
+    ]
+    if not rows:
+        return found
+    found += ["## Criteria of what is served", table(["criterion", "found", "met"], [*_criteria(rows)])]
+    sets = list(dict.fromkeys(row["cell"]["set"] for row in rows))
+    for name in sets:
+        own = [row for row in rows if row["cell"]["set"] == name]
+        found += [f"## {name}", _by_rung(own), f"Each seed and hospital, served, in points: {_each(own)}"]
+    if any(row["cell"]["ablation"] for row in rows):
+        found += ["## Each step alone, and left out", _steps(rows)]
+    found += ["## The gate", *_gate(rows)]
+    lacking = [
+        f"- {name}: `{command} --only set={name.replace(' ', '?')}`"
+        for name, count in planned.items()
+        if len({(row["cell"]["seed"]) for row in rows if row["cell"]["set"] == name}) < count
+    ]
+    if lacking:
+        found += ["## Not computed yet", "\n".join(lacking)]
+    return found
+
+
+def changes(rows: Iterable[Row], arm: str, rungs: Iterable[str] | None = None) -> dict[Unit, float]:
+    """Mean change over seeds of every unit that has the arm."""
+    wanted = None if rungs is None else {*rungs}
+    found: dict[Unit, list[float]] = {}
+    for row in rows:
+        cell = row["cell"]
+        for rung, at in row["result"]["at"].items():
+            if arm in at["arms"] and (wanted is None or rung in wanted):
+                found.setdefault((cell["set"], rung, cell["site"]), []).append(at["arms"][arm][0])
+    return {unit: fmean(values) for unit, values in found.items()}
+
+
+def of_sets(rows: Sequence[Row], arm: str, rungs: Sequence[str]) -> dict[str, float]:
+    """Mean over the hospitals and rungs of each set."""
+    found: dict[str, list[float]] = {}
+    for (name, _, _), change in changes(rows, arm, rungs).items():
+        found.setdefault(name, []).append(change)
+    return {name: fmean(values) for name, values in found.items()}
+
+
+def _criteria(rows: Sequence[Row]) -> Iterable[list[str]]:
+    served = changes(rows, "served")
+    here = of_sets(rows, "served", (AS_THEY_ARE,))
+    worst = min(((change, unit) for unit, change in served.items() if unit[1] == AS_THEY_ARE), default=None)
+    if worst is not None:
+        low = min(here, key=here.__getitem__)
+        yield [
+            "1. as they are: no set below -0.1, no hospital below -0.5",
+            f"{_points(here[low])} ({low}), {_points(worst[0])} ({worst[1][2]} of {worst[1][0]})",
+            _met(here[low] >= -0.001 and worst[0] >= -0.005),
+        ]
+    for name, rungs, least in (
+        ("2. severity 2: at least +3", ("2",), 0.03),
+        ("2. severity 3: at least +8", ("3",), 0.08),
+        ("3. the seven kinds: at least +5", UNDRAWN, 0.05),
+    ):
+        if found := of_sets(rows, "served", rungs):
+            value = fmean(found.values())
+            yield [name, f"{_points(value)} over {len(found)} sets", _met(value >= least)]
+    apart = {
+        name: _level(rows, name, INVERTED) - _level(rows, name, AS_THEY_ARE)
+        for name in here
+        if name != POLYPS and _has(rows, name, INVERTED)
+    }
+    if apart:
+        low = min(apart, key=apart.__getitem__)
+        yield [
+            "4. inverted: within 3 points of as they are",
+            f"{_points(apart[low])} ({low})",
+            _met(apart[low] >= -0.03),
+        ]
+    both = [of_sets(rows, "served", (*DRAWN, DETECTOR, *UNDRAWN)).get(name) for name in (PHANTOM, INSTANCE)]
+    if both[0] is not None and both[1] is not None:
+        yield [
+            "5. instance norm gains as batch norm does, within 1 point",
+            f"{_points(both[1])} and {_points(both[0])}",
+            _met(abs(both[1] - both[0]) <= POINT),
+        ]
+    if served:
+        change, unit = min((change, unit) for unit, change in served.items())
+        harmed = sum(value < -POINT for value in served.values())
+        yield [
+            "6. no hospital below -1 on any rung",
+            f"{_points(change)} ({unit[2]} of {unit[0]}, {unit[1]}); {harmed} of {len(served)} below",
+            _met(change >= -POINT),
+        ]
+    planted = [each for row in rows for at in row["result"]["at"].values() for each in at["planted"]]
+    bad = [each for each in planted if each["change"] < -POINT]
+    if bad:
+        passed = [each for each in bad if each["served"] in ("lens", "lens and dose")]
+        yield [
+            "7. planted candidates that lose a point: at most 1 % accepted",
+            f"{len(passed)} of {len(bad)}",
+            _met(len(passed) <= 0.01 * len(bad)),
+        ]
+    good = [
+        (facts["served"], facts["change"])
+        for facts in _cohorts(rows)
+        if max(facts["change"].get(arm, 0.0) for arm in ("lens", "lens then dose")) >= POINT
+    ]
+    if good:
+        accepted = sum(name in ("lens", "lens and dose") for name, _ in good)
+        yield [
+            "8. candidates that gain a point: at least 85 % accepted",
+            f"{accepted} of {len(good)}",
+            _met(accepted >= 0.85 * len(good)),
+        ]
+    draws = [max(shifts.values()) for row in rows for shifts in row["result"]["own"].values()]
+    if draws:
+        usual = sum(shift <= 1 for shift in draws) / len(draws)
+        yield [
+            "9. R of a member's own scans at most 1 in 90 % of the draws",
+            f"{100 * usual:.0f} % of {len(draws)}",
+            _met(usual >= 0.9),
+        ]
+
+
+def _cohorts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [facts for row in rows for at in row["result"]["at"].values() for facts in at["cohorts"]]
+
+
+def _has(rows: Sequence[Row], name: str, rung: str) -> bool:
+    return any(row["cell"]["set"] == name and rung in row["result"]["at"] for row in rows)
+
+
+def _level(rows: Sequence[Row], name: str, rung: str) -> float:
+    """Mean score of what is served, over hospitals and seeds."""
+    arms = [
+        row["result"]["at"][rung]["arms"]
+        for row in rows
+        if row["cell"]["set"] == name and rung in row["result"]["at"]
+    ]
+    return fmean(each["global"] + each["served"][0] for each in arms)
+
+
+def _by_rung(rows: Sequence[Row]) -> str:
+    rungs = list(dict.fromkeys(rung for row in rows for rung in row["result"]["at"]))
+    body = []
+    for rung in rungs:
+        there = [row["result"]["at"][rung]["arms"] for row in rows if rung in row["result"]["at"]]
+        level = fmean(each["global"] for each in there)
+        cells = []
+        for arm in _ARMS:
+            found = changes(rows, arm, (rung,))
+            cells.append(
+                f"{_points(fmean(found.values()))} ({_points(min(found.values()))})" if found else ""
+            )
+        body.append([rung, f"{100 * level:.1f}", *cells])
+    return table(["rung", "global", *(f"{arm} (worst)" for arm in _ARMS)], body)
+
+
+def _each(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["cell"]["site"], row["cell"]["seed"])):
+        cell, at = row["cell"], row["result"]["at"]
+        values = ", ".join(f"{rung} {_points(each['arms']['served'][0])}" for rung, each in at.items())
+        lines.append(f"\n- {cell['site']}, seed {cell['seed']}: {values}")
+    return "".join(lines)
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    names = [
+        f"{how} {step}"
+        for how in ("only", "without")
+        for step in ("polarity", "field", "spectrum", "quantiles")
+    ]
+    rungs = ((AS_THEY_ARE,), ("2",), ("3",), UNDRAWN, (INVERTED,), (DETECTOR,), (GREY,))
+    own = [row for row in rows if row["cell"]["ablation"]]
+    body = []
+    for arm in ("lens", *names):
+        cells = []
+        for rung in rungs:
+            found = of_sets(own, arm, rung)
+            cells.append(_points(fmean(found.values())) if found else "")
+        body.append([arm, *cells])
+    head = ["arm", "as they are", "severity 2", "severity 3", "seven kinds", INVERTED, DETECTOR, GREY]
+    return table(head, body)
+
+
+def _gate(rows: Sequence[Row]) -> list[str]:
+    """How often each check refuses a gain and a loss."""
+    refused: dict[str, list[float]] = {}
+    for facts in _cohorts(rows):
+        if facts["lens gate"] is not None:
+            for name in facts["lens gate"]["failed"]:
+                refused.setdefault(name, []).append(facts["change"]["lens"])
+    body = [
+        [name, str(len(found)), str(sum(v >= POINT for v in found)), str(sum(v <= -POINT for v in found))]
+        for name, found in sorted(refused.items())
+    ]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        for at in row["result"]["at"].values():
+            for each in at["planted"]:
+                kinds.setdefault(each["kind"], []).append(each)
+    planted = []
+    for kind, found in sorted(kinds.items()):
+        bad = [each for each in found if each["change"] < -POINT]
+        passed = sum(each["served"] in ("lens", "lens and dose") for each in bad)
+        planted.append([kind, str(len(found)), str(len(bad)), str(passed)])
+    parts = []
+    if body:
+        parts.append(table(["check", "refused a lens", "that gains a point", "that loses one"], body))
+    if planted:
+        parts.append(table(["planted", "candidates", "that lose a point", "accepted of these"], planted))
+    return parts or ["No lens was refused."]
+
+
+def _points(change: float) -> str:
+    return f"{100 * change:+.1f}"
+
+
+def _met(met: bool) -> str:
+    return "yes" if met else "**no**"

@@ -1,0 +1,171 @@
+"""Fit a lens to a hospital: as far as its scans are further away than hospitals naturally are.
+
+For each kind of feature R is the squared shift of the hospital's cohort over what is natural between
+hospitals (`Fingerprint.shifts`), and a = max(0, 1 - 1 / R) the share of it that is not natural; that much of
+the shift is taken back. The curve of intensities moves from R = 4 on, two natural deviations: after blur or
+noise a histogram is no monotone curve of the members', and nearer ones are mostly anatomy. Each step is
+measured on what the steps before it leave.
+
+Inverted scans are told by the mean field, in which organs and background lie the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from model_store.lens.features import Feature, Images, Kind
+from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, Sums, correlation
+from model_store.lens.lens import GAINS, Curve, Lens, rising
+
+Step: TypeAlias = Literal["polarity", "field", "spectrum", "quantiles"]
+STEPS: Final[tuple[Step, ...]] = ("polarity", "field", "spectrum", "quantiles")
+# Images of a cohort with their patient, in the same order each time they are asked for.
+Cohort: TypeAlias = Callable[[], Iterable[tuple[Hashable, Images]]]
+
+# R from which on a step moves the scans.
+_FROM: Mapping[Kind, float] = {"field": 1.0, "spectrum": 1.0, "quantiles": 4.0}
+# How many times nearer the negative is, in quantiles and field together, where scans are inverted.
+_NEGATIVE = 2.0
+# Bands at whose mean the spectrum's gain is 1.
+_LOWEST = 2
+
+
+@dataclass(frozen=True)
+class Polarity:
+    """How a cohort lies to the members, as it is and in negative.
+
+    `correlation` is that of the mean fields; `nearer` how many times nearer the negative is: R of quantiles
+    times R of field, over those of the negative.
+    """
+
+    correlation: float
+    nearer: float
+
+    @property
+    def inverted(self) -> bool:
+        """Whether the scans look inverted."""
+        return self.correlation < 0 and self.nearer > _NEGATIVE
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A lens, and what it was made by.
+
+    Attributes:
+        lens: its steps; without any, it changes nothing.
+        before: R of each kind, of the scans as they are.
+        shares: a of each step that was looked at, measured on what the steps before left.
+        after: R of each kind, of the scans through the lens.
+        polarity: None where it was not looked at.
+    """
+
+    lens: Lens
+    before: Mapping[Kind, float]
+    shares: Mapping[Kind, float]
+    after: Mapping[Kind, float]
+    polarity: Polarity | None
+
+
+def fit(
+    cohort: Cohort, fingerprint: Fingerprint, steps: Collection[Step] = STEPS, *, full: bool = False
+) -> Fitted | None:
+    """Fit a lens of these steps to a cohort, in at most four passes over its images.
+
+    With `full`, all of each shift is taken back. None where no image says anything. Raises ValueError for
+    images of other channels than the fingerprint's.
+    """
+    seen = _seen(cohort, None)
+    if not seen:
+        return None
+    if any(own.mean.shape != fingerprint.of_kind(kind).mean_CE.shape for kind, own in seen.items()):
+        raise ValueError(
+            f"expected images of {len(fingerprint.field.mean)} channels and {fingerprint.axes} axes, as the "
+            "fingerprint's"
+        )
+    before = fingerprint.shifts(seen)
+    lens = Lens(axes=fingerprint.axes, channels=len(seen["field"].mean))
+    polarity = None
+    if "polarity" in steps:
+        polarity = polarity_of(seen, fingerprint)
+        if polarity.inverted:
+            lens, seen = _with(lens, negated=True), negative(seen)
+    shares: dict[Kind, float] = {}
+    moved: list[Kind] = []
+    for kind in KINDS:
+        if kind not in steps:
+            continue
+        # What was seen before a step moved the scans is not what this one meets.
+        own = _seen(cohort, lens, (kind,))[kind] if moved else seen[kind]
+        shift = fingerprint.of_kind(kind).shift(own)
+        share = 1.0 if full else max(0.0, 1 - _FROM[kind] / max(shift, 1e-12))
+        shares[kind] = share
+        if share:
+            lens = _STEPS[kind](lens, own.mean, fingerprint.of_kind(kind).mean_CE, share)
+            moved.append(kind)
+    after = fingerprint.shifts(_seen(cohort, lens) if moved else seen)
+    return Fitted(lens, before, shares, after, polarity)
+
+
+def polarity_of(seen: Mapping[Kind, Seen], fingerprint: Fingerprint) -> Polarity:
+    """How a cohort lies to the members."""
+    alike = correlation(seen["field"].mean, fingerprint.field.mean_CE)
+    near, other = fingerprint.shifts(seen), fingerprint.shifts(negative(seen))
+    ratio = near["quantiles"] * near["field"] / max(other["quantiles"] * other["field"], 1e-12)
+    return Polarity(alike, ratio)
+
+
+def negative(seen: Mapping[Kind, Seen]) -> dict[Kind, Seen]:
+    """What is seen of the same images in negative."""
+    turned: dict[Kind, Feature] = {
+        "field": -seen["field"].mean,
+        "spectrum": seen["spectrum"].mean,
+        # `LEVELS` are as far from 0 as from 1.
+        "quantiles": -seen["quantiles"].mean[:, ::-1],
+    }
+    return {kind: Seen(turned[kind], own.variance, own.patients) for kind, own in seen.items()}
+
+
+def _seen(cohort: Cohort, lens: Lens | None, kinds: Sequence[Kind] = KINDS) -> dict[Kind, Seen]:
+    sums = Sums(kinds)
+    for patient, images in cohort():
+        sums.add(patient, images if lens is None else lens.apply(images))
+    return sums.seen()
+
+
+def _with_field(lens: Lens, ours: Feature, theirs: Feature, share: float) -> Lens:
+    return _with(lens, field=_rows(share * (ours - theirs)))
+
+
+def _with_spectrum(lens: Lens, ours: Feature, theirs: Feature, share: float) -> Lens:
+    """Half of the logarithm of power, the mean over the channels, so that colours stay in place."""
+    gain = (share * (theirs - ours) / 2).mean(axis=0)
+    gain = np.clip(gain - gain[:_LOWEST].mean(), *np.log(GAINS))
+    return _with(lens, spectrum=tuple(map(float, gain)))
+
+
+def _with_curve(lens: Lens, ours: Feature, theirs: Feature, share: float) -> Lens:
+    curves = []
+    for own, other in zip(ours, theirs, strict=True):
+        source = rising(own)
+        target = (1 - share) * source + share * rising(other)
+        curves.append(Curve(source=tuple(map(float, source)), target=tuple(map(float, target))))
+    return _with(lens, curve=tuple(curves))
+
+
+_STEPS: Mapping[Kind, Callable[[Lens, Feature, Feature, float], Lens]] = {
+    "field": _with_field,
+    "spectrum": _with_spectrum,
+    "quantiles": _with_curve,
+}
+
+
+def _with(lens: Lens, **steps: object) -> Lens:
+    return Lens.model_validate({**lens.model_dump(), **steps})
+
+
+def _rows(values_CE: Feature) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(map(float, row)) for row in values_CE)
