@@ -12,8 +12,9 @@ Shape suffixes: N images, C channels, ... two or three spatial axes, E entries o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, reduce
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -31,7 +32,7 @@ LEVELS = np.array(
     [0.005, 0.01, 0.02, 0.05, *(0.1 + 0.05 * step for step in range(17)), 0.95, 0.98, 0.99, 0.995]
 )
 # A deviation that is as good as none, and a power that is.
-_FLAT = 1e-6
+FLAT = 1e-6
 _NO_POWER = 1e-12
 # Values of a channel that quantiles are taken of, evenly spaced.
 _MOST_VALUES = 2**18
@@ -45,18 +46,28 @@ def standardised(images_NC: Images) -> tuple[Images, Feature, Feature]:
     axes = tuple(range(2, images_NC.ndim))
     mean = images_NC.mean(axis=axes, keepdims=True, dtype=np.float64)
     centred = images_NC - mean.astype(np.float32)
-    # Of the centred values, since float32 squares of large ones lose their differences.
+    # Centred values, since float32 squares of large ones lose their differences.
     deviation = np.sqrt(np.square(centred).mean(axis=axes, keepdims=True, dtype=np.float64))
-    centred /= np.maximum(deviation, _FLAT).astype(np.float32)
+    centred /= np.maximum(deviation, FLAT).astype(np.float32)
     return centred, mean, deviation
 
 
 def field_of(images_NC: Images) -> Feature:
     """Means of the cells [N, C, CELLS^axes], which overlap where a side is no multiple of them."""
-    found = images_NC.astype(np.float64)
-    for axis, side in enumerate(images_NC.shape[2:], start=2):
-        found = np.moveaxis(np.tensordot(found, pooling(side), axes=(axis, 1)), -1, axis)
-    return found.reshape(*images_NC.shape[:2], -1)
+    found = np.empty((*images_NC.shape[:2], CELLS ** (images_NC.ndim - 2)))
+    for image, row in zip(images_NC, found, strict=True):
+        for x, own in zip(image, row, strict=True):
+            own[:] = _cells(x).ravel()
+    return found
+
+
+def _cells(x: NDArray[np.float32]) -> Feature:
+    if x.ndim == 3:
+        found: Feature = np.tensordot(pooling(len(x)), np.stack([_cells(plane) for plane in x]), axes=1)
+    else:
+        rows, columns = (pooling(side) for side in x.shape)
+        found = rows @ x @ columns.T
+    return found
 
 
 def spectrum_of(images_NC: Images) -> Feature:
@@ -64,22 +75,49 @@ def spectrum_of(images_NC: Images) -> Feature:
 
     A band without a frequency, of a small image, has what lies between its neighbours.
     """
+    found = np.empty((*images_NC.shape[:2], len(CENTRES)))
+    for image, row in zip(images_NC, found, strict=True):
+        for x, own in zip(image, row, strict=True):
+            own[:] = _spectrum(x)
+    return found
+
+
+def _spectrum(x: NDArray[np.float32]) -> Feature:
     from scipy import fft
 
-    sides = images_NC.shape[2:]
-    axes = tuple(range(2, images_NC.ndim))
-    window = reduce(np.multiply.outer, [_hann(side) for side in sides])
-    bands, there = _bands(sides)
-    found = np.empty((*images_NC.shape[:2], len(CENTRES)))
-    total = np.square(window).sum()
-    for image, row in zip(images_NC, found, strict=True):
-        seen = fft.rfftn(image * window.astype(np.float32), axes=tuple(axis - 1 for axis in axes))
-        power = np.square(seen.real, dtype=np.float64) + np.square(seen.imag, dtype=np.float64)
-        for channel, own in zip(power, row, strict=True):
-            sums = np.bincount(bands.ravel(), channel.ravel(), minlength=len(CENTRES) + 2)[1:-1]
-            logarithms = np.log(np.maximum(sums[there.mask] / there.counts / total, _NO_POWER))
-            own[:] = np.interp(np.log(CENTRES), there.places, logarithms)
-    return found
+    windows = [_hann(side) for side in x.shape]
+    plane = np.multiply.outer(windows[-2], windows[-1]).astype(np.float32)
+    seen = x * plane
+    if x.ndim == 3:
+        seen *= windows[0].astype(np.float32)[:, None, None]
+    coefficients = fft.rfftn(seen, overwrite_x=True)
+    sums, counts = np.zeros((2, len(CENTRES) + 2))
+    # Plane by plane, since the powers of a volume need twice its memory.
+    for power, bands in _powers(coefficients, x.shape):
+        sums += np.bincount(bands.ravel(), power.ravel(), minlength=len(sums))
+        counts += np.bincount(bands.ravel(), minlength=len(counts))
+    sums, counts = sums[1:-1], counts[1:-1]
+    there = counts > 0
+    total = math.prod(float(np.square(window).sum()) for window in windows)
+    logarithms = np.log(np.maximum(sums[there] / counts[there] / total, _NO_POWER))
+    return np.interp(np.log(CENTRES), np.log(CENTRES[there]), logarithms)
+
+
+def _powers(
+    coefficients: NDArray[np.complex64], sides: tuple[int, ...]
+) -> Iterator[tuple[Feature, NDArray[np.int64]]]:
+    """The power of each plane of coefficients, and the bands: 0 and the last are below and above all."""
+    if len(sides) == 2:
+        yield _power(coefficients), _bands(sides)
+        return
+    others = np.square(radius(sides[1:]))
+    for plane, cycles in zip(coefficients, np.fft.fftfreq(sides[0]), strict=True):
+        yield _power(plane), np.searchsorted(EDGES, np.sqrt(others + cycles**2))
+
+
+def _power(coefficients: NDArray[np.complex64]) -> Feature:
+    real: Feature = np.square(coefficients.real, dtype=np.float64)
+    return real + np.square(coefficients.imag, dtype=np.float64)
 
 
 def quantiles_of(images_NC: Images) -> Feature:
@@ -101,6 +139,13 @@ def entries_of(kind: Kind, axes: int) -> int:
     """The number of entries of a feature of images with so many spatial axes."""
     counts: Mapping[Kind, int] = {"field": CELLS**axes, "spectrum": len(CENTRES), "quantiles": len(LEVELS)}
     return counts[kind]
+
+
+def correlation(one: Feature, other: Feature) -> float:
+    """Compute Pearson's correlation of all entries; 0 where one has no spread."""
+    one, other = one.ravel() - one.mean(), other.ravel() - other.mean()
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(np.clip(one @ other / lengths, -1, 1)) if lengths > FLAT else 0.0
 
 
 @lru_cache(maxsize=64)
@@ -130,21 +175,9 @@ def radius(sides: Sequence[int]) -> Feature:
     return found
 
 
-class _There:
-    """The bands that an image's frequencies lie in: which, logarithms of their centres, and how many each."""
-
-    def __init__(self, bands: NDArray[np.int64]) -> None:
-        counts = np.bincount(bands.ravel(), minlength=len(CENTRES) + 2)[1:-1]
-        self.mask = counts > 0
-        self.counts = counts[self.mask]
-        self.places = np.log(CENTRES[self.mask])
-
-
 @lru_cache(maxsize=8)
-def _bands(sides: tuple[int, ...]) -> tuple[NDArray[np.int64], _There]:
-    """The band of every coefficient, 1 to the number of bands; 0 and the next are below and above them."""
-    found = np.searchsorted(EDGES, radius(sides))
-    return found, _There(found)
+def _bands(sides: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.searchsorted(EDGES, radius(sides))
 
 
 @lru_cache(maxsize=64)

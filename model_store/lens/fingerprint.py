@@ -23,7 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from model_store.lens.features import CELLS, FEATURES, Feature, Images, Kind, entries_of, standardised
+from model_store.lens.features import (
+    CELLS,
+    FEATURES,
+    Feature,
+    Images,
+    Kind,
+    correlation,
+    entries_of,
+    standardised,
+)
 
 FILE: Final = "fingerprint.json"
 KINDS: tuple[Kind, ...] = ("field", "spectrum", "quantiles")
@@ -33,7 +42,7 @@ _LEAST_NATURAL = 0.2
 # Members that are equal to the digit have no logarithm.
 _LEAST = 1e-8
 _MOST_MEMBERS = 4096
-# Of a standardised image no mean of a cell and no quantile is near it, nor the logarithm of a power.
+# No mean of a cell and no quantile of a standardised image is near it, nor the logarithm of a power.
 _MOST_ENTRY = 1e3
 
 
@@ -107,7 +116,7 @@ class KindPrint(BaseModel):
 
     @classmethod
     def of(cls, members: Sequence[Seen]) -> KindPrint:
-        """Of two members or more."""
+        """Make it of two members or more."""
         count = len(members)
         mean = np.mean([each.mean for each in members], axis=0)
         logarithms = []
@@ -161,7 +170,7 @@ class Fingerprint(BaseModel):
 
     @classmethod
     def of(cls, members: Sequence[Mapping[Kind, Seen]]) -> Fingerprint:
-        """Of two members or more. Raises ValueError for members whose images have other shapes."""
+        """Make it of two members or more. Raises ValueError for images of different shapes."""
         cells = members[0]["field"].mean.shape[1]
         found = {kind: KindPrint.of([member[kind] for member in members]) for kind in KINDS}
         fields = np.stack([member["field"].mean for member in members])
@@ -182,13 +191,6 @@ class Fingerprint(BaseModel):
     def to_bytes(self) -> bytes:
         """As JSON; equal fingerprints give equal bytes."""
         return (self.model_dump_json(indent=1) + "\n").encode()
-
-
-def correlation(one: Feature, other: Feature) -> float:
-    """Pearson's, of all entries; 0 where one has no spread."""
-    one, other = one.ravel() - one.mean(), other.ravel() - other.mean()
-    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(np.clip(one @ other / lengths, -1, 1)) if lengths > _LEAST else 0.0
 
 
 def check_seen(kind: Kind, mean: NDArray[np.float64], variance: float) -> None:

@@ -6,19 +6,20 @@ the shift is taken back. The curve of intensities moves from R = 4 on, two natur
 noise a histogram is no monotone curve of the members', and nearer ones are mostly anatomy. Each step is
 measured on what the steps before it leave.
 
-Inverted scans are told by the mean field, in which organs and background lie the other way round.
+The mean field tells inverted scans: organs and background have changed places in it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from model_store.lens.features import Feature, Images, Kind
-from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, Sums, correlation
+from model_store.lens.features import Feature, Images, Kind, correlation
+from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, Sums
 from model_store.lens.lens import GAINS, Curve, Lens, rising
 
 Step: TypeAlias = Literal["polarity", "field", "spectrum", "quantiles"]
@@ -30,8 +31,14 @@ Cohort: TypeAlias = Callable[[], Iterable[tuple[Hashable, Images]]]
 _FROM: Mapping[Kind, float] = {"field": 1.0, "spectrum": 1.0, "quantiles": 4.0}
 # How many times nearer the negative is, in quantiles and field together, where scans are inverted.
 _NEGATIVE = 2.0
-# Bands at whose mean the spectrum's gain is 1.
+# The spectrum's gain is 1 at the mean of so many bands.
 _LOWEST = 2
+# A gain that is nearer to 1 than this share is none.
+_DAMPS = 0.01
+# The field says what is on the scans where every member is at least this much like the others.
+_LIKE = 0.5
+# A shift that is as good as none.
+_NONE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Fitted:
         shares: a of each step that was looked at, measured on what the steps before left.
         after: R of each kind, of the scans through the lens.
         polarity: None where it was not looked at.
+        shows: whether the field says what is on the scans, since the members are alike in it.
     """
 
     lens: Lens
@@ -68,6 +76,27 @@ class Fitted:
     shares: Mapping[Kind, float]
     after: Mapping[Kind, float]
     polarity: Polarity | None
+    shows: bool = True
+
+    @property
+    def left(self) -> float:
+        """The shift through the lens over that of the scans as they are: geometric mean over the kinds."""
+        logarithms = [
+            math.log(max(self.after[kind], _NONE) / max(self.before[kind], _NONE)) for kind in self.before
+        ]
+        return math.exp(math.fsum(logarithms) / len(logarithms))
+
+    @property
+    def grid(self) -> float | None:
+        """How strongly the mean field correlates with the members', 0 to 1; None where it says nothing."""
+        return abs(self.polarity.correlation) if self.polarity is not None and self.shows else None
+
+    @property
+    def sides(self) -> float | None:
+        """How many times nearer the scans are than in negative, or the reverse; None as of `grid`."""
+        if self.polarity is None or not self.shows:
+            return None
+        return math.exp(abs(math.log(max(self.polarity.nearer, _NONE))))
 
 
 def fit(
@@ -92,22 +121,23 @@ def fit(
     if "polarity" in steps:
         polarity = polarity_of(seen, fingerprint)
         if polarity.inverted:
-            lens, seen = _with(lens, negated=True), negative(seen)
+            lens = _with(lens, upright=_rows(fingerprint.field.mean_CE))
     shares: dict[Kind, float] = {}
-    moved: list[Kind] = []
+    moved: list[Step] = ["polarity"] if lens.negated else []
     for kind in KINDS:
         if kind not in steps:
             continue
         # What was seen before a step moved the scans is not what this one meets.
         own = _seen(cohort, lens, (kind,))[kind] if moved else seen[kind]
         shift = fingerprint.of_kind(kind).shift(own)
-        share = 1.0 if full else max(0.0, 1 - _FROM[kind] / max(shift, 1e-12))
-        shares[kind] = share
-        if share:
-            lens = _STEPS[kind](lens, own.mean, fingerprint.of_kind(kind).mean_CE, share)
+        share = 1.0 if full else max(0.0, 1 - _FROM[kind] / max(shift, _NONE))
+        step = _STEPS[kind](lens, own.mean, fingerprint.of_kind(kind).mean_CE, share) if share else lens
+        shares[kind] = share if step is not lens else 0.0
+        if step is not lens:
+            lens = step
             moved.append(kind)
     after = fingerprint.shifts(_seen(cohort, lens) if moved else seen)
-    return Fitted(lens, before, shares, after, polarity)
+    return Fitted(lens, before, shares, after, polarity, fingerprint.likeness >= _LIKE)
 
 
 def polarity_of(seen: Mapping[Kind, Seen], fingerprint: Fingerprint) -> Polarity:
@@ -141,9 +171,16 @@ def _with_field(lens: Lens, ours: Feature, theirs: Feature, share: float) -> Len
 
 
 def _with_spectrum(lens: Lens, ours: Feature, theirs: Feature, share: float) -> Lens:
-    """Half of the logarithm of power, the mean over the channels, so that colours stay in place."""
+    """Half of the logarithm of power, the mean over the channels, so that colours stay in place.
+
+    A band is damped no more than those above it: noise is in the finest detail, and where scans have less of
+    that than the members', nothing is damped.
+    """
     gain = (share * (theirs - ours) / 2).mean(axis=0)
     gain = np.clip(gain - gain[:_LOWEST].mean(), *np.log(GAINS))
+    gain = np.maximum.accumulate(gain[::-1])[::-1]
+    if not gain.min() < -_DAMPS:
+        return lens
     return _with(lens, spectrum=tuple(map(float, gain)))
 
 

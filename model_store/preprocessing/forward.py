@@ -90,6 +90,9 @@ def _resize(plane: NDArray[np.float32], target: NDArray[np.float32]) -> None:
 
 def _with_neighbours(padded: NDArray[np.float32], margin: int) -> NDArray[np.float32]:
     """View [S + 2n, C, H, W] as [S, (2n + 1)·C, H, W] without a copy: slices are contiguous in memory."""
+    if not margin:
+        padded.flags.writeable = False
+        return padded
     count, channels, height, width = padded.shape
     stride = padded.strides[0]
     return as_strided(

@@ -39,11 +39,14 @@ def cohort(images: Images) -> Cohort:
     return each
 
 
-def scanner(images: Images, gamma: float = 1.0, shade: float = 0.0, blur: float = 0.0) -> Images:
+def scanner(
+    images: Images, gamma: float = 1.0, shade: float = 0.0, blur: float = 0.0, noise: float = 0.0
+) -> Images:
     low = images.min()
     x = (images - low) / (images.max() - low)
     x = x**gamma + shade * np.linspace(-1, 1, images.shape[-1])
-    return ndimage.gaussian_filter(x, (0, 0, *(blur,) * (images.ndim - 2))).astype(np.float32)
+    x = ndimage.gaussian_filter(x, (0, 0, *(blur,) * (images.ndim - 2)))
+    return (x + noise * np.random.default_rng(1).normal(size=x.shape)).astype(np.float32)
 
 
 def fitted(images: Images, known: Fingerprint, steps: Collection[Step] = STEPS) -> Fitted:
@@ -86,7 +89,7 @@ def test_the_field_is_interpolated_linearly_and_subtracted(axes: int) -> None:
 @pytest.mark.parametrize("sides", [(40, 33), (12, 15, 10)])
 def test_the_spectrum_is_a_gain_by_the_radius(sides: tuple[int, ...]) -> None:
     x = again(np.random.default_rng(0).normal(size=(1, 1, *sides)).astype(np.float32))
-    logarithms = np.linspace(-0.5, 0.9, len(CENTRES))
+    logarithms = np.linspace(-0.1, -1.2, len(CENTRES))
     seen = np.fft.fftn(x[0, 0])
     for place in np.ndindex(*sides):
         if any(place):
@@ -137,7 +140,7 @@ def test_a_lens_without_steps_and_a_constant_channel_change_nothing() -> None:
 
 
 def test_other_shapes_are_refused() -> None:
-    lens = Lens(axes=2, channels=1, negated=True)
+    lens = Lens(axes=2, channels=1)
     with pytest.raises(ValueError, match="expected images of 1 channels and 2 axes, found"):
         lens.apply(scans(0, 1, channels=2))
     with pytest.raises(ValueError, match="expected images of 2 channels"):
@@ -174,13 +177,25 @@ def test_an_inverted_hospital_is_negated_and_nothing_else(axes: int) -> None:
     assert (made.lens.steps, made.polarity.inverted) == (("polarity",), True)
     assert made.polarity.correlation < -0.5
     same(
-        made.lens.apply(-usual), usual - 2 * usual.mean(axis=tuple(range(2, usual.ndim)), keepdims=True), 1e-4
+        made.lens.apply(-usual, scans=range(len(usual))),
+        usual - 2 * usual.mean(axis=tuple(range(2, usual.ndim)), keepdims=True),
+        1e-4,
     )
+
+
+def test_a_scan_that_is_not_inverted_is_not_negated() -> None:
+    usual = scans(9)
+    made = fitted(-usual, federation())
+    mixed = np.concatenate([usual[:4], -usual[4:8]])
+    found = made.lens.apply(mixed, scans=[0, 0, 1, 1, 2, 2, 3, 3])
+    same(again(found), again(usual[:8]), 1e-4)
+    # All images are one scan where nothing else is known.
+    same(again(made.lens.apply(usual[:2])), again(usual[:2]), 1e-4)
 
 
 @pytest.mark.parametrize(
     ("how", "step"),
-    [({"shade": 0.8}, "field"), ({"blur": 0.8}, "spectrum"), ({"gamma": 3.0}, "quantiles")],
+    [({"shade": 0.8}, "field"), ({"noise": 0.4}, "spectrum"), ({"gamma": 3.0}, "quantiles")],
 )
 def test_each_step_answers_what_it_is_for(how: dict[str, float], step: Kind) -> None:
     usual = scans(9)
@@ -192,6 +207,14 @@ def test_each_step_answers_what_it_is_for(how: dict[str, float], step: Kind) -> 
         for each in (scanner(usual, **how), made.lens.apply(scanner(usual, **how)))
     )
     assert left < 0.85 * away
+
+
+def test_a_blur_is_not_sharpened() -> None:
+    blurred = scanner(scans(9), blur=1.5)
+    made = fitted(blurred, federation(), ("spectrum",))
+    assert made.before["spectrum"] > 100
+    assert made.lens.steps == ()
+    assert made.after == made.before
 
 
 def test_the_share_that_is_not_natural_is_taken_back() -> None:
