@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, groupby
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -115,9 +115,10 @@ class Data(ABC):
         """An image [1, C, ...] that would be a batch of its own; None where every batch has several."""
 
     def viewed(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Patient and images [1, C, ...], one after the other: slices, or whole volumes."""
-        for patient, image in zip(self.patients, self.images, strict=True):
-            yield patient, image[np.newaxis]
+        """Patient and images [n, C, ...] of one scan after the other: its slices, or the whole volume."""
+        for _, rows in groupby(range(len(self)), lambda index: self.cases[index]):
+            indices = [*rows]
+            yield self.patients[indices[0]], np.stack([self.images[index] for index in indices])
 
     @abstractmethod
     def met(self) -> Examples:

@@ -162,7 +162,7 @@ class Describe(Part):
 
 
 def _fingerprint_of(members: list[dict[Kind, Seen]]) -> Fingerprint | None:
-    """Of two members or more whose images have the same channels and axes, as those of most do."""
+    """Make it of two members or more, with the channels and axes that most members have."""
     shapes = Counter(member["field"].mean.shape for member in members)
     alike = [each for each in members if each["field"].mean.shape == max(shapes, key=shapes.__getitem__)]
     return Fingerprint.of(alike) if len(alike) > 1 else None
