@@ -193,6 +193,25 @@ def export_bundle(
         console.print(f"  note: {note}", **_AS_IT_IS)
 
 
+@app.command("fingerprint")
+def fingerprint_of(
+    reference: Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders with scans, one for each hospital or scanner.")
+    ],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Make another version of a model that knows what scans of its origin look like.
+
+    Hospitals can then be fitted to it without masks, whatever its network.
+    """
+    from training.exchange import fingerprint
+
+    opened = _opened(store)
+    artefact = fingerprint.made(opened, opened.open(reference), folders)
+    console.print(f"published {artefact}  {artefact.digest}", **_AS_IT_IS)
+
+
 def _labels(texts: list[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:

@@ -19,6 +19,7 @@ import torch
 from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.errors import LocumStoreError
+from model_store.lens import LENS
 from model_store.manifest import WEIGHTS, BaseManifest, ModelManifest
 from model_store.normalisation import Clip, Rescale, ZScore
 from model_store.task import Task
@@ -47,6 +48,11 @@ def write(artefact: Artefact[BaseManifest], out: Path, *, closest: bool = False)
         manifest = artefact.expect(ModelManifest).manifest
     except LocumStoreError as error:
         raise ImportRefused(f"{artefact}: expected one model, which a bundle has: {error}") from error
+    if LENS in manifest.files:
+        raise ImportRefused(
+            f"{artefact}: it sees scans through a lens ({LENS}), which MONAI has no transforms for; export "
+            "its parent, which sees them as they are"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ImportRefused(f"{out}: expected a new or empty folder, found files")
     state, target, arguments = _network(artefact, manifest)
