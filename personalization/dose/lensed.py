@@ -11,7 +11,7 @@ the lens helped it, and what is still worth moving:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +30,7 @@ from personalization.gate import (
     ObservedClassesThroughLens,
     ObservedLens,
     Shifted,
+    Targets,
     ThroughLens,
     judge,
 )
@@ -38,7 +39,8 @@ from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
 from personalization.test_time.ladder import dose_by_shift
 
-Served = Literal["lens and dose", "lens", "dose", "nothing"]
+# What a candidate is made of; "nothing" is the global model as it is.
+Made = Literal["lens and dose", "lens", "dose", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,15 @@ class Lensed:
 
     Attributes:
         served: what may be assigned.
-        verdict: on the lens alone; None where it has no step.
+        verdict: on the lens alone; None of a network with batch norm where the lens has no step.
         both: on lens and dose together, None where the scans through the lens ask for no dose.
-        dosed: the dose by shift: of the scans through the lens, or as they are where the lens is not served;
-            None of a network without batch norm to move.
+        dosed: the dose by shift: of the scans through the lens, or as they are where there is no lens or no
+            licence; None of a network without batch norm to move.
         parent, through: views of the global model, of the scans as they are and through the lens.
-        shifts: the network's own R of both; None of a network without batch norm to move.
+        shifts: the network's own R of both; None where it was not measured.
     """
 
-    served: Served
+    served: Made
     verdict: GateVerdict | None
     both: GateVerdict | None
     dosed: ByShift | None
@@ -64,21 +66,38 @@ class Lensed:
     shifts: tuple[float, float] | None
 
     @property
+    def candidate(self) -> Made:
+        """What is made: what is served, or else what was refused."""
+        if self.served != "nothing":
+            return self.served
+        if self.verdict is not None and not self.verdict.passed and licensed(self.verdict):
+            return "lens"
+        return "dose" if self.dosed is not None and self.dosed.dose.share else "nothing"
+
+    @property
+    def judged(self) -> GateVerdict:
+        """The verdict on the candidate."""
+        by_dose = self.verdict if self.dosed is None else self.dosed.verdict
+        verdicts = {"lens and dose": self.both, "lens": self.verdict, "dose": by_dose, "nothing": by_dose}
+        found = verdicts[self.candidate]
+        assert found is not None
+        return found
+
+    @property
     def network(self) -> nn.Module | None:
-        """The network that is served; None where it is the global model."""
-        if self.dosed is None or self.served not in ("lens and dose", "dose"):
-            return None
-        return self.dosed.adapted.merged
+        """The network of the candidate; None where it is the global model."""
+        moved = self.candidate in ("lens and dose", "dose")
+        return self.dosed.adapted.merged if moved and self.dosed is not None else None
 
     @property
     def sees_through(self) -> bool:
-        """Whether what is served sees the scans through the lens."""
-        return self.served in ("lens and dose", "lens")
+        """Whether the candidate sees the scans through the lens."""
+        return self.candidate in ("lens and dose", "lens")
 
 
 def by_lens(
     space: RoutingSpace,
-    spread: Spread | None,
+    spread: Spread,
     playbook: Playbook | None,
     images_NCHW: Tensor,
     lensed_NCHW: Tensor | None,
@@ -91,51 +110,66 @@ def by_lens(
     """Decide for images [N, C, H, W] and the same through a lens, None where it has no step.
 
     `patients` has the patient of every image, `lens` what its features say, `mistaken` the share of the scans
-    that no training scan resembles in kind, whatever their colour. Without `spread`, the network is asked for
-    its masks alone. Deterministic. Costs two to five forward passes.
+    that no training scan resembles in kind, whatever their colour. Deterministic. Costs two to five forward
+    passes. Raises as `by_shift`.
     """
     device = device or images_NCHW.device
-    network, images = space.alone().plain().to(device), images_NCHW.to(device)
-    asked = None if spread is None else patients
-    parent = view(network, images, check_cancelled, patients=asked)
 
-    def dose(of_images: Tensor) -> ByShift | None:
-        if spread is None:
-            return None
-        return by_shift(space, spread, playbook, of_images, patients, device, check_cancelled, mistaken)
+    def dosed(images: Tensor) -> ByShift:
+        return by_shift(space, spread, playbook, images, patients, device, check_cancelled, mistaken)
 
-    def without_lens(
-        through: View, verdict: GateVerdict | None, shifts: tuple[float, float] | None
-    ) -> Lensed:
-        made = dose(images)
-        served: Served = "dose" if made is not None and made.passed and made.dose.share else "nothing"
-        return Lensed(served, verdict, None, made, parent, through, shifts)
+    def without_lens(verdict: GateVerdict | None, shifts: tuple[float, float] | None) -> Lensed:
+        made = dosed(images_NCHW)
+        served: Made = "dose" if made.passed and made.dose.share else "nothing"
+        return Lensed(served, verdict, None, made, made.parent, made.parent, shifts)
 
     if lensed_NCHW is None:
-        return without_lens(parent, None, None)
-    lensed = lensed_NCHW.to(device)
-    through, made, shifts = parent, None, None
-    if spread is None:
-        through = view(network, lensed, check_cancelled)
-    else:
-        assert parent.profile is not None
-        made = dose(lensed)
-        assert made is not None
-        through, before = made.parent, dose_by_shift(parent.profile, spread).shift
-        shifts = before, made.dose.shift
-        lens = replace(lens, licence=made.dose.shift / before)
+        return without_lens(None, None)
+    network = space.alone().plain().to(device)
+    parent = view(network, images_NCHW.to(device), check_cancelled, patients=patients)
+    assert parent.profile is not None
+    made, before = dosed(lensed_NCHW), dose_by_shift(parent.profile, spread).shift
+    shifts = before, made.dose.shift
+    record = None if playbook is None else playbook.by_shift
+    largest = UNPRACTISED if record is None else record.largest
     judged = _Judge(
-        lens, parent, patients, spread, playbook, int(space.arguments["classes"]), shifts, mistaken
+        lens=replace(lens, licence=made.dose.shift / before),
+        parent=parent,
+        patients=patients,
+        classes=int(space.arguments["classes"]),
+        shifted=Shifted(made.dose.shift / largest, left=lens.left, mistaken=mistaken),
+        targets=targets_known(spread, playbook),
+        natural=spread.size,
     )
-    verdict = judged.of(through)
-    if not _licensed(verdict):
-        return without_lens(through, verdict, shifts)
-    both = None
-    if made is not None and made.dose.share:
+    verdict, both = judged.of(made.parent), None
+    if not licensed(verdict):
+        return without_lens(verdict, shifts)
+    if made.dose.share:
         whole = judged.of(made.candidate)
         both = GateVerdict(whole.passed and made.passed, (*whole.checks, *made.verdict.checks))
-    served: Served = "lens and dose" if both and both.passed else "lens" if verdict.passed else "nothing"
-    return Lensed(served, verdict, both, made, parent, through, shifts)
+    served: Made = "lens and dose" if both and both.passed else "lens" if verdict.passed else "nothing"
+    return Lensed(served, verdict, both, made, parent, made.parent, shifts)
+
+
+def by_lens_alone(
+    see: Callable[[Tensor], View],
+    classes: int,
+    images_NCHW: Tensor,
+    lensed_NCHW: Tensor | None,
+    patients: Sequence[Hashable],
+    lens: ThroughLens,
+    mistaken: float = 0.0,
+) -> Lensed:
+    """`by_lens` of a network without batch norm to move, or one that is a graph: `see` gives its masks.
+
+    Without a step nothing is served, and the verdict is that on the global model as it is.
+    """
+    parent = see(images_NCHW)
+    through = parent if lensed_NCHW is None else see(lensed_NCHW)
+    shifted = Shifted(0.0, left=lens.left, mistaken=mistaken)
+    verdict = _Judge(lens, parent, patients, classes, shifted).of(through)
+    served: Made = "lens" if verdict.passed and lensed_NCHW is not None else "nothing"
+    return Lensed(served, verdict, None, None, parent, through, None)
 
 
 @dataclass(frozen=True)
@@ -143,33 +177,26 @@ class _Judge:
     lens: ThroughLens
     parent: View
     patients: Sequence[Hashable]
-    spread: Spread | None
-    playbook: Playbook | None
     classes: int
-    shifts: tuple[float, float] | None
-    mistaken: float
+    shifted: Shifted
+    targets: Targets = UNKNOWN_TARGETS
+    natural: float = 0.0
 
     def of(self, candidate: View) -> GateVerdict:
-        record = None if self.playbook is None else self.playbook.by_shift
-        largest = UNPRACTISED if record is None else record.largest
-        beyond = 0.0 if self.shifts is None else self.shifts[1] / largest
-        shifted = Shifted(beyond, left=self.lens.left, mistaken=self.mistaken)
         maps, parent = candidate.maps, self.parent.maps
         if maps.ndim == 1:
             # No member has practised a lens yet.
-            return judge(
-                BY_LENS_WITHOUT_MASKS,
-                ObservedClassesThroughLens(maps, parent, self.classes, self.lens, shifted, licensed=False),
+            classes = ObservedClassesThroughLens(
+                maps, parent, self.classes, self.lens, self.shifted, licensed=False
             )
+            return judge(BY_LENS_WITHOUT_MASKS, classes)
         scans = np.unique([str(each) for each in self.patients], return_inverse=True)[1]
-        targets, natural = UNKNOWN_TARGETS, 0.0
-        if self.spread is not None:
-            targets, natural = targets_known(self.spread, self.playbook), self.spread.size
-        return judge(
-            BY_LENS,
-            ObservedLens(maps, parent, scans, self.classes, targets, natural, self.lens, shifted),
+        observed = ObservedLens(
+            maps, parent, scans, self.classes, self.targets, self.natural, self.lens, self.shifted
         )
+        return judge(BY_LENS, observed)
 
 
-def _licensed(verdict: GateVerdict) -> bool:
+def licensed(verdict: GateVerdict) -> bool:
+    """Whether the network sees through the lens what it expects, as far as it was asked."""
     return all(result.passed for result in verdict.checks if result.name == "lens_licence")

@@ -56,8 +56,10 @@ class Movable:
         )
 
 
-def in_words(found: Movable | None, presets: Sequence[str]) -> str:
-    """What a network that can be adapted by masks is adapted by, beside: these presets, or nothing."""
+def in_words(found: Movable | None, presets: Sequence[str], *, by_masks: bool = True) -> str:
+    """What a network is adapted by: masks, if it has weights to fit, and these presets, or nothing."""
+    if not by_masks:
+        return "adapts to a hospital without masks"
     if found is None:
         return "adapts to a hospital with masks of a few scans, or without, as far as its norms allow"
     if AUTO in presets:

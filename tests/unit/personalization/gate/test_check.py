@@ -17,15 +17,20 @@ from torch import nn
 import personalization
 from personalization.fedoap.joining import JOINING, Joining, JoiningEpoch, ObservedJoining
 from personalization.gate import (
+    BY_LENS,
+    BY_LENS_WITHOUT_MASKS,
     BY_SHIFT,
     BY_SHIFT_WITHOUT_MASKS,
     ROUTING,
     Check,
     ObservedClasses,
+    ObservedClassesThroughLens,
     ObservedDose,
+    ObservedLens,
     ObservedRouting,
     Shifted,
     Targets,
+    ThroughLens,
     judge,
     limits,
 )
@@ -36,6 +41,8 @@ RECORDED = json.loads(Path(__file__).with_name("recorded_verdicts.json").read_te
 GATES: dict[str, tuple[Check[Any], ...]] = {
     "dose": BY_SHIFT,
     "dose, classes": BY_SHIFT_WITHOUT_MASKS,
+    "lens": BY_LENS,
+    "lens, classes": BY_LENS_WITHOUT_MASKS,
     "routing": ROUTING,
     "joining": JOINING,
     "picking": PICKING,
@@ -128,6 +135,21 @@ def classes_case(shifted: Shifted, *, licensed: bool) -> ObservedClasses:
     return ObservedClasses([0, 0, 1, 2, 2, 2], [0, 1, 1, 1, 1, 2], 3, shifted, licensed=licensed)
 
 
+LENS = ThroughLens(left=0.25, licence=0.5, grid=0.75, sides=8.0)
+USELESS = ThroughLens(left=1.5, licence=0.75, grid=0.125, sides=1.0, negated=True)
+
+
+def lens_case(candidate: np.ndarray, lens: ThroughLens, shifted: Shifted) -> ObservedLens:
+    case = routing_case()
+    targets = Targets(0.01, 0.25, 1.5)
+    return ObservedLens(candidate, case["parent"], case["scan_index"], 3, targets, 0.25, lens, shifted)
+
+
+def classes_through_lens(lens: ThroughLens, shifted: Shifted) -> ObservedClassesThroughLens:
+    classes = [0, 0, 1, 2, 2, 2], [0, 1, 1, 1, 1, 2], 3
+    return ObservedClassesThroughLens(*classes, lens, shifted, licensed=False)
+
+
 def joining_case() -> ObservedJoining:
     case = routing_case()
     drawn, found = (np.asarray(maps > 0, np.uint8) for maps in (case["parent"], case["replicas"][0]))
@@ -156,6 +178,9 @@ def test_verdicts_are_the_recorded_json() -> None:
         "dose, bad": judge(BY_SHIFT, dose_case(lost["candidate"], MISTAKEN, -0.5)),
         "dose, classes": judge(BY_SHIFT_WITHOUT_MASKS, classes_case(SHIFTED, licensed=True)),
         "dose, classes, bad": judge(BY_SHIFT_WITHOUT_MASKS, classes_case(MISTAKEN, licensed=False)),
+        "lens": judge(BY_LENS, lens_case(case["candidate"], LENS, SHIFTED)),
+        "lens, bad": judge(BY_LENS, lens_case(lost["candidate"], USELESS, MISTAKEN)),
+        "lens, classes": judge(BY_LENS_WITHOUT_MASKS, classes_through_lens(LENS, SHIFTED)),
         "routing": judge(ROUTING, ObservedRouting(**case)),
         "routing, not measured": judge(ROUTING, ObservedRouting(**unmeasured)),
         "routing, bad": judge(ROUTING, ObservedRouting(**lost)),
