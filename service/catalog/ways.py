@@ -15,6 +15,7 @@ from personalization.options.movable import FALLBACKS, Movable, in_words, movabl
 from personalization.options.presets import AUTO, PRESETS, SCAN_FALLBACK
 from service.errors import NothingToMove, NothingToMoveByScan
 from service.kinds import Parts, adaptation_by_masks, adaptation_of, kind_of
+from service.kinds.lens import has_lens
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,12 @@ def ways_of(store: Store, artefact: Artefact) -> Ways:
         return suited(found, there, fallbacks)
 
     presets = able(tuple(adaptation.presets), FALLBACKS)
+    if has_lens(artefact, parts):
+        # Whatever there is to move in the network.
+        presets = (AUTO, *(each for each in presets if each != AUTO))
     by_scan = () if adaptation.scan is None else able(tuple(adaptation.scan.presets), (SCAN_FALLBACK,))
     return Ways(
-        summary=in_words(found, presets),
+        summary=in_words(found, presets, by_masks=by_masks is not None),
         adaptable=bool(presets) or by_masks is not None,
         masks="none" if by_masks is None else "optional" if AUTO in presets else "required",
         presets=presets,

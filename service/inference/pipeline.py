@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
 from model_store.guard import GuardWarning, check, outline, summarise
+from model_store.lens import Lens, seen_through
 from model_store.manifest import NetworkManifest
 from model_store.preprocessing import (
     Geometry,
@@ -130,15 +131,23 @@ def read(
     limits: Limits,
     watch: Stopwatch,
     look: Callable[[], None] = no_look,
+    *,
+    lens: Lens | None = None,
 ) -> PreparedScan:
     """`open_scan`, then `prepare_opened`."""
-    return prepare_opened(open_scan(data, manifest.task, limits, watch), manifest, watch, look)
+    return prepare_opened(open_scan(data, manifest.task, limits, watch), manifest, watch, look, lens=lens)
 
 
 def prepare_opened(
-    opened: OpenedScan, manifest: NetworkManifest, watch: Stopwatch, look: Callable[[], None] = no_look
+    opened: OpenedScan,
+    manifest: NetworkManifest,
+    watch: Stopwatch,
+    look: Callable[[], None] = no_look,
+    *,
+    lens: Lens | None = None,
 ) -> PreparedScan:
-    """Prepare a scan for the task of `manifest`, and compare it with the scans of its training.
+    """Prepare a scan for the task of `manifest`, compare it with the scans of its training, and look through
+    the version's lens.
 
     `look` is called between planes; what it raises ends the work. Raises ScanError for a scan that does not
     fit the task.
@@ -148,6 +157,9 @@ def prepare_opened(
         prepared = prepare_for(manifest.task, scan, look)
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
+    if lens is not None:
+        with watch.stage("lens"):
+            prepared = seen_through(lens, prepared, look)
     return PreparedScan(data, scan, prepared, warnings)
 
 

@@ -13,8 +13,11 @@ from typing import Any
 
 from model_store import manifest
 from model_store.artefact import Artefact
+from model_store.manifest import ModelManifest
 from personalization.options.masks import MASKS
+from personalization.options.presets import AUTO
 from service.kinds.kind import ArtefactKind, HospitalAdaptation, Parts, Words
+from service.kinds.lens import has_lens, through_lens
 from service.kinds.masks import BY_MASKS, starts_from_weights
 
 __all__ = [
@@ -76,7 +79,14 @@ def adaptation_of(
     """
     if artefact.manifest.task.regions:
         return None
-    by_masks, own = adaptation_by_masks(artefact), kind_of(artefact).adaptation
-    if options is not None and options.get("preset") == MASKS and by_masks is not None:
+    kind = kind_of(artefact)
+    by_masks, own = adaptation_by_masks(artefact), kind.adaptation
+    preset = AUTO if options is None else options.get("preset", AUTO)
+    if preset == MASKS and by_masks is not None:
         return by_masks
-    return own if own is not None and own.suits(artefact) else by_masks
+    if own is not None and not own.suits(artefact):
+        own = None
+    # A kind that is adapted without presets has its own way.
+    if preset == AUTO and has_lens(artefact, kind.parts(artefact)) and (own is None or own.presets):
+        return through_lens(own or ADAPTABLE[ModelManifest.model_fields["kind"].default])
+    return own or by_masks

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
 from model_store.guard import GuardWarning
+from model_store.lens import LENS, lens_of
 from model_store.scan import Limits, Note
 from model_store.task import TaskKind
 from service.catalog.network import Selection
@@ -124,6 +125,8 @@ class Predictor(ABC, Generic[Options]):
         """
         check_routing(self.options, self.selection.offered)
         opened = open_scan(data, self.selection.manifest.task, self.limits, self.watch)
+        if opened.price is not None and LENS in self.selection.manifest.files:
+            opened = replace(opened, price=opened.price.through_lens(self.selection.manifest.task))
         self._check_opened(opened)
         return opened
 
@@ -134,7 +137,13 @@ class Predictor(ABC, Generic[Options]):
             ScanError: it does not fit the task.
             PredictionError: the guard refuses it.
         """
-        reading = prepare_opened(opened, self.selection.manifest, self.watch, self.between.look)
+        reading = prepare_opened(
+            opened,
+            self.selection.manifest,
+            self.watch,
+            self.between.look,
+            lens=lens_of(self.selection.model),
+        )
         self._check(reading)
         obey_guard(self.options, reading.warnings, self.selection.manifest.task.name)
         return reading
@@ -202,6 +211,7 @@ class Predictor(ABC, Generic[Options]):
             network=graph.network,
             graph=graph.session.digest,
             precision=selection.precision,
+            lens=None if (lens := selection.manifest.files.get(LENS)) is None else lens.sha256,
             personalization=selection.personalization,
             site=selection.site,
             cluster=selection.cluster,

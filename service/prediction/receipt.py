@@ -34,6 +34,10 @@ class Receipt(BaseModel):
     precision: Precision = Field(
         "float32", description="Precision of the graph: `float32`, or another that was assigned."
     )
+    lens: str | None = Field(
+        None,
+        description="sha256 of the lens through which the network saw the scan; null: it saw it as it is.",
+    )
     personalization: str
     site: str | None
     cluster: str | None

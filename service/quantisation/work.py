@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.errors import KindMismatch, LocumStoreError, PublishRefused, ReferenceNotFound
+from model_store.lens import LENS, lens_of
 from model_store.manifest import GRAPH, Lineage, ModelManifest, Reduced
 from model_store.preprocessing import PreparedVolume
 from model_store.preprocessing.windows import padding, windows
@@ -121,14 +122,14 @@ def make(
     task = network.manifest.task
     patients = numbered([scan.name for scan in kept], task)
     calibrating, judging, overlap = dealt(patients)
-    graph = network.read(GRAPH)
+    graph, lens = network.read(GRAPH), lens_of(network)
     total = len(calibrating) + len(judging)
     done = itertools.count()
 
     def reading_of(index: int) -> Any:
         between(next(done), total)
         try:
-            return read(kept[index].read(), network.manifest, limits, Stopwatch())
+            return read(kept[index].read(), network.manifest, limits, Stopwatch(), lens=lens)
         except LocumStoreError as error:
             raise type(error)(f"scan {index + 1} of {len(kept)}: {error}") from error
 
@@ -207,7 +208,9 @@ def publish(
         precision=precision,
         software={part: version(part) for part in ("locum", "onnx", "numpy")} | _onnxruntime(),
     )
-    return store.publish(manifest, {GRAPH: graph}, admit).expect(ModelManifest)
+    # It sees what its parent sees.
+    files = {LENS: network.read(LENS)} if LENS in parent.files else {}
+    return store.publish(manifest, {GRAPH: graph, **files}, admit).expect(ModelManifest)
 
 
 def dealt(patients: Sequence[int]) -> tuple[list[int], list[int], bool]:

@@ -202,7 +202,7 @@ class ScanInput:
         """Those that are used, evenly spaced, float32 [n, C, ...]."""
         prepared = self.prepared
         if isinstance(prepared, PreparedVolume):
-            return _side_by_side(prepared.volume, self.task, self.most)
+            return patches_of(prepared.volume, self.task, self.most)
         return evenly(slices_of(prepared), self.most)
 
     def targets(self, mask: Scan | None) -> Tensor:
@@ -212,7 +212,7 @@ class ScanInput:
             classes = np.zeros(prepared.volume.shape[1:], np.uint8)
             if mask is not None:
                 classes = prepare_volume_mask(mask, task, prepared.grid)
-            return _side_by_side(classes, task, self.most)
+            return patches_of(classes, task, self.most)
         target = np.zeros((len(prepared.slices), *task.size), np.uint8)
         if mask is not None:
             target = prepare_mask(mask, task, prepared.geometry)
@@ -334,10 +334,10 @@ def seen(prepared: Prepared | PreparedVolume, task: Task) -> Tensor:
         return evenly(slices_of(prepared))
     if is_taken_together(prepared.grid, task):
         return torch.from_numpy(all_windows(prepared, task))
-    return _side_by_side(prepared.volume, task, most_images(task))
+    return patches_of(prepared.volume, task, most_images(task))
 
 
-def _side_by_side(values: NDArray[Any], task: Task, most: int) -> Tensor:
+def patches_of(values: NDArray[Any], task: Task, most: int) -> Tensor:
     """At most `most` patches [n, ..., X, Y, Z] of a volume [..., X, Y, Z], evenly spaced."""
     patch = task.input_shape
     corners = tiles(values.shape[-len(patch) :], patch)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
+from model_store.lens import Lens, lens_of
 from model_store.manifest import GRAPH, ModelManifest
 from model_store.preprocessing import classes_on
 from model_store.scan import decode_mask
@@ -53,6 +54,7 @@ class _Pair:
     model: Artefact[ModelManifest]
     candidate: GraphSession
     parent: GraphSession
+    lens: Lens | None
 
     @classmethod
     def of(cls, attempt: Attempt) -> _Pair:
@@ -63,8 +65,8 @@ class _Pair:
             raise AdaptationRejected(f"'{whole}' has no global model to compare the candidate with")
         candidate = store.by_digest(attempt.options.candidate, ModelManifest)
         parent = store.by_digest(start, ModelManifest)
-        graphs = (load(artefact.read(GRAPH), settings) for artefact in (candidate, parent))
-        return cls(attempt, candidate, *graphs)
+        one, other = (load(artefact.read(GRAPH), settings) for artefact in (candidate, parent))
+        return cls(attempt, candidate, one, other, lens_of(candidate))
 
     @property
     def task(self) -> Task:
@@ -77,16 +79,20 @@ class _Pair:
         self.attempt.check_cancelled()
         limits, watch = cohort_limits(self.attempt.settings, self.task), Stopwatch()
         try:
-            reading = read(file.read(), self.model.manifest, limits, watch)
+            data = file.read()
+            seen_by_parent = read(data, self.model.manifest, limits, watch)
+            seen = seen_by_parent
+            if self.lens is not None:
+                seen = read(data, self.model.manifest, limits, watch, lens=self.lens)
             drawn = None
             if mask is not None:
                 outlined = decode_mask(mask.read(), scan_limits(self.attempt.settings))
-                drawn = classes_on(reading.scan, outlined, self.task)
+                drawn = classes_on(seen.scan, outlined, self.task)
         except LocumStoreError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         candidate, parent = (
             segment(reading, self.model.manifest, session, watch, between=self.attempt.between).classes
-            for session in (self.candidate, self.parent)
+            for reading, session in ((seen, self.candidate), (seen_by_parent, self.parent))
         )
         return candidate, parent, drawn
 

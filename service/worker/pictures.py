@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_store.artefact import Artefact
 from model_store.digest import sha256
+from model_store.lens import Lens
 from model_store.manifest import GRAPH, ModelManifest
 from model_store.preprocessing import class_map, display_slices
 from model_store.scan import decode, decode_mask
@@ -44,8 +45,11 @@ def draw_pictures(
     parent: Artefact[ModelManifest],
     graph: bytes,
     masks: Mapping[str, ScanFile] | None = None,
+    lens: Lens | None = None,
 ) -> None:
     """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
+
+    `lens` is that of the candidate.
 
     A scan with one of `masks` (by its name) gets `N-drawn.png` too. All pictures of a scan show the same
     slices. No file name of the hospital appears on them.
@@ -60,7 +64,8 @@ def draw_pictures(
         found: dict[str, Segmentation] = {}
         for when, session in sessions.items():
             attempt.check_cancelled()
-            found[when] = run(data, parent.manifest, session, attempt)
+            through = lens if when == "after" else None
+            found[when] = run(data, parent.manifest, session, attempt, through)
         if mask is not None:
             classes = class_map(decode_mask(mask.read(), scan_limits(attempt.settings)), task)
             found["drawn"] = replace(found["after"], classes=classes)
@@ -165,8 +170,14 @@ def load(graph: bytes, settings: Settings) -> GraphSession:
         return load_on(device="cpu")
 
 
-def run(data: bytes, manifest: ModelManifest, session: GraphSession, attempt: Attempt) -> Segmentation:
+def run(
+    data: bytes,
+    manifest: ModelManifest,
+    session: GraphSession,
+    attempt: Attempt,
+    lens: Lens | None = None,
+) -> Segmentation:
     """Segment a scan's file as the API does. Cancelling is looked at between the patches of a volume."""
     watch = Stopwatch()
-    reading = read(data, manifest, cohort_limits(attempt.settings, manifest.task), watch)
+    reading = read(data, manifest, cohort_limits(attempt.settings, manifest.task), watch, lens=lens)
     return segment(reading, manifest, session, watch, between=attempt.between)

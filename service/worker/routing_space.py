@@ -131,7 +131,7 @@ class RoutingWork(CohortWork[CohortImages, Candidate]):
     @override
     def result(self, cohort: CohortImages, made: Candidate) -> dict[str, Any]:
         adaptation = made.adapted.adaptation
-        found = {} if made.dose is None else {"dose": _dose(made.dose)}
+        found = {} if made.dose is None else {"dose": dose_facts(made.dose)}
         return found | {
             "options": made.config.facts(),
             "scans": len(self.files),
@@ -290,7 +290,7 @@ def said_of_dose(made: ByShift) -> list[str]:
     ]
 
 
-def _dose(made: ByShift) -> dict[str, Any]:
+def dose_facts(made: ByShift) -> dict[str, Any]:
     """The shift, the dose and what they rest on, for the card."""
     dose, record, spread = made.dose, made.record, made.spread
     found = {

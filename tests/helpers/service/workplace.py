@@ -59,13 +59,14 @@ class Workplace:
         options = fields.pop("options", {"epochs": 2})
         if fields.get("kind") != "scan":
             options = {"preset": "paper", **options}
+        parent = {} if "parent" in fields else {"parent": self.space}
         with self.database.write() as session:
             return queued(
                 session,
                 self.settings,
                 cohort=cohort,
                 options=options,
-                **{"hospital": "dune", "model": "organ", "parent": self.space, **fields},
+                **{"hospital": "dune", "model": "organ", **parent, **fields},
             ).id
 
     def scan_job(self, scan: bytes, parent: str | None = None, **options: Any) -> str:

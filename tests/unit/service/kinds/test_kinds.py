@@ -35,7 +35,7 @@ def test_every_manifest_kind_has_a_declaration(name: str) -> None:
 def test_only_manifest_kinds_are_declared() -> None:
     assert list(KINDS) == list(manifest.KINDS)
     modules = {path.stem.replace("_", "-") for path in (SERVICE / "kinds").glob("*.py")}
-    assert modules - {*manifest.KINDS} == {"--init--", "kind", "masks"}
+    assert modules - {*manifest.KINDS} == {"--init--", "kind", "lens", "masks"}
 
 
 def test_description_names_every_kind_and_groups_equal_ones() -> None:

@@ -1,0 +1,81 @@
+"""Adaptation by a lens before the network: preset `auto` of an artefact with a fingerprint.
+
+It needs no weights and no norm, so every kind with a global model that segments by classes has it. No member
+has practised it for a classification, which its gate would refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from model_store.artefact import Artefact
+from model_store.lens import FINGERPRINT
+from service.jobs.sections import Row, Section, Table, figure, number
+from service.kinds.kind import HospitalAdaptation, Parts
+
+WORK = "service.worker.lens:LensWork"
+
+_TITLES = {
+    "field": "brightness over the image",
+    "spectrum": "sharpness and noise",
+    "quantiles": "contrast",
+}
+
+
+def has_lens(artefact: Artefact, parts: Parts) -> bool:
+    """Whether a lens can be fitted for it: its scans are known, and there is a network to answer."""
+    offered = artefact.manifest
+    return (
+        FINGERPRINT in offered.files
+        and parts.global_model is not None
+        and offered.part_of is None
+        and offered.adapted_to is None
+        and offered.task.kind == "segmentation"
+        and not offered.task.regions
+    )
+
+
+def through_lens(own: HospitalAdaptation[Any]) -> HospitalAdaptation[Any]:
+    """The adaptation of a kind, with a lens before whatever else moves."""
+
+    def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
+        return (*_lens(result.get("lens")), *own.sections(result, epochs))
+
+    return replace(own, work=WORK, sections=sections)
+
+
+def _lens(found: Any) -> tuple[Section, ...]:
+    """How far the scans are from the members' by what the lens measures, before it and through it."""
+    try:
+        before, after, shares = found["before"], found["after"], found["shares"]
+        rows = tuple(
+            Row(
+                name=_TITLES[kind],
+                cells=(
+                    figure(float(before[kind])),
+                    figure(float(after[kind])),
+                    figure(100 * float(shares.get(kind, 0.0))),
+                ),
+            )
+            for kind in _TITLES
+        )
+        negated, network = bool(found["negated"]), found.get("network")
+        through = None if network is None else [number(each) for each in network]
+    except (KeyError, TypeError, ValueError):
+        return ()
+    said = [
+        "The squared distance of these scans from the members' own, before any network sees them: 1 is usual "
+        "between hospitals. As they are, through the lens, and how much of the way the lens moves them, in "
+        "percent.",
+    ]
+    if negated:
+        said.append("These scans look inverted: the lens negates those that do, first.")
+    if through is not None and len(through) == 2:
+        said.append(
+            f"The network itself saw a distance of {figure(through[0])}, and through the lens it sees "
+            f"{figure(through[1])}."
+        )
+    body = Table(columns=("what", "as they are", "through the lens", "moved"), figures=3, rows=rows)
+    return (Section(title="What the lens does to these scans", sentences=tuple(said), body=body),)

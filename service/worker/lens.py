@@ -1,0 +1,277 @@
+"""Fit a lens to a hospital's unlabeled scans, and publish a judged candidate.
+
+This is `auto` of an artefact with a fingerprint. Its own stage is `measuring`: how far the scans are from the
+members', what the lens takes back of that, and what the network says of it. Where the network has batch
+norm, what is left is dosed (`personalization.dose.by_lens`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from model_store.errors import ScanError
+from model_store.lens import FINGERPRINT, LENS, Fingerprint, Fitted, Lens, fit
+from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
+from model_store.preprocessing import PreparedVolume, prepare_for
+from model_store.scan import decode
+from model_store.task import Task
+from personalization.dose import Lensed, View, by_lens, by_lens_alone
+from personalization.gate import GateVerdict, ThroughLens
+from personalization.options.presets import SPREAD
+from personalization.state import to_safetensors
+from service.cohorts.files import ScanFile, label_of
+from service.errors import AdaptationRejected
+from service.kinds import kind_of
+from service.settings import cohort_limits
+from service.worker.attempt import Attempt
+from service.worker.candidate import CandidateDraft
+from service.worker.cohort_images import CohortImages, load_images, patches_of, widened
+from service.worker.cohort_job import CohortWork
+from service.worker.device import device_of
+from service.worker.pictures import draw_pictures, load
+from service.worker.routing_adapt import LoadedSpace, graph_of, load_space
+from service.worker.routing_space import dose_facts, said_of_dose
+
+# Bytes of prepared volumes that are kept for the next pass; the others are read again.
+_MOST_KEPT = 2**28
+
+
+@dataclass(frozen=True)
+class FittedToScans:
+    """A fitted lens, and what the network says of it. `files` are those of the candidate."""
+
+    task: Task
+    fitted: Fitted
+    found: Lensed
+    files: dict[str, bytes]
+
+    @property
+    def lens(self) -> Lens | None:
+        """The lens of the candidate; None where it sees the scans as they are."""
+        return self.fitted.lens if self.found.sees_through else None
+
+
+class WholeScans:
+    """The images of a cohort as a lens sees them: slices, or whole volumes, read again for each pass."""
+
+    def __init__(self, attempt: Attempt, task: Task, files: Iterable[ScanFile], cohort: CohortImages) -> None:
+        """`files` are those of the scans that are used, in the order of the cohort."""
+        self._attempt, self._task, self._cohort = attempt, task, cohort
+        self._files, self._kept, self._room = [*files], dict[str, NDArray[np.float32]](), _MOST_KEPT
+
+    def viewed(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Patient and images [n, C, ...], one scan after the other. Raises ScanError, CohortDeleted."""
+        cohort = self._cohort
+        patients = dict(zip(cohort.scan_of_image.tolist(), cohort.patient_of_image.tolist(), strict=True))
+        for number, file in enumerate(self._files):
+            self._attempt.check_cancelled()
+            if self._task.is_volume:
+                yield patients[number], self._volume(file)[np.newaxis]
+            else:
+                yield patients[number], cohort.images[cohort.scan_of_image == number].numpy()
+
+    def through(self, lens: Lens) -> Tensor:
+        """The cohort's images through the lens: those slices, or the same patches of each volume."""
+        if not self._task.is_volume:
+            scans = self._cohort.scan_of_image.tolist()
+            return torch.from_numpy(lens.apply(self._cohort.images.numpy(), scans=scans))
+        counts = np.bincount(self._cohort.scan_of_image)
+        parts = []
+        for file, most in zip(self._files, counts.tolist(), strict=True):
+            self._attempt.check_cancelled()
+            volume = lens.apply(self._volume(file)[np.newaxis])[0]
+            parts.append(patches_of(volume, self._task, most))
+        return torch.cat(parts)
+
+    def _volume(self, file: ScanFile) -> NDArray[np.float32]:
+        if file.name in self._kept:
+            return self._kept[file.name]
+        try:
+            scan = decode(file.read(), cohort_limits(self._attempt.settings, self._task))
+            prepared = prepare_for(self._task, scan)
+        except ScanError as error:
+            raise type(error)(f"{label_of(file.sha256)}: {error}") from error
+        assert isinstance(prepared, PreparedVolume)
+        self._room -= prepared.volume.nbytes
+        if self._room >= 0:
+            self._kept[file.name] = prepared.volume
+        return prepared.volume
+
+
+@dataclass
+class LensWork(CohortWork[CohortImages, FittedToScans]):
+    """Fit a lens, and the dose of what is left where the network has batch norm."""
+
+    METHOD: ClassVar[str] = "lens"
+
+    def __post_init__(self) -> None:
+        """Load the fingerprint, and the models where there is batch norm to move."""
+        parts = kind_of(self.parent).parts(self.parent)
+        assert parts.global_model is not None
+        self.model = self.store.by_digest(parts.global_model, ModelManifest)
+        self.manifest, self.task = self.model.manifest, self.model.manifest.task
+        self.fingerprint = Fingerprint.model_validate_json(self.parent.read(FINGERPRINT))
+        self.device = device_of(self.attempt.settings)
+
+    @cached_property
+    def loaded(self) -> LoadedSpace | None:
+        """The models, where the members measured a spread at their batch norms."""
+        return load_space(self.store, self.parent) if SPREAD in self.parent.manifest.files else None
+
+    @override
+    def read(self) -> CohortImages:
+        limits = cohort_limits(self.attempt.settings, self.task)
+        check_cancelled, known = self.attempt.check_cancelled, self.manifest.statistics
+        include = self.includes_unlike
+        return load_images(self.files, self.task, known, limits, check_cancelled, include=include)
+
+    @override
+    def make(self, cohort: CohortImages) -> FittedToScans:
+        """Fit the lens, ask the network, and collect the candidate's files."""
+        self.attempt.set_stage("measuring")
+        whole = WholeScans(self.attempt, self.task, self.files, cohort)
+        try:
+            fitted = fit(whole.viewed, self.fingerprint)
+        except ValueError as error:
+            raise AdaptationRejected(f"'{self.parent}': {FINGERPRINT} is of another task: {error}") from error
+        if fitted is None:
+            raise AdaptationRejected("every scan of the cohort has the same intensity everywhere")
+        lensed = whole.through(fitted.lens) if fitted.lens.steps else None
+        found = self._asked(cohort, lensed, fitted)
+        files = {GRAPH: self.model.read(GRAPH)}
+        if WEIGHTS in self.manifest.files:
+            files[WEIGHTS] = self.model.read(WEIGHTS)
+        if (network := found.network) is not None:
+            files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: graph_of(network, self.task)}
+        if found.sees_through:
+            files[LENS] = fitted.lens.to_bytes()
+        return FittedToScans(self.task, fitted, found, files)
+
+    def _asked(self, cohort: CohortImages, lensed: Tensor | None, fitted: Fitted) -> Lensed:
+        """What the network says of the lens."""
+        lens = ThroughLens(fitted.left, None, fitted.grid, fitted.sides, fitted.lens.negated)
+        patients, mistaken = cohort.patient_of_image.tolist(), cohort.kinds.share_mistaken
+        seen = cohort.images, lensed, patients, lens
+        if (loaded := self.loaded) is not None and loaded.spread is not None:
+            return by_lens(
+                loaded.space,
+                loaded.spread,
+                loaded.playbook,
+                *seen,
+                self.device,
+                self.attempt.check_cancelled,
+                mistaken,
+            )
+        return by_lens_alone(self._see(), len(self.task.classes), *seen, mistaken)
+
+    def _see(self) -> Callable[[Tensor], View]:
+        """The masks of the graph that answers."""
+        session = load(self.model.read(GRAPH), self.attempt.settings)
+
+        def see(images: Tensor) -> View:
+            maps = []
+            for image in images:
+                self.attempt.check_cancelled()
+                maps.append(session.run_alone(image[np.newaxis].numpy()).probabilities.argmax(axis=1))
+            found = torch.from_numpy(np.concatenate(maps).astype(np.uint8))
+            return View(found, float((found > 0).double().mean()))
+
+        return see
+
+    @override
+    def judge(self, cohort: CohortImages, made: FittedToScans) -> GateVerdict:
+        return made.found.judged
+
+    @override
+    def summary(self, cohort: CohortImages, made: FittedToScans, verdict: GateVerdict) -> list[str]:
+        return said_of_lens(made)
+
+    @override
+    def draw(self, cohort: CohortImages, made: FittedToScans) -> None:
+        draw_pictures(self.attempt, self.files, self.model, made.files[GRAPH], lens=made.lens)
+
+    @override
+    def result(self, cohort: CohortImages, made: FittedToScans) -> dict[str, Any]:
+        fitted, found = made.fitted, made.found
+        polarity, dosed = fitted.polarity, found.dosed
+        facts: dict[str, Any] = {
+            "made": found.candidate,
+            "steps": [*fitted.lens.steps],
+            "negated": fitted.lens.negated,
+            "before": {kind: round(shift, 4) for kind, shift in fitted.before.items()},
+            "after": {kind: round(shift, 4) for kind, shift in fitted.after.items()},
+            "shares": {kind: round(share, 4) for kind, share in fitted.shares.items()},
+            "network": None if found.shifts is None else [round(shift, 4) for shift in found.shifts],
+        }
+        if polarity is not None:
+            facts["correlation"] = round(polarity.correlation, 4)
+        return {
+            "lens": facts,
+            **({} if dosed is None else {"dose": dose_facts(dosed)}),
+            "options": {"preset": "auto"},
+            "scans": len(self.files),
+            "images": len(cohort.images),
+            "epochs": 0,
+            "best_epoch": 0,
+            "fell_back": False,
+            "stopped": None,
+        }
+
+    @override
+    def draft(self, cohort: CohortImages, made: FittedToScans, result: dict[str, Any]) -> CandidateDraft:
+        known = self.manifest.statistics
+        return CandidateDraft(
+            parent=self.parent,
+            model=self.manifest,
+            method=self.METHOD,
+            files=made.files,
+            epochs=0,
+            seed=0,
+            details=result,
+            statistics=widened(known, cohort.statistics),
+            sources=self.manifest.sources,
+        )
+
+    @override
+    def cost(self) -> dict[str, Any]:
+        return {"milliseconds": self.watch.stages}
+
+
+def said_of_lens(made: FittedToScans) -> list[str]:
+    """Say how far the scans are from the members', what the lens does, and what is left."""
+    fitted, found = made.fitted, made.found
+    before, after = (_mean(shifts.values()) for shifts in (fitted.before, fitted.after))
+    if not fitted.lens.steps or not found.sees_through:
+        if found.dosed is not None:
+            return said_of_dose(found.dosed)
+        if not fitted.lens.steps:
+            return [
+                f"These scans look like the member hospitals': their distance is {before:.1f}, where 1 is "
+                "usual between hospitals. So the global model stays as it is: that is the answer, no "
+                "rejection."
+            ]
+    said = [
+        f"The distance of these scans from the member hospitals' is {before:.1f}, where 1 is usual between "
+        f"hospitals. Through the lens it is {after:.1f}. The scans are changed before the network sees them; "
+        "no mask was used, and no weight of the network is changed by it."
+    ]
+    if fitted.lens.negated:
+        said.insert(0, "These scans look inverted: the lens negates those that do.")
+    if found.candidate == "lens and dose" and found.dosed is not None:
+        said += said_of_dose(found.dosed)
+    return said
+
+
+def _mean(shifts: Iterable[float]) -> float:
+    """The geometric mean."""
+    values = np.array([*shifts])
+    return float(np.exp(np.log(np.maximum(values, 1e-12)).mean()))
