@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -105,13 +106,28 @@ def adapt(visit: Visit, scans: int) -> Scores:
 
 
 def adapt_to_negatives(visit: Visit) -> Scores:
-    """Adapt to scans that an export turned into negatives; the new patients' scans are not."""
+    """Adapt to scans that an export turned into negatives; the new patients' scans are not, and stay."""
     console.print(f"An export swapped black and white in {BAD_SCANS} scans, but not in the new patients'.")
-    candidate = visit.fit("refused", cohort_of(OUTSIDE, BAD_SCANS, negative=True))
-    _, after = visit.compare("refused", candidate)
+    candidate = visit.fit("inverted", cohort_of(OUTSIDE, BAD_SCANS, how="negative"))
+    inverted = replace(
+        visit, patients=[PhantomScan.at(OUTSIDE, NEW_PATIENT + n, "negative") for n in range(NEW_PATIENTS)]
+    )
+    before = inverted.measure("new patients, inverted too:", model=MODEL, personalization="global")
+    after = inverted.measure("through the lens:", model=candidate)
+    visit.measure("new patients as they are:", model=candidate)
+    return {
+        f"{MODEL}, the global model, of inverted scans": before,
+        f"{MODEL}, adapted to {BAD_SCANS} inverted scans, of inverted scans": after,
+    }
+
+
+def adapt_to_nothing(visit: Visit) -> Scores:
+    """Adapt to scans of nothing, as a scanner gives that is tested; the gate rejects the candidate."""
+    console.print(f"A technician sent {BAD_SCANS} test scans of an empty table.")
+    candidate = visit.fit("refused", cohort_of(OUTSIDE, BAD_SCANS, how="noise"))
     visit.assign(candidate, "it is the newest")
     visit.measure(f"{OUTSIDE} is still served", model=MODEL)
-    return {f"{MODEL}, adapted to {BAD_SCANS} negatives, not assigned": after}
+    return {}
 
 
 def adapt_to_one_scan(visit: Visit) -> Scores:
@@ -148,9 +164,11 @@ def run(folder: Path, port: int, rounds: int | None, scans: int, *, once: bool) 
         scores = join(visit)
         console.rule(f"4  {OUTSIDE} adapts without masks, by how far its scans are from the members'")
         scores |= adapt(visit, scans)
-        console.rule(f"5  {OUTSIDE} sends scans that do harm, and the gate rejects the candidate")
+        console.rule(f"5  {OUTSIDE} sends inverted scans, and a lens puts them right")
         scores |= adapt_to_negatives(visit)
-        console.rule("6  one scan alone, and nothing is kept")
+        console.rule(f"6  {OUTSIDE} sends scans of nothing, and the gate rejects the candidate")
+        scores |= adapt_to_nothing(visit)
+        console.rule("7  one scan alone, and nothing is kept")
         scores |= adapt_to_one_scan(visit)
         console.rule("results")
         show_scores(scores)

@@ -1,14 +1,20 @@
-"""Scans of phantom patients outside every training set, with their true masks; some exported as negatives."""
+"""Scans of phantom patients outside every training set, with their true masks.
+
+Some are exported as negatives, and some show nothing but noise.
+"""
 
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import nibabel as nib
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from model_store.preprocessing import class_map
 from model_store.scan import decode
@@ -17,6 +23,8 @@ from training.phantom import SCANNERS, TASK, make_volume, patient_seed
 from training.phantom.federation import nifti_bytes
 
 SIZE = 48
+# How a scan leaves the scanner: as it is, with black and white swapped, or of nothing.
+Export: TypeAlias = Literal["usual", "negative", "noise"]
 # Beyond the patients the federation is written with, and beyond those of any cohort.
 NEW_PATIENT = 1000
 
@@ -30,12 +38,12 @@ class PhantomScan:
     truth: bytes
 
     @classmethod
-    def at(cls, hospital: str, patient: int = NEW_PATIENT, *, negative: bool = False) -> PhantomScan:
-        """Draw the scan of a hospital's patient; `negative` swaps black and white, as a bad export does."""
+    def at(cls, hospital: str, patient: int = NEW_PATIENT, how: Export = "usual") -> PhantomScan:
+        """Draw the scan of a hospital's patient, as it is exported."""
         scanner = SCANNERS[hospital]
         affine, shape = scanner.grid(SIZE)
         voxels, mask = make_volume(scanner, patient_seed(0, hospital, patient), affine, shape)
-        image = _negative(voxels) if negative else voxels
+        image = _EXPORTED[how](voxels)
         return cls(hospital, nifti_bytes(image, affine), nifti_bytes(mask, affine))
 
     @property
@@ -54,10 +62,10 @@ class PhantomScan:
         return float(dice(predicted[None], true[None], classes=2)[0, 1])
 
 
-def cohort_of(hospital: str, count: int, *, first: int = 0, negative: bool = False) -> dict[str, PhantomScan]:
+def cohort_of(hospital: str, count: int, *, first: int = 0, how: Export = "usual") -> dict[str, PhantomScan]:
     """Draw the scans of `count` patients of a hospital, by file name, from patient `first` on."""
     return {
-        f"{number + 1:02d}.nii.gz": PhantomScan.at(hospital, number, negative=negative)
+        f"{number + 1:02d}.nii.gz": PhantomScan.at(hospital, number, how)
         for number in range(first, first + count)
     }
 
@@ -66,8 +74,26 @@ def _opened(content: bytes) -> nib.Nifti1Image:
     return nib.Nifti1Image.from_bytes(gzip.decompress(content))
 
 
+def _usual(voxels: NDArray[np.int16]) -> NDArray[np.int16]:
+    return voxels
+
+
+def _noise(voxels: NDArray[np.int16]) -> NDArray[np.int16]:
+    """Smooth noise of the scan's mean and deviation."""
+    drawn = ndimage.gaussian_filter(np.random.default_rng(voxels.size).normal(size=voxels.shape), 2)
+    scaled = voxels.mean() + voxels.std() * (drawn - drawn.mean()) / drawn.std()
+    return np.asarray(scaled, np.int16)
+
+
 def _negative(voxels: NDArray[np.int16]) -> NDArray[np.int16]:
     swapped: NDArray[np.int16] = (int(voxels.max()) + int(voxels.min()) - voxels.astype(np.int32)).astype(
         np.int16
     )
     return swapped
+
+
+_EXPORTED: Mapping[Export, Callable[[NDArray[np.int16]], NDArray[np.int16]]] = {
+    "usual": _usual,
+    "negative": _negative,
+    "noise": _noise,
+}
