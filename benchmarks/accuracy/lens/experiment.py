@@ -2,7 +2,7 @@
 
 `docs/results/protocol-lens.md` says what was fixed before it was run. Each hospital of a set is left out in
 turn, the others train, and the hospital's scans come as they are, behind drawn scanners, after kinds of shift
-that nobody draws in training, and inverted.
+that no training draws, and inverted.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class SetOf:
     size: int
     method: Mapping[str, Any] = field(default_factory=dict)
     of: str = ""
+    colour: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,33 @@ PROFILES = {
         {
             PHANTOM: SetOf(48, {**_PHANTOM, "width": 8}),
             INSTANCE: SetOf(48, {**_PHANTOM, **_BASIC}, PHANTOM),
-            "retina_vessels": SetOf(144, {"rounds": 25, "batch_size": 4}),
+            "retina_vessels": SetOf(144, {"rounds": 25, "batch_size": 4}, colour=True),
             "lungs_cxr": SetOf(96, {"rounds": 15}),
             FOREIGN: SetOf(96, {"rounds": 15}),
             "brain_lgg_flair": SetOf(96, {"rounds": 25}),
             VOLUMES: SetOf(0, {"rounds": 12}),
-            POLYPS: SetOf(64, {"rounds": 15}),
+            POLYPS: SetOf(64, {"rounds": 15}, colour=True),
         }
     ),
 }
+
+
+def cells_of(profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """Seed by seed, every hospital of `sites` left out."""
+    return [
+        {
+            "set": name,
+            "site": site,
+            "seed": seed,
+            "size": profile.sets[name].size,
+            "rungs": [*(profile.rungs or rungs_of(colour=profile.sets[name].colour))],
+            "ablation": seed in profile.ablation,
+            "method": FedAvgConfig(**profile.sets[name].method).identity(),
+        }
+        for seed in profile.seeds
+        for name, there in sites.items()
+        for site in there
+    ]
 
 
 class LensExperiment(Experiment[Profile]):
@@ -107,27 +126,9 @@ class LensExperiment(Experiment[Profile]):
     data_help = "the folder that has the sets; the phantom is written to the state folder"
 
     def cells(self) -> list[Cell]:
-        """Seed by seed, the cells of the sets that are there."""
+        """The cells of the sets that are there."""
         there = [name for name in self.profile.sets if self._is_there(name)]
-        return [
-            self._cell(name, site, seed)
-            for seed in self.profile.seeds
-            for name in there
-            for site in self._federation(name).names
-        ]
-
-    def _cell(self, name: str, site: str, seed: int) -> Cell:
-        chosen = self.profile.sets[name]
-        rungs = self.profile.rungs or rungs_of(self._federation(name).task)
-        return {
-            "set": name,
-            "site": site,
-            "seed": seed,
-            "size": chosen.size,
-            "rungs": [*rungs],
-            "ablation": seed in self.profile.ablation,
-            "method": FedAvgConfig(**chosen.method).identity(),
-        }
+        return cells_of(self.profile, {name: self._federation(name).names for name in there})
 
     def _is_there(self, name: str) -> bool:
         source = self.profile.sets[name].of or name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -23,7 +24,7 @@ from benchmarks.accuracy.unseen.hospital import MOST_SLICES, changes_of, halves,
 from model_store.guard import ReferenceStatistics, check, summarise
 from model_store.lens import FINGERPRINT, STEPS, Fingerprint, Fitted, Lens, Step, fit
 from model_store.task import Task
-from personalization.dose import ByShift, Lensed, by_lens, by_shift
+from personalization.dose import ByShift, Lensed, by_lens, by_lens_alone, by_shift, view
 from personalization.gate import GateVerdict, ThroughLens
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE, Spread
@@ -38,8 +39,6 @@ from training.run import Run, execute
 Scores: TypeAlias = dict[str, float]
 Images: TypeAlias = NDArray[np.float32]
 
-# A grid says what is on the scans where all members are at least this much like the others.
-LIKE = 0.5
 # Deviation of the smooth noise that is planted, in pixels.
 _SMOOTH = 6.0
 PLANTED_AT = (AS_THEY_ARE, "3")
@@ -95,7 +94,7 @@ def through(data: Data, lens: Lens) -> Data:
     """The examples with images as the lens shows them."""
     if isinstance(data, Volumes):
         return replace(data, images=tuple(lens.apply(image[np.newaxis])[0] for image in data.images))
-    found: Data = replace(cast(Any, data), images=lens.apply(data.images))
+    found: Data = replace(cast(Any, data), images=lens.apply(data.images, scans=data.cases))
     return found
 
 
@@ -149,26 +148,17 @@ class Trained:
     def served(self, cohort: Cohort, made: Fitted) -> Lensed:
         """What is served of a lens to a cohort."""
         met = cohort.data.met()
-        lensed = through(cohort.data, made.lens).met().images if made.lens.steps else None
-        return by_lens(
-            self.space,
-            self.spread,
-            None,
-            torch.from_numpy(np.array(met.images)),
-            None if lensed is None else torch.from_numpy(np.array(lensed)),
-            met.patients,
-            self.seen(made),
-            self.device,
-            mistaken=cohort.share_mistaken,
-        )
-
-    def seen(self, made: Fitted) -> ThroughLens:
-        """What the gate knows of a lens."""
-        ratios = [made.after[kind] / made.before[kind] for kind in made.before]
-        left = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
-        polarity = made.polarity
-        grid = abs(polarity.correlation) if polarity and self.fingerprint.likeness >= LIKE else None
-        return ThroughLens(left, None, grid, made.lens.negated)
+        images = torch.from_numpy(np.array(met.images))
+        lensed = None
+        if made.lens.steps:
+            lensed = torch.from_numpy(np.array(through(cohort.data, made.lens).met().images))
+        seen = ThroughLens(made.left, None, made.grid, made.sides, made.lens.negated)
+        rest = images, lensed, met.patients, seen
+        if self.spread is not None:
+            return by_lens(self.space, self.spread, None, *rest, self.device, mistaken=cohort.share_mistaken)
+        network = self.network()
+        classes = int(self.space.arguments["classes"])
+        return by_lens_alone(partial(view, network), classes, *rest, mistaken=cohort.share_mistaken)
 
 
 @dataclass(frozen=True)
@@ -280,8 +270,9 @@ class Hospitals:
             made = trained.lens(cohort)
             served = trained.served(cohort, made)
             shown = reported.through(made.lens if made.lens.steps else None)
-            change = mean(scores_of(served.network or trained.network(), shown.data)) - mean(parent)
-            nothing = served.served in ("nothing", "dose") and served.network is None
+            seen = shown if served.sees_through else reported
+            change = mean(scores_of(served.network or trained.network(), seen.data)) - mean(parent)
+            nothing = served.candidate == "nothing"
             row = {**facts_of(made), "served": served.served, "lens gate": gate_of(served.verdict)}
             yield {"kind": f"a cohort of {kind}", **row, "change": short(0.0 if nothing else change)}
             mixed = _mixed(trained, learned, made)

@@ -12,7 +12,6 @@ from benchmarks.accuracy.dose.kinds import KINDS, shifted
 from benchmarks.accuracy.lens.detector import Detector
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from model_store.scan import Scan
-from model_store.task import Task
 
 Change: TypeAlias = Callable[[Scan], Scan]
 
@@ -24,10 +23,9 @@ INVERTED, DETECTOR, GREY = "inverted", "detector", "grey"
 _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
-def rungs_of(task: Task) -> tuple[str, ...]:
+def rungs_of(*, colour: bool) -> tuple[str, ...]:
     """The rungs of a set, in the order in which they are computed."""
-    colour = (GREY,) if task.channels == 3 else ()
-    return (AS_THEY_ARE, *DRAWN, INVERTED, DETECTOR, *UNDRAWN, *colour)
+    return (AS_THEY_ARE, *DRAWN, INVERTED, DETECTOR, *UNDRAWN, *((GREY,) if colour else ()))
 
 
 def change_of(rung: str, site: str, seed: int) -> Change | None:
@@ -46,7 +44,7 @@ def change_of(rung: str, site: str, seed: int) -> Change | None:
 
 
 def _plane_by_plane(change: Change) -> Change:
-    """Of a volume of one channel the planes, in the place of channels."""
+    """The change of a volume with one channel: its planes take the place of channels."""
 
     def changed(scan: Scan) -> Scan:
         if scan.voxels.ndim < 4:

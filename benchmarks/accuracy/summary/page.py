@@ -29,6 +29,7 @@ from benchmarks.accuracy.summary.settings import (
     of_unseen,
     recorded,
     rows_of_dose,
+    rows_of_lens,
 )
 from benchmarks.accuracy.volumes.report import elsewhere, inside, level, seconds_of
 from benchmarks.harness.cells import Row
@@ -325,6 +326,7 @@ def sections() -> list[str]:
         *_sets(),
         *_unseen(shifts),
         *_dose(),
+        *_lens(),
         *_members(members),
         *chain.from_iterable(question.sections() for question in (*QUESTIONS, *STUDIES) if question.found),
         *_volumes(),
@@ -461,6 +463,21 @@ def _dose() -> list[str]:
         "since then; `by shift` is its dose without the gate. A classifier is left alone by now: `auto` of "
         "polyp_centres is from before, in two of three seeds. From [dose.cpu](dose.cpu.md), seeds of "
         f"{'; '.join(listed)}; what is not there yet has not been computed. Nothing leaves the hospital.",
+        _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
+    ]
+
+
+def _lens() -> list[str]:
+    """What a lens before the network gives."""
+    rows = rows_of_lens()
+    shifts = of_dose(rows)
+    sets = ", ".join(dict.fromkeys(str(row["cell"]["set"]) for row in rows))
+    return [
+        "## A hospital from outside, through a lens before the network",
+        "Needs: a cohort of unlabeled scans, any network, and the fingerprint of its members. Columns and "
+        "figures are those of the section above. `served` is what the gate of the lens serves, `auto` the "
+        f"dose by shift of before. From [lens.cpu](lens.cpu.md), so far of {sets}; what is not there yet has "
+        "not been computed. Nothing leaves the hospital.",
         _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
     ]
 

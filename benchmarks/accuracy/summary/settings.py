@@ -204,6 +204,22 @@ def of_dose(rows: Sequence[Row]) -> list[Shift]:
     ]
 
 
+LENS = "lens.cpu"
+_OF_LENS = ("auto", "lens", "lens then dose", "served")
+
+
+def rows_of_lens() -> list[Row]:
+    """Cells of `lens`, with the arms that the summary shows."""
+    rows: list[Row] = []
+    for row in recorded(LENS):
+        at = {
+            rung: {"arms": {arm: each for arm, each in found["arms"].items() if arm in ("global", *_OF_LENS)}}
+            for rung, found in row["result"]["at"].items()
+        }
+        rows.append({**row, "result": {"at": at}})
+    return rows
+
+
 def of_members() -> list[Shift]:
     """Every set of `unseen`: what members are served by default, and their personal models."""
     scores: dict[str, dict[str, list[Mapping[str, float]]]] = {}

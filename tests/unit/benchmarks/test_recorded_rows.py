@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.accuracy.dose.experiment import Dose
 from benchmarks.accuracy.dose.experiment import cells_of as dose_cells
+from benchmarks.accuracy.lens.experiment import LensExperiment
+from benchmarks.accuracy.lens.experiment import cells_of as lens_cells
 from benchmarks.accuracy.unseen.experiment import Unseen
 from benchmarks.accuracy.unseen.experiment import cells_of as unseen_cells
 from benchmarks.harness.cells import Rows, key
@@ -23,7 +25,7 @@ def test_every_row_is_a_cell_of_its_profile(name: str, table: Table) -> None:
     rows = Rows(RESULTS / f"{table.name}.jsonl").read()
     assert rows
     experiment = find(name).of_table(table)
-    if isinstance(experiment, Unseen | Dose):
+    if isinstance(experiment, Unseen | Dose | LensExperiment):
         # Sites are in the data, so they are taken from the rows.
         sites: dict[str, set[str]] = {}
         for row in rows:
@@ -31,8 +33,10 @@ def test_every_row_is_a_cell_of_its_profile(name: str, table: Table) -> None:
         named = {set_: sorted(there) for set_, there in sites.items()}
         if isinstance(experiment, Unseen):
             cells = unseen_cells(table.profile, experiment.profile, named)
-        else:
+        elif isinstance(experiment, Dose):
             cells = dose_cells(experiment.profile, named)
+        else:
+            cells = lens_cells(experiment.profile, named)
     else:
         cells = experiment.cells()
     assert {key(row["cell"]) for row in rows} <= {key(cell) for cell in cells}

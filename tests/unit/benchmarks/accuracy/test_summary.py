@@ -48,6 +48,10 @@ def arms_in(row: dict[str, Any]) -> set[str]:
         return {cell["arm"]}
     if cell.get("part") == "inside" and "site" in cell:
         return {arm for scores in result.values() for arm in scores} - {"global", "share", "patients"}
+    if "own" in result:
+        return {"auto", "lens", "lens then dose", "served"} & {
+            arm for at in result["at"].values() for arm in at["arms"]
+        }
     if "hospitals" in result:
         return {criterion for each in result["hospitals"].values() for criterion in each["costs"]}
     if cell.get("part") in ("served", "learned"):
