@@ -178,7 +178,7 @@ class _Dataset(_Read):
     channel_names: dict[str, str] = Field(
         min_length=1, max_length=16, validation_alias=AliasChoices("channel_names", "modality")
     )
-    labels: dict[str, int | tuple[int, ...]]
+    labels: dict[str, int | tuple[int, ...]] = Field(min_length=1)
     regions_class_order: tuple[int, ...] | None = None
     licence: str | None = Field(None, alias="license")
     reference: str | None = None
@@ -213,7 +213,7 @@ def read(
     where = str(source.path / entered)
     _check_version(source)
     plans = _parsed(_Plans, source, "plans.json")
-    dataset = _parsed(_Dataset, source, "dataset.json")
+    dataset, remarks = _dataset(source)
     named, notes = _folds(source, folds, checkpoint)
     read_files = {name: source.read(name, checkpoints.MOST_BYTES) for name in named.values()}
     loaded = [checkpoints.load(content, f"{where}: {name}") for name, content in read_files.items()]
@@ -269,6 +269,7 @@ def read(
         statistics=_training_scans(source, plans, task),
         notes=(
             *(() if not entered else (f"the model is that of {entered}",)),
+            *remarks,
             *notes,
             *_postprocessing(source, task),
             *stored_axes(task),
@@ -675,12 +676,69 @@ def _inside(found: Any, *keys: str, default: Any = _REQUIRED) -> Any:
     return found
 
 
-def _parsed(model: type[Model], source: Source, name: str) -> Model:
-    content = source.read(name, _MOST_TEXT)
+def _dataset(source: Source) -> tuple[_Dataset, list[str]]:
+    """What dataset.json says, also where its labels are written as by nnU-Net v1, with a note that they are.
+
+    Raises ImportRefused for labels without values, and for channels that are not named by number.
+    """
+    name, notes = "dataset.json", list[str]()
+    content = _json(source, name)
+    if not isinstance(content, dict):
+        raise ImportRefused(
+            f"{source.path}: {name}: expected an object with labels and channel_names, found "
+            f"{_quoted(content)}: take the file that nnU-Net v2 put into the trainer's folder"
+        )
+    if (labels := _of_version_1(content.get("labels"))) is not None:
+        content = {**content, "labels": labels}
+        said = ", ".join(f"{label} {value}" for label, value in labels.items())
+        notes.append(f"{name}: labels are written as by nnU-Net v1, by value, and are read so: {said[:500]}")
     try:
-        return model.model_validate(json.loads(content))
+        return _Dataset.model_validate(content), notes
+    except ValidationError as error:
+        places = {str(each["loc"][0]) for each in error.errors()}
+        channels = "channel_names" if "channel_names" in content else "modality"
+        if "labels" in places:
+            what, expected = "labels", 'a value for each name, such as {"background": 0, "organ": 1}'
+            advice = "write the values of the training's masks"
+        elif places & {"channel_names", "modality"}:
+            what = channels if channels in content else "channel_names"
+            expected = 'a name for each of 1 to 16 channels by its number, such as {"0": "T1", "1": "FLAIR"}'
+            advice = "write them in the order of the training's files, _0000 first"
+        else:
+            raise _misread(str(source.path), name, error) from error
+        raise ImportRefused(
+            f"{source.path}: {name}: {what}: expected {expected}, found {_quoted(content.get(what))}: "
+            f"{advice}"
+        ) from error
+
+
+def _of_version_1(labels: Any) -> dict[str, int] | None:
+    """Labels of nnU-Net v1 and the Decathlon (value -> name) by name; None for others, or one name twice."""
+    if not isinstance(labels, dict):
+        return None
+    if not all(
+        isinstance(label, str) and re.fullmatch(r"[0-9]{1,4}", value) for value, label in labels.items()
+    ):
+        return None
+    named = {label: int(value) for value, label in labels.items()}
+    return named if len(named) == len(labels) > 0 else None
+
+
+def _quoted(found: Any) -> str:
+    text = json.dumps(found)
+    return "none" if found is None else text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def _parsed(model: type[Model], source: Source, name: str) -> Model:
+    try:
+        return model.model_validate(_json(source, name))
     except ValidationError as error:
         raise _misread(str(source.path), name, error) from error
+
+
+def _json(source: Source, name: str) -> Any:
+    try:
+        return json.loads(source.read(name, _MOST_TEXT))
     except (ValueError, RecursionError) as error:
         raise ImportRefused(f"{source.path}: {name}: cannot be read as JSON: {str(error)[:200]}") from error
 

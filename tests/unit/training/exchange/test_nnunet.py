@@ -155,6 +155,79 @@ def test_channels_have_the_order_of_their_numbers_or_that_of_the_file(
     assert [channel.name for channel in task.channel_list] == names
 
 
+def _rewrite(folder: Path, **changes: Any) -> None:
+    """Change members of dataset.json; None removes one."""
+    file = folder / "dataset.json"
+    content = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def test_labels_of_version_1_are_read_by_name_with_a_note(tmp_path: Path) -> None:
+    make_nnunet_folder(tmp_path / "model", channels=("MRI",))
+    expected = _read(tmp_path / "model")
+    written = json.loads((tmp_path / "model" / "dataset.json").read_text())["labels"]
+    by_value = {str(value): name for name, value in written.items()}
+    _rewrite(tmp_path / "model", labels=by_value, channel_names=None, modality={"0": "MRI"})
+    found = _read(tmp_path / "model")
+    assert found.task == expected.task
+    (note,) = [each for each in found.notes if each not in expected.notes]
+    assert note.startswith(
+        "dataset.json: labels are written as by nnU-Net v1, by value, and are read so: back"
+    )
+
+
+def test_labels_with_numbers_for_names_are_of_version_2(tmp_path: Path) -> None:
+    make_nnunet_folder(tmp_path / "model", labels={"background": 0, "2": 1})
+    found = _read(tmp_path / "model")
+    assert found.task.labels == {"2": (1,)}
+    assert not any("v1" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"labels": None},
+            r"labels: expected a value for each name, such as .*, found none: write the values",
+        ),
+        ({"labels": {}}, r"labels: expected a value for each name, .*, found \{\}: "),
+        ({"labels": ["background", "organ"]}, r'found \["background", "organ"\]: write the values of the'),
+        ({"labels": {"0": "background", "1": "lobe", "2": "lobe"}}, "expected a value for each name"),
+        ({"labels": {"0": "background", "organ": 1}}, "expected a value for each name"),
+        ({"labels": {f"label {n}": "x" for n in range(99)}}, r"found \{.{99}…: write"),
+        (
+            {"channel_names": ["T1"]},
+            r'channel_names: expected a name for each .*, found \["T1"\]: write them',
+        ),
+        (
+            {"channel_names": None},
+            r"channel_names: expected a name for each of 1 to 16 .*, found none: write",
+        ),
+        ({"channel_names": {}}, r"channel_names: .*, found \{\}: write them in the order of the training's"),
+        ({"channel_names": {"0": 1}}, r'channel_names: .*, found \{"0": 1\}: '),
+        ({"channel_names": None, "modality": ["CT"]}, r'modality: expected a name for .*, found \["CT"\]: '),
+    ],
+)
+def test_labels_and_channels_in_another_form_are_refused_in_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    make_nnunet_folder(tmp_path / "model")
+    _rewrite(tmp_path / "model", **changes)
+    with pytest.raises(ImportRefused, match=f"model: dataset.json: .*{said}") as caught:
+        _read(tmp_path / "model")
+    assert "Input should" not in str(caught.value)
+    assert "Field required" not in str(caught.value)
+
+
+def test_a_list_for_a_dataset_is_refused(tmp_path: Path) -> None:
+    make_nnunet_folder(tmp_path / "model")
+    (tmp_path / "model" / "dataset.json").write_text("[]")
+    with pytest.raises(
+        ImportRefused, match=r"expected an object with labels and channel_names, found \[\]: "
+    ):
+        _read(tmp_path / "model")
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results' folder of one dataset with two configurations, and a zip file as nnU-Net exports it."""
