@@ -80,7 +80,8 @@ def _usual(voxels: NDArray[np.int16]) -> NDArray[np.int16]:
 
 def _noise(voxels: NDArray[np.int16]) -> NDArray[np.int16]:
     """Smooth noise of the scan's mean and deviation."""
-    drawn = ndimage.gaussian_filter(np.random.default_rng(voxels.size).normal(size=voxels.shape), 2)
+    generator = np.random.default_rng(int(voxels.astype(np.uint16).sum()))
+    drawn = ndimage.gaussian_filter(generator.normal(size=voxels.shape), 2)
     scaled = voxels.mean() + voxels.std() * (drawn - drawn.mean()) / drawn.std()
     return np.asarray(scaled, np.int16)
 

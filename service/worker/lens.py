@@ -267,7 +267,7 @@ def said_of_lens(made: FittedToScans) -> list[str]:
     if fitted.lens.negated:
         said.insert(0, "These scans look inverted: the lens negates those that do.")
     if found.candidate == "lens and dose" and found.dosed is not None:
-        said += said_of_dose(found.dosed)
+        said += said_of_dose(found.dosed, through=True)
     return said
 
 

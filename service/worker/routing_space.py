@@ -266,8 +266,11 @@ def _coefficients(
     }
 
 
-def said_of_dose(made: ByShift) -> list[str]:
-    """Say how far the scans are from the members', what was done, and what that did at the members."""
+def said_of_dose(made: ByShift, *, through: bool = False) -> list[str]:
+    """Say how far the scans are from the members', what was done, and what that did at the members.
+
+    `through`: the network sees them through a lens.
+    """
     dose, record = made.dose, made.record
     if not dose.share:
         return [
@@ -275,8 +278,11 @@ def said_of_dose(made: ByShift) -> list[str]:
             "usual between hospitals. So the global model stays as it is: that is the answer, no rejection."
         ]
     early, middle, late = (f"{100 * each:.0f} %" for each in dose.doses)
+    begins = "What the network sees through the lens is at a distance of"
+    if not through:
+        begins = "The distance of these scans from the member hospitals' is"
     said = [
-        f"The distance of these scans from the member hospitals' is {dose.shift:.1f}, where 1 is usual "
+        f"{begins} {dose.shift:.1f}, where 1 is usual "
         f"between hospitals. The model's scale of brightness and contrast moves {early} of the way to these "
         f"scans in its first layers, {middle} in the middle and {late} in the last. No mask was used."
     ]
