@@ -121,6 +121,10 @@ class Data(ABC):
             yield self.patients[indices[0]], np.stack([self.images[index] for index in indices])
 
     @abstractmethod
+    def changed_by(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Self:
+        """Return the examples with other images; `change` gets those [n, C, ...] of one scan at a time."""
+
+    @abstractmethod
     def met(self) -> Examples:
         """The images as a network meets them when it serves: slices as they are, volumes by windows."""
 
@@ -238,6 +242,10 @@ class Examples(Data):
         if not len(self) or (batch_size > 1 and len(self) % batch_size != 1):
             return None
         return self.images[:1]
+
+    @override
+    def changed_by(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Self:
+        return replace(self, images=np.concatenate([change(images) for _, images in self.viewed()]))
 
     @override
     def met(self) -> Examples:

@@ -8,8 +8,8 @@ Legend: C channels, X, Y, Z the volume's axes, in the network's order, B patches
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -161,6 +161,10 @@ class Volumes(Masked):
                     places.append(np.stack(np.unravel_index(flat, target.shape), axis=1))
             found.append(tuple(places))
         return tuple(found)
+
+    @override
+    def changed_by(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Self:
+        return replace(self, images=tuple(change(image[np.newaxis])[0] for image in self.images))
 
     @override
     def met(self) -> Slices:

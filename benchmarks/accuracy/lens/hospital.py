@@ -32,7 +32,6 @@ from training.data.cases import Federation
 from training.local.data import Data
 from training.local.registry import kind_of
 from training.local.scores import dice_per_patient, predict
-from training.local.volumes import Volumes
 from training.run import Run, execute
 
 # Of patients; of a classification, of classes: the share that is recognised.
@@ -87,15 +86,7 @@ class Cohort:
 
     def through(self, lens: Lens | None) -> Cohort:
         """The scans as the lens shows them."""
-        return self if lens is None else replace(self, data=through(self.data, lens))
-
-
-def through(data: Data, lens: Lens) -> Data:
-    """The examples with images as the lens shows them."""
-    if isinstance(data, Volumes):
-        return replace(data, images=tuple(lens.apply(image[np.newaxis])[0] for image in data.images))
-    found: Data = replace(cast(Any, data), images=lens.apply(data.images, scans=data.cases))
-    return found
+        return self if lens is None else replace(self, data=self.data.changed_by(lens.apply))
 
 
 @dataclass(frozen=True)
@@ -151,7 +142,7 @@ class Trained:
         images = torch.from_numpy(np.array(met.images))
         lensed = None
         if made.lens.steps:
-            lensed = torch.from_numpy(np.array(through(cohort.data, made.lens).met().images))
+            lensed = torch.from_numpy(np.array(cohort.data.changed_by(made.lens.apply).met().images))
         seen = ThroughLens(made.left, None, made.grid, made.sides, made.lens.negated)
         rest = images, lensed, met.patients, seen
         if self.spread is not None:
@@ -288,19 +279,20 @@ class Hospitals:
     def _wrong(self, trained: Trained, learned: Cohort, seed: int) -> Iterator[tuple[str, Cohort]]:
         generator = np.random.default_rng(seed)
 
-        def noise(image: Images) -> Images:
-            return generator.standard_normal(image.shape).astype(np.float32)
+        def noise(images: Images) -> Images:
+            found: Images = generator.standard_normal(images.shape).astype(np.float32)
+            return found
 
-        def smooth(image: Images) -> Images:
-            width = (0, *(_SMOOTH,) * (image.ndim - 1))
-            found = ndimage.gaussian_filter(noise(image), width)
-            drawn: Images = ((found - found.mean()) / found.std()).astype(np.float32)
-            return drawn
+        def smooth(images: Images) -> Images:
+            width = (0, 0, *(_SMOOTH,) * (images.ndim - 2))
+            found: Images = ndimage.gaussian_filter(noise(images), width)
+            axes = tuple(range(1, images.ndim))
+            found -= found.mean(axis=axes, keepdims=True)
+            found /= found.std(axis=axes, keepdims=True)
+            return found
 
         for kind, drawn in (("noise", noise), ("smooth noise", smooth)):
-            images: Any = [drawn(image) for image in learned.data.images]
-            images = tuple(images) if isinstance(learned.data, Volumes) else np.stack(images)
-            yield kind, replace(learned, data=replace(cast(Any, learned.data), images=images))
+            yield kind, replace(learned, data=learned.data.changed_by(drawn))
         if self.foreign is not None:
             yield "another modality", self.foreign(trained.task)
 
@@ -309,7 +301,7 @@ def _mixed(trained: Trained, learned: Cohort, made: Fitted) -> Fitted:
     """Another cohort's lens, with what its fit would say at the hospital's own scans."""
     steps: tuple[Step, ...] = ("polarity",)
     own = trained.lens(learned, steps)
-    seen = through(learned.data, made.lens) if made.lens.steps else learned.data
+    seen = learned.data.changed_by(made.lens.apply) if made.lens.steps else learned.data
     left = fit(seen.viewed, trained.fingerprint, ())
     assert left is not None
     return replace(made, before=own.before, after=left.before, polarity=own.polarity)

@@ -76,7 +76,7 @@ def test_fedins_never_exchanges_the_backbone(data, tmp_path, monkeypatch):
     assert all(mark in artefact.read("weights.safetensors") for mark in marks.values())
     sent = {group for entry in result.history for site in entry.sites.values() for group in site.sent}
     received = {group for entry in result.history for site in entry.sites.values() for group in site.received}
-    assert sent == {"weights", "scores", "usage", "queries", "statistics", "metrics", "tested"}
+    assert sent == {"weights", "scores", "usage", "queries", "statistics", "fingerprint", "metrics", "tested"}
     assert received == {"weights", "centre"}
     with torch.device("meta"):
         network = InstanceAdaptive(build_backbone("unet", **unet(federation.task).arguments), 2, 4, 2)

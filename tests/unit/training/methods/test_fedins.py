@@ -287,9 +287,9 @@ def test_a_site_s_queries_are_features_that_leave_within_its_bounds_and_only_for
     assert sent(minimum_images=6) == sent(minimum_patients=4) == {}
 
     for task, options, kinds in (
-        (sites.TASK, {}, {"queries": "features", "statistics": "statistics"}),
-        (sites.TASK, {"centre": "no"}, {"statistics": "statistics"}),
-        (PICTURES, {}, {"statistics": "statistics"}),
+        (sites.TASK, {}, {"queries": "features", "statistics": "statistics", "fingerprint": "statistics"}),
+        (sites.TASK, {"centre": "no"}, {"statistics": "statistics", "fingerprint": "statistics"}),
+        (PICTURES, {}, {"statistics": "statistics", "fingerprint": "statistics"}),
     ):
         plan = method_of(store, task, **options).plan()
         assert {group.name: group.kind for group in plan[0].uploads} == kinds

@@ -304,7 +304,14 @@ def test_what_travels_is_declared_by_group_kind_and_reduction(name: str) -> None
         if isinstance(step, Phase)
     ]
     assert described == [
-        ("local", [("model", "weights", "collect"), ("statistics", "statistics", "collect")]),
+        (
+            "local",
+            [
+                ("model", "weights", "collect"),
+                ("statistics", "statistics", "collect"),
+                ("fingerprint", "statistics", "collect"),
+            ],
+        ),
         ("validate", [("counts", "statistics", "collect")]),
         ("test", [("tested", "statistics", "collect")]),
     ]

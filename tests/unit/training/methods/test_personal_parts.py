@@ -77,7 +77,7 @@ def test_only_what_is_shared_travels_and_only_the_rest_stays(method: type[Person
     assert result.memory.tensors.keys() == {f"stays/tensors/{name}" for name in own}
     declared = {phase.name: {g.name for g in phase.uploads} for phase in algorithm.plan()}
     assert declared == {
-        "describe": {"statistics"},
+        "describe": {"statistics", "fingerprint"},
         "train": {"weights"},
         "validate": set(),
         "test": {"personal_tested"},
