@@ -3,13 +3,13 @@
 Fingerprint   what a federation's scans look like, and how far its members are apart (`fingerprint.json`)
 seen_of       what a member, or a hospital, sees of its own scans
 fit           a cohort and a fingerprint -> a lens, as far as the cohort is further away than is natural
-    Lens          four steps on a network's input (`lens.json`)
+Lens          four steps on a network's input (`lens.json`)
 lens_of       the lens of a version; `seen_through` applies it to a scan that was prepared
 """
 
 from model_store.lens.features import Kind
 from model_store.lens.fingerprint import FILE as FINGERPRINT
-from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, Sums, check_seen, seen_of
+from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, check_seen, seen_of
 from model_store.lens.fit import STEPS, Fitted, Polarity, Step, fit
 from model_store.lens.lens import FILE as LENS
 from model_store.lens.lens import Lens
@@ -27,7 +27,6 @@ __all__ = [
     "Polarity",
     "Seen",
     "Step",
-    "Sums",
     "check_seen",
     "fit",
     "lens_of",

@@ -25,7 +25,7 @@ Images: TypeAlias = NDArray[np.float32]
 Feature: TypeAlias = NDArray[np.float64]
 
 CELLS = 6
-# Cycles per pixel. No frequency of an image is below a band of its own unless the image is very small.
+# Borders of the bands, in cycles per pixel.
 EDGES = np.geomspace(0.02, 0.5, 13)
 CENTRES = np.sqrt(EDGES[1:] * EDGES[:-1])
 LEVELS = np.array(
@@ -139,6 +139,11 @@ def entries_of(kind: Kind, axes: int) -> int:
     """The number of entries of a feature of images with so many spatial axes."""
     counts: Mapping[Kind, int] = {"field": CELLS**axes, "spectrum": len(CENTRES), "quantiles": len(LEVELS)}
     return counts[kind]
+
+
+def as_rows(values_CE: Feature) -> tuple[tuple[float, ...], ...]:
+    """The values as a file has them."""
+    return tuple(tuple(map(float, row)) for row in values_CE)
 
 
 def correlation(one: Feature, other: Feature) -> float:

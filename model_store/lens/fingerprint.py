@@ -29,6 +29,7 @@ from model_store.lens.features import (
     Feature,
     Images,
     Kind,
+    as_rows,
     correlation,
     entries_of,
     standardised,
@@ -125,7 +126,7 @@ class KindPrint(BaseModel):
             logarithms.append(math.log(max(away - each.sampling, _LEAST_NATURAL * away, _LEAST)))
         tau = (count + 1) / (count - 1) * math.exp(math.fsum(logarithms) / count)
         patient = math.fsum(each.variance for each in members) / count
-        return cls(mean=_rows(mean), tau=tau, patient=patient)
+        return cls(mean=as_rows(mean), tau=tau, patient=patient)
 
     @property
     def mean_CE(self) -> Feature:
@@ -201,7 +202,3 @@ def check_seen(kind: Kind, mean: NDArray[np.float64], variance: float) -> None:
         raise ValueError(f"{kind}: expected means of {_MOST_ENTRY:g} at most")
     if not 0 <= variance <= _MOST_ENTRY**2:
         raise ValueError(f"{kind}: expected a variance of at least 0, found {variance:g}")
-
-
-def _rows(values_CE: Feature) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(map(float, row)) for row in values_CE)

@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from model_store.lens.features import Feature, Images, Kind, correlation
+from model_store.lens.features import Feature, Images, Kind, as_rows, correlation
 from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, Sums
 from model_store.lens.lens import GAINS, Curve, Lens, rising
 
@@ -121,7 +121,7 @@ def fit(
     if "polarity" in steps:
         polarity = polarity_of(seen, fingerprint)
         if polarity.inverted:
-            lens = _with(lens, upright=_rows(fingerprint.field.mean_CE))
+            lens = _with(lens, upright=as_rows(fingerprint.field.mean_CE))
     shares: dict[Kind, float] = {}
     moved: list[Step] = ["polarity"] if lens.negated else []
     for kind in KINDS:
@@ -167,7 +167,7 @@ def _seen(cohort: Cohort, lens: Lens | None, kinds: Sequence[Kind] = KINDS) -> d
 
 
 def _with_field(lens: Lens, ours: Feature, theirs: Feature, share: float) -> Lens:
-    return _with(lens, field=_rows(share * (ours - theirs)))
+    return _with(lens, field=as_rows(share * (ours - theirs)))
 
 
 def _with_spectrum(lens: Lens, ours: Feature, theirs: Feature, share: float) -> Lens:
@@ -202,7 +202,3 @@ _STEPS: Mapping[Kind, Callable[[Lens, Feature, Feature, float], Lens]] = {
 
 def _with(lens: Lens, **steps: object) -> Lens:
     return Lens.model_validate({**lens.model_dump(), **steps})
-
-
-def _rows(values_CE: Feature) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(map(float, row)) for row in values_CE)

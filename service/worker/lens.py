@@ -49,7 +49,6 @@ _MOST_KEPT = 2**28
 class FittedToScans:
     """A fitted lens, and what the network says of it. `files` are those of the candidate."""
 
-    task: Task
     fitted: Fitted
     found: Lensed
     files: dict[str, bytes]
@@ -154,7 +153,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
             files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: graph_of(network, self.task)}
         if found.sees_through:
             files[LENS] = fitted.lens.to_bytes()
-        return FittedToScans(self.task, fitted, found, files)
+        return FittedToScans(fitted, found, files)
 
     def _asked(self, cohort: CohortImages, lensed: Tensor | None, fitted: Fitted) -> Lensed:
         """What the network says of the lens."""
