@@ -63,6 +63,11 @@ class CohortKinds:
         """Share of the scans that no training scan resembles in kind."""
         return float(self.mistaken.mean())
 
+    @property
+    def share_gross(self) -> float:
+        """Share of the scans of another kind, size or spacing than any training scan, whatever their colour."""
+        return float(np.mean([any(each.gross for each in found) for found in self.warnings]))
+
 
 def kinds_of(
     summaries: Sequence[ScanSummary], reference: ReferenceStatistics | None, task: Task

@@ -158,7 +158,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
     def _asked(self, cohort: CohortImages, lensed: Tensor | None, fitted: Fitted) -> Lensed:
         """What the network says of the lens."""
         lens = ThroughLens(fitted.left, None, fitted.grid, fitted.sides, fitted.lens.negated)
-        patients, mistaken = cohort.patient_of_image.tolist(), cohort.kinds.share_mistaken
+        patients, mistaken = cohort.patient_of_image.tolist(), cohort.kinds.share_gross
         seen = cohort.images, lensed, patients, lens
         if (loaded := self.loaded) is not None and loaded.spread is not None:
             return by_lens(

@@ -107,3 +107,16 @@ def test_distances_are_the_naive_mahalanobis_distances(reference: ReferenceStati
             # The distance of a scan that differs from the mean by as much, without its factor for few scans.
             squared = reference.distance(tuple(moved)) * (1 + 12 / reference.count)
             assert found[one, other] == pytest.approx(np.sqrt(squared / 5.5), abs=1e-9)
+
+
+def test_a_scan_of_another_colour_is_mistaken_and_not_gross() -> None:
+    colour = TASK.model_copy(update={"channels": 3, "colour": "replicate"})
+
+    def seen(pixels: NDArray[np.float32]) -> ScanSummary:
+        scan = Scan(pixels, None, "png")
+        return summarise(scan, prepare(scan, colour))
+
+    known = [ReferenceStatistics.of(seen(np.dstack([body(seed)] * 3))) for seed in range(40)]
+    grey = [seen(np.atleast_3d(body(100 + seed))) for seed in range(4)]
+    found = kinds_of(grey, reduce(ReferenceStatistics.merge, known), colour)
+    assert (found.share_mistaken, found.share_gross) == (1.0, 0.0)
