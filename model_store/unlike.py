@@ -65,7 +65,7 @@ class CohortKinds:
 
     @property
     def share_gross(self) -> float:
-        """Share of the scans of another kind, size or spacing than any training scan, whatever their colour."""
+        """Share of the scans of another kind, size or spacing than training, whatever their colour."""
         return float(np.mean([any(each.gross for each in found) for found in self.warnings]))
 
 

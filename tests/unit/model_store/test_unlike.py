@@ -116,7 +116,8 @@ def test_a_scan_of_another_colour_is_mistaken_and_not_gross() -> None:
         scan = Scan(pixels, None, "png")
         return summarise(scan, prepare(scan, colour))
 
-    known = [ReferenceStatistics.of(seen(np.dstack([body(seed)] * 3))) for seed in range(40)]
+    pictures = [np.dstack([body(seed), body(seed) / 2, body(seed) / 3]) for seed in range(40)]
+    known = [ReferenceStatistics.of(seen(each)) for each in pictures]
     grey = [seen(np.atleast_3d(body(100 + seed))) for seed in range(4)]
     found = kinds_of(grey, reduce(ReferenceStatistics.merge, known), colour)
     assert (found.share_mistaken, found.share_gross) == (1.0, 0.0)
