@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from typing_extensions import override
 
 from model_store.task import Task
@@ -64,10 +63,10 @@ from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
-from training.local.data import Examples
+from training.local.data import ScanSize
 from training.local.registry import kind_of
 from training.local.scores import dice_per_patient
-from training.local.site import SiteData
+from training.local.site import AnyData, SiteData
 from training.parts.spread import SPREAD as APART
 from training.progress import Afterwards, Progress
 from training.run import Run, execute
@@ -170,24 +169,23 @@ def make_playbook(
 
 
 def afterwards(run: Run, members: Sequence[str], practice: Practice) -> dict[str, Afterwards]:
-    """What follows the rotations: as many passes of the network as one of `estimate`, which is one."""
+    """What follows the rotations, by the passes of the network: `estimate` takes one of every image."""
     busiest = max(
         (site for site in run.sites() if site.name in members), key=lambda site: site.counts.files["train"]
     )
-    files, each = busiest.counts.files, _slices_per_file(run.federation.task, busiest)
-    images = each * (files["train"] + files["val"])
-    every = passes(practice, images)
-    return {PRACTICE: Afterwards("practise", "estimate", every / max(each * files["train"], 1))}
+    task, files = run.federation.task, busiest.counts.files
+    kind, size = kind_of(task), _size_of_scan(task, busiest)
+    scans, most = files["train"] + files["val"], kind.most_met
+    every = passes(practice, size.images * scans, size.passes * scans)
+    estimated = size.images * files["train"]
+    return {PRACTICE: Afterwards("practise", "estimate", every / max(min(estimated, most or estimated), 1))}
 
 
-def _slices_per_file(task: Task, site: Site[Any] | RemoteSite) -> int:
-    """Images that a file gives, as far as its site's first training scan says; 1 of a site elsewhere.
-
-    An adaptation takes a bounded number of images (`Practice.most`), and a volume has many slices.
-    """
+def _size_of_scan(task: Task, site: Site[Any] | RemoteSite) -> ScanSize:
+    """That of a site's first training scan; of a site elsewhere, a picture's."""
     if not isinstance(site, Site):
-        return 1
-    return kind_of(task).images_of(site.of_split("train")[0], task)
+        return ScanSize(1, 1)
+    return kind_of(task).size_of(site.of_split("train")[0], task)
 
 
 def with_playbook(publication: Publication, made: Made) -> Publication:
@@ -342,7 +340,7 @@ class Rotations(Algorithm):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Measure the targets of the site's scans of training and validation."""
-        examples = _scans(data, self._task)
+        examples = _scans(data, self._task).met()
         own = targets_of(torch.from_numpy(examples.targets), examples.patients, len(self._task.classes))
         return ClientResult({TARGETS.name: _packed(own)}, weight=1.0)
 
@@ -351,7 +349,6 @@ class Rotations(Algorithm):
     ) -> ClientResult:
         """Practise on the site's scans of training and validation."""
         assert context.site is not None
-        examples = _scans(data, self._task)
         drafts = self._spaces[context.site]
         states = {draft.site or GLOBAL: part(received[SPACE.name], draft.site or GLOBAL) for draft in drafts}
         global_model = states.pop(GLOBAL)
@@ -360,9 +357,8 @@ class Rotations(Algorithm):
         episodes = practise(
             space,
             Spread.model_validate_json(bytes(received[SPREADS.name]["json"].tolist())),
-            torch.from_numpy(examples.images),
-            examples.patients,
-            partial(_dice, examples, len(self._task.classes)),
+            _scans(data, self._task),
+            partial(dice_per_patient, classes=len(self._task.classes)),
             self._practice,
             int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
             context.device,
@@ -390,16 +386,9 @@ class Rotations(Algorithm):
         return Publication("none", (), server.facts)
 
 
-def _dice(
-    examples: Examples, classes: int, network: nn.Module, images: Tensor, indices: list[int]
-) -> dict[str, float]:
-    """Every patient's Dice, of some of the examples with other intensities."""
-    return dice_per_patient(network, replace(examples.take(indices), images=images.numpy()), classes)
-
-
-def _scans(data: SiteData, task: Task) -> Examples:
-    """The examples of training and validation; of volumes patches, as a job sees them."""
-    sets = [each.met() for each in ([data.all_train, data.val] if data.held_out else [data.all_train])]
+def _scans(data: SiteData[AnyData], task: Task) -> AnyData:
+    """The examples of training and validation."""
+    sets = [data.all_train, data.val] if data.held_out else [data.all_train]
     return type(sets[0]).joined(sets, task)
 
 

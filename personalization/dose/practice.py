@@ -3,9 +3,9 @@
 Half of the patients are adapted to without labels and the other half is scored, in turn, as a hospital would
 use a candidate. The scans are taken as they are and through drawn scanners (`personalization.scanner`), since
 members are often alike and a hospital from outside need not be. What counts is the change as the gate of the
-dose serves it.
+dose serves it, of the masks that the service would answer: of volumes by windows, on each scan's own grid.
 
-Legend: N images, C channels, H and W height and width.
+Legend: n images of one scan, C channels.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.dose.auto import by_shift
@@ -42,62 +45,80 @@ class Practice:
     most: int = 64
 
 
-# (a network, images [n, C, ...], their indices) -> the foreground Dice of every patient of these images, of
-# what the service would answer; NaN without a target
-Score = Callable[[nn.Module, Tensor, list[int]], Mapping[str, float]]
+class Scans(Protocol):
+    """The scans of a member."""
+
+    @property
+    def patients(self) -> Sequence[str]:
+        """The patient of each image, or volume."""
+
+    def take(self, indices: Sequence[int]) -> Self:
+        """Some of them, in this order."""
+
+    def changed_by(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Self:
+        """The scans with other intensities; `change` gets the images [n, C, ...] of one scan at a time."""
+
+    def met(self) -> Any:
+        """Their `images` [N, C, ...], with `patients` of each, as a job sees a cohort."""
+
+
+AnyScans = TypeVar("AnyScans", bound=Scans)
+# The foreground Dice that a network reaches of every patient of some scans, by what the service would answer;
+# NaN without a target.
+Score = Callable[[nn.Module, AnyScans], Mapping[str, float]]
 
 
 def practise(
     space: RoutingSpace,
     spread: Spread,
-    images_NCHW: Tensor,
-    patients: Sequence[str],
-    score: Score,
+    scans: AnyScans,
+    score: Score[AnyScans],
     practice: Practice,
     seed: int,
-    device: torch.device | None = None,
+    device: torch.device,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> Iterator[Episode]:
     """The episodes of one member; deterministic. A member with one patient has no other half, and none.
 
-    `spread` is how far the other members are apart. `patients` has each image's.
+    `spread` is how far the other members are apart.
     """
-    device = device or images_NCHW.device
-    halves = _halves(patients)
+    halves = _halves(scans.patients)
     if halves is None:
         return
     for number, severity in enumerate(practice.severities):
         generator = torch.Generator().manual_seed(seed_of(seed, "scanner", number))
-        images = _through(images_NCHW, severity, generator)
+        seen = scans.changed_by(_Through(severity, generator)) if severity else scans
         changes: dict[str, float] = {}
         shifts = []
         for learned, scored in (halves, halves[::-1]):
-            cohort = _evenly(learned, practice.most)
+            cohort = seen.take(learned).met()
+            used = _evenly(range(len(cohort.images)), practice.most)
             made = by_shift(
                 space,
                 spread,
                 None,
-                images[cohort],
-                [patients[index] for index in cohort],
+                torch.from_numpy(cohort.images[used]),
+                [cohort.patients[index] for index in used],
                 device,
                 check_cancelled,
             )
             shifts.append(made.dose.shift)
             check_cancelled()
+            others = seen.take(scored)
             networks = space.plain().to(device), made.adapted.merged
-            before, after = (_defined(score(network, images[scored], scored)) for network in networks)
+            before, after = (_defined(score(network, others)) for network in networks)
             changes |= {name: after[name] - before[name] if made.passed else 0.0 for name in before}
         yield Episode(severity, math.fsum(changes.values()) / len(changes), max(shifts))
 
 
-def passes(practice: Practice, images: int) -> int:
-    """Images that `practise` sends through the network, of a member with so many in halves of equal size.
+def passes(practice: Practice, images: int, answers: int) -> int:
+    """Images that `practise` sends through the network, of a member whose scans give so many, in halves of
+    equal size, and are answered in so many passes.
 
     Some are fewer where the dose is 0, and some more where the scans are looked at in negative.
     """
-    half = images // 2
-    cohort = len(_evenly(list(range(half)), practice.most)) if half else 0
-    return len(practice.severities) * 2 * (3 * cohort + 2 * half)
+    cohort = len(_evenly(range(images // 2), practice.most)) if images > 1 else 0
+    return len(practice.severities) * 2 * (3 * cohort + 2 * (answers // 2))
 
 
 def _defined(dice: Mapping[str, float]) -> dict[str, float]:
@@ -115,16 +136,22 @@ def _halves(patients: Sequence[str]) -> tuple[list[int], list[int]] | None:
     return first, second
 
 
-def _evenly(indices: list[int], most: int) -> list[int]:
-    return indices[:: math.ceil(len(indices) / most)]
+def _evenly(indices: range, most: int) -> list[int]:
+    return [*indices[:: math.ceil(len(indices) / most)]]
 
 
-def _through(images_NCHW: Tensor, severity: float, generator: torch.Generator) -> Tensor:
-    """All images through one drawn scanner."""
-    if not severity:
-        return images_NCHW
-    scanner = Scanners.draw(torch.tensor([severity]), generator, images_NCHW.ndim - 2).repeated(BATCH)
-    parts = []
-    for batch in torch.split(images_NCHW, BATCH):
-        parts.append(scanner.first(len(batch)).apply(batch, generator))
-    return torch.cat(parts)
+class _Through:
+    """Shows all scans through one scanner, which is drawn at the first of them."""
+
+    def __init__(self, severity: float, generator: torch.Generator) -> None:
+        self._severity, self._generator = torch.tensor([severity]), generator
+        self._scanner: Scanners | None = None
+
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self._scanner is None:
+            self._scanner = Scanners.draw(self._severity, self._generator, images.ndim - 2).repeated(BATCH)
+        parts = [
+            self._scanner.first(len(batch)).apply(batch, self._generator)
+            for batch in torch.split(torch.from_numpy(images), BATCH)
+        ]
+        return torch.cat(parts).numpy()

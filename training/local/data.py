@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, groupby
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,13 @@ from training.local.schedule import Batch, Schedule
 Answers: TypeAlias = Tensor | list[Tensor]
 
 
+class ScanSize(NamedTuple):
+    """The images that a network meets of a scan, and the passes in which it answers it."""
+
+    images: int
+    passes: int
+
+
 class Data(ABC):
     """Examples of one kind of task, which a site trains, validates or tests on."""
 
@@ -43,6 +50,8 @@ class Data(ABC):
     dense: ClassVar[bool]
     # Whether a pass is too short to count training by: a volume is one patch of it.
     short_pass: ClassVar[bool] = False
+    # The most images that `met` gives; None: all.
+    most_met: ClassVar[int | None] = None
 
     images: Any
     patients: tuple[str, ...]
@@ -72,8 +81,8 @@ class Data(ABC):
 
     @classmethod
     @abstractmethod
-    def images_of(cls, case: Any, task: Task) -> int:
-        """The number of images that an adaptation takes from a case. Raises ScanError."""
+    def size_of(cls, case: Any, task: Task) -> ScanSize:
+        """How much work the scan of a case is. Raises ScanError."""
 
     @abstractmethod
     def take(self, indices: Sequence[int]) -> Self:
@@ -189,8 +198,9 @@ class Examples(Data):
 
     @classmethod
     @override
-    def images_of(cls, case: Any, task: Task) -> int:
-        return int(geometry_of(cls.reader(task)(case), task).slices[0])
+    def size_of(cls, case: Any, task: Task) -> ScanSize:
+        slices = int(geometry_of(cls.reader(task)(case), task).slices[0])
+        return ScanSize(slices, slices)
 
     @override
     def take(self, indices: Sequence[int]) -> Self:

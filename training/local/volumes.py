@@ -27,6 +27,7 @@ from model_store.preprocessing import (
     onto_grid,
     outputs_of,
     prepare_volume,
+    price_of,
     windowed,
 )
 from model_store.preprocessing.windows import cut, tiles
@@ -37,7 +38,7 @@ from personalization.told import IGNORED, Told
 from personalization.transfer import sent
 from training.algorithm import State
 from training.data.cases import Case
-from training.local.data import Answers, Examples
+from training.local.data import Answers, Examples, ScanSize
 from training.local.masks import Drawn, Masked
 from training.local.schedule import Batch, Motion, Schedule
 from training.local.slices import Slices
@@ -62,6 +63,7 @@ class Volumes(Masked):
 
     name = "volumes"
     short_pass = True
+    most_met = _MOST_TILES
 
     images: tuple[NDArray[np.float32], ...]
     targets: tuple[NDArray[np.uint8], ...]
@@ -107,9 +109,10 @@ class Volumes(Masked):
 
     @classmethod
     @override
-    def images_of(cls, case: Any, task: Task) -> int:
-        """A volume counts as one."""
-        return 1
+    def size_of(cls, case: Any, task: Task) -> ScanSize:
+        assert task.geometry is not None
+        price = price_of(cls.reader(task)(case), task)
+        return ScanSize(len(tiles(price.grid.shape, task.geometry.patch)), price.passes)
 
     @override
     def take(self, indices: Sequence[int]) -> Self:

@@ -1,10 +1,14 @@
-"""The `Score` of slices that are whole scans: each as it is, on the network's own pixels."""
+"""The scores of slices that are whole scans: each as it is, on the network's own pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from personalization.labelled_slices import LabelledSlices, Score
@@ -32,13 +36,37 @@ def score_of(examples: LabelledSlices) -> Score:
     return score
 
 
-def practised(truth: Tensor, patients: Sequence[str]) -> Callable[..., dict[str, float]]:
-    """The score of a practice on slices with these masks, as they are."""
+@dataclass(frozen=True)
+class Practised:
+    """A member's slices, each a scan, on the network's own pixels: images [N, C, H, W], truth [N, H, W]."""
 
-    @torch.no_grad()
-    def score(network: nn.Module, images: Tensor, indices: list[int]) -> dict[str, float]:
-        device = next(network.parameters()).device
-        found = network.eval()(images.to(device)).argmax(dim=1).cpu()
-        return foreground_dice(found, truth[indices], [patients[index] for index in indices], 2)
+    images: NDArray[np.float32]
+    truth: Tensor
+    patients: tuple[str, ...]
 
-    return score
+    @classmethod
+    def of(cls, images: Tensor, truth: Tensor, patients: Sequence[str]) -> Self:
+        """Those of a test."""
+        return cls(images.numpy(), truth, tuple(patients))
+
+    def take(self, indices: Sequence[int]) -> Practised:
+        """Some of them."""
+        chosen = [*indices]
+        patients = tuple(self.patients[index] for index in chosen)
+        return Practised(self.images[chosen], self.truth[chosen], patients)
+
+    def changed_by(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Practised:
+        """The same with other intensities."""
+        return replace(self, images=np.concatenate([change(each[None]) for each in self.images]))
+
+    def met(self) -> Practised:
+        """As they are."""
+        return self
+
+
+@torch.no_grad()
+def practised(network: nn.Module, slices: Practised) -> dict[str, float]:
+    """Dice of every patient."""
+    device = next(network.parameters()).device
+    found = network.eval()(torch.from_numpy(slices.images).to(device)).argmax(dim=1).cpu()
+    return foreground_dice(found, slices.truth, slices.patients, 2)

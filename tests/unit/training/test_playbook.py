@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
+from monai.inferers.utils import sliding_window_inference
+from torch import nn
 
 from model_store.manifest import NetworkSpec
-from personalization.dose import Practice, passes
+from personalization.dose import Practice, by_shift, passes
 from personalization.iop_fl.batch_norm import profile
+from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread, sent_by
-from personalization.networks import build
+from personalization.losses import soft_dice_loss
+from personalization.networks import build, initialise
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data, slices
+from tests.helpers.training.volumes import BALLS, volume_data, volumes
 from training.algorithm import ModelDraft
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.local.site import SiteData
+from training.local.volumes import Volumes, patch_batches
 from training.methods.iop_fl import IopFlConfig
 from training.phantom.federation import write_federation
 from training.playbook import EPISODES, PRACTICE, TARGETS, Rotations, afterwards
@@ -44,6 +51,58 @@ def test_a_member_practises_the_dose_with_the_spread_of_the_others() -> None:
     assert all(each.keys() == {"severity", "served", "shift"} for each in sent)
 
 
+def test_volumes_are_scored_whole_as_the_service_answers_them() -> None:
+    spec = NetworkSpec(
+        name="monai.dynunet",
+        arguments={
+            **{"in_channels": 1, "classes": 2, "spatial_dims": 3, "width": 4, "strides": [1, 2, 2]},
+            "norm_name": "batch",
+        },
+    )
+    network = initialise(build(spec.name, **spec.arguments), torch.Generator().manual_seed(0))
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.02)
+    for images, targets in patch_batches(volumes(4, 9), 20, 4, 0.5, None, torch.Generator().manual_seed(0)):
+        optimiser.zero_grad()
+        soft_dice_loss(network(images), targets.long()).backward()
+        optimiser.step()
+    network.eval()
+    others = volumes(6, 9).met()
+    found = profile(network, torch.from_numpy(others.images), others.patients)
+    spread = Spread.of(found.layers, sent_by(found, (0.1, 0.2, 1.0)), 2)
+    drafts = {"A": (ModelDraft("global", spec, network.state_dict()),)}
+    data = volume_data("A", 4, 2, 0)
+    for image in (*data.train.images, *data.val.images):
+        image *= 4
+    rotations = Rotations(BALLS, drafts, {"A": spread.to_bytes()}, Practice((0.0,)))
+    received = rotations.send_space(EMPTY, "A")
+    result = client_step(rotations, context("practise", 0, site="A"), received, EMPTY, data)
+    [sent] = json.loads(bytes(result.uploads[EPISODES.name]["json"].tolist()))
+
+    space = RoutingSpace.of(spec.name, spec.arguments, {}, network.state_dict())
+    scans = Volumes.joined([data.train, data.val], BALLS)
+    changes = []
+    for learned, scored in (([0, 2, 4], [1, 3, 5]), ([1, 3, 5], [0, 2, 4])):
+        seen = scans.take(learned).tiles()
+        made = by_shift(space, spread, None, torch.from_numpy(seen.images), seen.patients)
+        assert made.passed
+        for index in scored:
+            before, after = (whole_dice(each, scans, index) for each in (network, made.adapted.merged))
+            changes.append(after - before)
+    assert any(changes)
+    assert sent["served"] == pytest.approx(sum(changes) / 6)
+
+
+def whole_dice(network: nn.Module, scans: Volumes, index: int) -> float:
+    """Dice of the ball of one volume, by MONAI's windows."""
+    geometry, image = scans.geometry, torch.from_numpy(scans.images[index])[None]
+    with torch.no_grad():
+        logits = sliding_window_inference(
+            image, geometry.patch, 1, lambda patch: network(patch).softmax(1), geometry.overlap, "gaussian"
+        )
+    ball, truth = logits[0].argmax(0) == 1, torch.from_numpy(scans.targets[index]) == 1
+    return float(2 * (ball & truth).sum() / (ball.sum() + truth.sum()))
+
+
 def test_targets_are_measured_on_slices_that_training_leaves_out_too() -> None:
     whole = site_data("A", 8, 4, 0)
     whole.train.targets[::2] = 0
@@ -67,5 +126,5 @@ def test_the_time_of_the_practice_counts_the_slices_of_volumes_and_the_most_that
     # Of volumes as files, fewer than the most would be there.
     assert data.held_out
     assert every > 2 * practice.most > len(run.sites()[0].cases)
-    expected = passes(practice, every) / train
+    expected = passes(practice, every, every) / train
     assert afterwards(run, members, practice)[PRACTICE].times == expected

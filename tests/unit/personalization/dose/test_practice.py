@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from personalization.dose import Practice, by_shift, passes, practise
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.metrics import foreground_dice
+from personalization.scanner import Scanners
+from personalization.seeds import seed_of
 from personalization.test_time.ladder import blended
 from tests.helpers.personalization.discs import discs, space
-from tests.helpers.personalization.scored_slices import practised
+from tests.helpers.personalization.scored_slices import Practised, practised
 
+CPU = torch.device("cpu")
 PATIENTS = [f"p{index // 2}" for index in range(12)]
 
 
@@ -27,7 +34,7 @@ def test_an_episode_is_what_a_plain_loop_over_both_halves_finds() -> None:
     images, truth = discs(12, 4)
     images = 1.8 * images
     [episode] = practise(
-        space(), spread(), images, PATIENTS, practised(truth, PATIENTS), Practice((0.0,)), seed=1
+        space(), spread(), Practised.of(images, truth, PATIENTS), practised, Practice((0.0,)), 1, CPU
     )
     here = [index for index in range(12) if (index // 2) % 2 == 0]
     there = [index for index in range(12) if (index // 2) % 2 == 1]
@@ -56,7 +63,7 @@ def test_a_dose_that_its_gate_refuses_changes_nothing() -> None:
     images, truth = discs(12, 4)
     # Farther than anything that was practised.
     [episode] = practise(
-        space(), spread(), 50 * images, PATIENTS, practised(truth, PATIENTS), Practice((0.0,)), seed=1
+        space(), spread(), Practised.of(50 * images, truth, PATIENTS), practised, Practice((0.0,)), 1, CPU
     )
     assert episode.shift > 60
     assert episode.served == 0.0
@@ -64,16 +71,33 @@ def test_a_dose_that_its_gate_refuses_changes_nothing() -> None:
 
 def test_scans_go_through_one_scanner_per_severity_and_the_seed_repeats_them() -> None:
     images, truth = discs(12, 4)
-    practice = Practice((0.0, 2.0, 2.0))
+    scans, practice = Practised.of(images, truth, PATIENTS), Practice((0.0, 2.0, 2.0))
 
     def episodes(seed: int) -> list[object]:
-        return list(practise(space(), spread(), images, PATIENTS, practised(truth, PATIENTS), practice, seed))
+        return list(practise(space(), spread(), scans, practised, practice, seed, CPU))
 
     first = episodes(3)
     assert first == episodes(3)
     assert [each.severity for each in first] == [0.0, 2.0, 2.0]
     assert first[1] != first[2]  # another draw of the same severity
     assert episodes(4) != first
+
+
+def test_a_scanner_is_drawn_once_and_shows_the_scans_one_after_the_other() -> None:
+    images, truth = discs(4, 4)
+    seen: list[NDArray[np.float32]] = []
+
+    class Seen(Practised):
+        def changed_by(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Practised:
+            seen.extend(change(each[None]) for each in self.images)
+            return self
+
+    scans = Seen.of(images, truth, ["a", "a", "b", "b"])
+    [*practise(space(), spread(), scans, practised, Practice((2.0,)), 5, CPU)]
+    generator = torch.Generator().manual_seed(seed_of(5, "scanner", 0))
+    scanner = Scanners.draw(torch.tensor([2.0]), generator)
+    for image, found in zip(images, seen, strict=True):
+        assert torch.equal(scanner.apply(image[None], generator), torch.from_numpy(found))
 
 
 @pytest.mark.parametrize("most", [4, 64])
@@ -91,19 +115,13 @@ def test_passes_are_the_images_that_go_through_the_network(most: int) -> None:
     with torch.nn.modules.module.register_module_forward_pre_hook(look):
         # Far enough for a dose, and too near to be looked at in negative.
         [episode] = practise(
-            here, apart, 1.5 * images, patients, practised(truth, patients), practice, seed=1
+            here, apart, Practised.of(1.5 * images, truth, patients), practised, practice, 1, CPU
         )
     assert 1 < episode.shift < 4
-    assert passes(practice, 20) == seen[0]
+    assert passes(practice, 20, 20) == seen[0]
 
 
 def test_a_member_with_one_patient_has_no_episode() -> None:
     images, truth = discs(4, 4)
-    assert (
-        list(
-            practise(
-                space(), spread(), images, ["one"] * 4, practised(truth, ["one"] * 4), Practice(), seed=0
-            )
-        )
-        == []
-    )
+    alone = Practised.of(images, truth, ["one"] * 4)
+    assert [*practise(space(), spread(), alone, practised, Practice(), 0, CPU)] == []

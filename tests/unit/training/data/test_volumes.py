@@ -9,6 +9,8 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from model_store.appearance import describe
 from model_store.guard import planes_of
@@ -101,6 +103,24 @@ def test_a_volume_is_resampled_to_the_spacing_with_its_mask(tmp_path: Path) -> N
     assert [each.shape for each in data.targets] == [each.shape[1:] for each in data.images]
     # 3 x 3 x 2 voxels of 1 x 2 x 1 mm are 36 mm3, of which the grid has 18 voxels of 2 mm3.
     assert int(data.targets[0].sum()) == pytest.approx(18, abs=9)
+
+
+def test_the_size_of_a_volume_counts_its_tiles_and_the_passes_that_answer_it(tmp_path: Path) -> None:
+    mirrored = TWO.model_copy(update={"geometry": GEOMETRY.model_copy(update={"mirror": (0, 2)})})
+    site = load_federation(folder(tmp_path, ("_T1", "_FLAIR")), mirrored).sites[0]
+    data = SiteData.load(all_for_testing(site), mirrored).test
+    passes = 0
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal passes
+        passes += len(inputs[0]) if module is network else 0
+
+    network = nn.Conv3d(2, 2, 1)
+    network.register_forward_pre_hook(look)
+    with torch.no_grad():
+        data.take([0]).answers(network, 16, torch.device("cpu"))
+    assert Volumes.size_of(site.cases[0], mirrored) == (len(data.take([0]).tiles()), passes)
+    assert passes % 4 == 0
 
 
 def test_the_guard_knows_the_training_volumes_after_preparation(tmp_path: Path) -> None:
