@@ -112,8 +112,9 @@ def practise(
 
 
 def passes(practice: Practice, images: int, answers: int) -> int:
-    """Images that `practise` sends through the network, of a member whose scans give so many, in halves of
-    equal size, and are answered in so many passes.
+    """Images that `practise` sends through the network, in halves of equal size.
+
+    The scans of the member give `images`, and are answered in so many passes.
 
     Some are fewer where the dose is 0, and some more where the scans are looked at in negative.
     """

@@ -1,9 +1,14 @@
 """Checks of masks beside some that the hospital drew: they must be plausible where none was drawn.
 
-Legend: N slices, H rows, W columns, S scans.
+Whole scans are compared, on their own grid and as the service answers them: [H, W], or [I, J, K] plane by
+plane along the last axis.
+
+Legend: S scans.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,54 +18,60 @@ from personalization.gate.check import check
 from personalization.gate.masks import (
     MIN_COMPONENT,
     Maps,
-    checked_index,
     checked_maps,
     largest_plausible_share,
-    mean_fragments,
+    pieces_of,
 )
 
 
 class BesideDrawn:
     """A candidate's masks of a cohort beside the hospital's own of some scans."""
 
-    def __init__(
-        self,
-        found_NHW: ArrayLike,
-        drawn_NHW: ArrayLike,
-        drawn_on_N: ArrayLike,
-        scan_index_N: ArrayLike,
-        classes: int,
-    ) -> None:
-        """Check the class maps and measure them.
+    def __init__(self, scans: Iterable[tuple[ArrayLike, ArrayLike | None]], classes: int) -> None:
+        """Check the class maps and measure them, one scan after the other.
 
         Args:
-            found_NHW: the candidate's class maps of all slices of the cohort.
-            drawn_NHW: the hospital's; those of slices without a mask are ignored.
-            drawn_on_N: which slices belong to a scan with a mask.
-            scan_index_N: which slices belong to one scan.
+            scans: the candidate's class map of each scan, and the hospital's where it drew one.
             classes: of the task, background included.
 
         Raises:
             LabelError: maps differ in shape or hold values that are no classes; no scan has a mask.
         """
-        self.classes = classes
-        self.found: Maps = checked_maps(found_NHW, "found", classes)
-        drawn = checked_maps(drawn_NHW, "drawn", classes, self.found)
-        scans, known = checked_index(scan_index_N, len(self.found)), np.asarray(drawn_on_N, dtype=bool)
-        if known.shape != scans.shape or not known.any():
-            raise LabelError("drawn_on: expected one truth value per slice, and at least one true")
-        self.drawn: Maps = drawn[known]
-        self.slices_S: NDArray[np.int64] = np.bincount(scans)
-        self.labelled_S: NDArray[np.bool_] = np.bincount(scans, known) > 0
-        # In slices' worth: a target counts the same in a thick stack of slices as in one slice.
-        pixels = tuple(range(1, self.found.ndim))
-        self.size_S = _sums(scans, (self.found > 0).mean(axis=pixels))
-        self.drawn_size_S = _sums(scans, (drawn > 0).mean(axis=pixels) * known)
+        found_pieces: list[int] = []
+        drawn_pieces: list[int] = []
+        sizes: list[tuple[int, float, float, bool]] = []
+        for found, drawn in scans:
+            planes = _planes(checked_maps(found, "found", classes))
+            drawn_size = 0.0
+            if drawn is not None:
+                truth = _planes(checked_maps(drawn, "drawn", classes))
+                if truth.shape != planes.shape:
+                    raise LabelError(f"drawn: expected the scan's {planes.shape}, found {truth.shape}")
+                drawn_pieces += pieces_of(truth, classes)
+                drawn_size = _size(truth)
+            found_pieces += pieces_of(planes, classes)
+            sizes.append((len(planes), _size(planes), drawn_size, drawn is not None))
+        if not any(known for *_, known in sizes):
+            raise LabelError("expected at least one scan with a mask, found none")
+        planes_S, size_S, drawn_size_S, labelled_S = map(np.array, zip(*sizes, strict=True))
+        self.planes_S: NDArray[np.int64] = planes_S
+        # In planes' worth: a target counts the same in a thick stack of planes as in one plane.
+        self.size_S: NDArray[np.float64] = size_S
+        self.drawn_size_S: NDArray[np.float64] = drawn_size_S
+        self.labelled_S: NDArray[np.bool_] = labelled_S
+        self.pieces, self.drawn_pieces = (
+            float(np.mean(pieces)) if pieces else 0.0 for pieces in (found_pieces, drawn_pieces)
+        )
 
 
-def _sums(scans_N: NDArray[np.int64], values_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum over each scan's slices [S]."""
-    return np.bincount(scans_N, values_N).astype(np.float64, copy=False)
+def _planes(maps: Maps) -> Maps:
+    """The planes [n, H, W] of a map [H, W] or [I, J, K]."""
+    return np.moveaxis(np.atleast_3d(maps), -1, 0)
+
+
+def _size(planes: Maps) -> float:
+    """The foreground, as a share of one plane."""
+    return float(np.count_nonzero(planes) / planes[0].size)
 
 
 @check(
@@ -72,9 +83,9 @@ def _sums(scans_N: NDArray[np.int64], values_N: NDArray[np.float64]) -> NDArray[
 )
 def oversized_rate(observed: BesideDrawn) -> float:
     """One scan of ten may be unusual; more that are over twice the largest drawn mask are not plausible."""
-    drawn_share = (observed.drawn_size_S / observed.slices_S)[observed.labelled_S]
+    drawn_share = (observed.drawn_size_S / observed.planes_S)[observed.labelled_S]
     largest = largest_plausible_share(float(drawn_share.max()))
-    return float(np.mean(observed.size_S / observed.slices_S > largest))
+    return float(np.mean(observed.size_S / observed.planes_S > largest))
 
 
 @check(
@@ -104,5 +115,4 @@ def lost_target_rate(observed: BesideDrawn) -> float | None:
 )
 def fragments(observed: BesideDrawn) -> float:
     """Up to twice as many pieces as were drawn, and one more."""
-    found, drawn = (mean_fragments(maps, observed.classes) for maps in (observed.found, observed.drawn))
-    return (found + 1) / (drawn + 1)
+    return (observed.pieces + 1) / (observed.drawn_pieces + 1)

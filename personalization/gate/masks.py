@@ -129,19 +129,24 @@ def agreement_gain(
 
 
 def mean_fragments(maps: Maps, classes: int) -> float:
-    """Connected pieces per slice and foreground class, over those that are there; 0 if none is.
+    """Connected pieces per slice and foreground class, over those that are there; 0 if none is."""
+    pieces = pieces_of(maps, classes)
+    return float(np.mean(pieces)) if pieces else 0.0
+
+
+def pieces_of(maps: Maps, classes: int) -> list[int]:
+    """How many connected pieces each foreground class has on each slice that it is on.
 
     Slice by slice, since slices of a volume may lie centimetres apart. Pixels that touch at a corner are one
     piece.
     """
     neighbours = np.ones((3,) * (maps.ndim - 1), dtype=np.int8)
-    pieces = [
+    return [
         ndimage.label(own, neighbours)[1]
         for one in maps
         for index in range(1, classes)
         if (own := one == index).any()
     ]
-    return float(np.mean(pieces)) if pieces else 0.0
 
 
 def largest_plausible_share(before: float) -> float:

@@ -2,11 +2,11 @@
 
 Held-out masks decide; masks of the other scans must be plausible. Agreement with the parent is no check:
 where masks are needed, the parent is what is wrong.
-
-Legend: N slices, H rows, W columns.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from numpy.typing import ArrayLike
 
@@ -19,16 +19,10 @@ class ObservedFit(BesideDrawn):
     """A fit, and its network's masks beside the hospital's own."""
 
     def __init__(
-        self,
-        fitted: Fitted,
-        found_NHW: ArrayLike,
-        drawn_NHW: ArrayLike,
-        drawn_on_N: ArrayLike,
-        scan_index_N: ArrayLike,
-        classes: int,
+        self, fitted: Fitted, scans: Iterable[tuple[ArrayLike, ArrayLike | None]], classes: int
     ) -> None:
         """Measure the masks as `BesideDrawn`, which raises LabelError."""
-        super().__init__(found_NHW, drawn_NHW, drawn_on_N, scan_index_N, classes)
+        super().__init__(scans, classes)
         self.gain = fitted.gain
 
 

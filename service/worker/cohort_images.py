@@ -58,19 +58,10 @@ class LabelledImages:
     left_out: int
 
     @property
-    def scan_of_image(self) -> NDArray[np.int64]:
-        """Index of the scan of each slice [N]."""
-        return np.unique(self.names, return_inverse=True)[1].astype(np.int64)
-
-    @property
-    def known_targets(self) -> Tensor:
-        """The targets, with background where there is no truth."""
-        return self.targets.masked_fill(self.targets == IGNORED, 0)
-
-    @property
     def drawn(self) -> dict[str, bool]:
         """Map the scans with masks to whether any of their slices still has a target."""
-        shows = self.known_targets.flatten(1).any(dim=1).tolist()
+        known = self.targets.masked_fill(self.targets == IGNORED, 0)
+        shows = known.flatten(1).any(dim=1).tolist()
         found: dict[str, bool] = {}
         for name, drawn_on, there in zip(self.names, self.drawn_on, shows, strict=True):
             if drawn_on:

@@ -57,9 +57,9 @@ class Joined:
     check_cancelled: CancelCheck
 
     @cached_property
-    def answers(self) -> tuple[Tensor, Tensor]:
-        """Class indices [N, H, W] of all images, and their attention [N, S]."""
-        return predict(self.network, self.images, self.check_cancelled)
+    def attention(self) -> Tensor:
+        """Attention [N, S] of all images."""
+        return predict(self.network, self.images, self.check_cancelled)[1]
 
     @cached_property
     def graph(self) -> bytes:
@@ -103,11 +103,8 @@ class JoiningWork(MaskedCohortWork[Joined]):
     def judge(self, cohort: LabelledImages, made: Joined) -> GateVerdict:
         """Compare Dice on the validation patients with zero-shot; check that all masks are plausible."""
         self.attempt.set_stage("judging")
-        maps, _ = made.answers
-        observed = ObservedJoining(
-            made.joining, maps.numpy(), cohort.known_targets.numpy(), cohort.drawn_on, cohort.scan_of_image
-        )
-        return judge(JOINING, observed)
+        scans = self.answered.beside_drawn(made.network, {*cohort.names})
+        return judge(JOINING, ObservedJoining(made.joining, scans))
 
     @override
     def summary(self, cohort: LabelledImages, made: Joined, verdict: GateVerdict) -> list[str]:
@@ -137,7 +134,7 @@ class JoiningWork(MaskedCohortWork[Joined]):
             "zero_shot_dice": joining.start.dice,
             "fell_back": joining.best_epoch == 0,
             "stopped": joining.stopped,
-            "attention": self._shares(made.answers[1]),
+            "attention": self._shares(made.attention),
         }
 
     @override
@@ -181,7 +178,7 @@ class JoiningWork(MaskedCohortWork[Joined]):
                 train,
                 validation,
                 self.config,
-                scored.dice,
+                scored,
                 resume=checkpoint,
                 after_epoch=after_epoch,
                 check_cancelled=attempt.check_cancelled,

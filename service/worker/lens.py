@@ -37,12 +37,10 @@ from service.worker.candidate import CandidateDraft
 from service.worker.cohort_images import CohortImages, load_images, patches_of, widened
 from service.worker.cohort_job import CohortWork
 from service.worker.device import device_of
+from service.worker.kept import Kept
 from service.worker.pictures import draw_pictures, load
 from service.worker.routing_adapt import LoadedSpace, graph_of, load_space
 from service.worker.routing_space import dose_facts, said_of_dose
-
-# Bytes of prepared volumes that are kept for the next pass; the others are read again.
-_MOST_KEPT = 2**28
 
 
 @dataclass(frozen=True)
@@ -65,16 +63,17 @@ class WholeScans:
     def __init__(self, attempt: Attempt, task: Task, files: Iterable[ScanFile], cohort: CohortImages) -> None:
         """`files` are those of the scans that are used, in the order of the cohort."""
         self._attempt, self._task, self._cohort = attempt, task, cohort
-        self._files, self._kept, self._room = [*files], dict[str, NDArray[np.float32]](), _MOST_KEPT
+        self._files = {file.name: file for file in files}
+        self._volumes = Kept(self._prepared, lambda volume: volume.nbytes)
 
     def viewed(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Patient and images [n, C, ...], one scan after the other. Raises ScanError, CohortDeleted."""
         cohort = self._cohort
         patients = dict(zip(cohort.scan_of_image.tolist(), cohort.patient_of_image.tolist(), strict=True))
-        for number, file in enumerate(self._files):
+        for number, name in enumerate(self._files):
             self._attempt.check_cancelled()
             if self._task.is_volume:
-                yield patients[number], self._volume(file)[np.newaxis]
+                yield patients[number], self._volumes[name][np.newaxis]
             else:
                 yield patients[number], cohort.images[cohort.scan_of_image == number].numpy()
 
@@ -85,24 +84,20 @@ class WholeScans:
             return torch.from_numpy(lens.apply(self._cohort.images.numpy(), scans=scans))
         counts = np.bincount(self._cohort.scan_of_image)
         parts = []
-        for file, most in zip(self._files, counts.tolist(), strict=True):
+        for name, most in zip(self._files, counts.tolist(), strict=True):
             self._attempt.check_cancelled()
-            volume = lens.apply(self._volume(file)[np.newaxis])[0]
+            volume = lens.apply(self._volumes[name][np.newaxis])[0]
             parts.append(patches_of(volume, self._task, most))
         return torch.cat(parts)
 
-    def _volume(self, file: ScanFile) -> NDArray[np.float32]:
-        if file.name in self._kept:
-            return self._kept[file.name]
+    def _prepared(self, name: str) -> NDArray[np.float32]:
+        file = self._files[name]
         try:
             scan = decode(file.read(), cohort_limits(self._attempt.settings, self._task))
             prepared = prepare_for(self._task, scan)
         except ScanError as error:
             raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         assert isinstance(prepared, PreparedVolume)
-        self._room -= prepared.volume.nbytes
-        if self._room >= 0:
-            self._kept[file.name] = prepared.volume
         return prepared.volume
 
 

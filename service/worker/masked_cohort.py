@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Generic
 
 from typing_extensions import override
 
 from model_store.manifest import ModelManifest
 from model_store.task import Task
+from personalization.labelled_slices import Score
 from service.cohorts.files import label_of
 from service.cohorts.patients import same_bytes
 from service.settings import cohort_limits
+from service.worker.answered_scans import AnsweredScans
 from service.worker.cohort_images import LabelledImages, load_labelled, masks_of
 from service.worker.cohort_job import CohortWork, Made
-from service.worker.drawn_scans import DrawnScans
 
 
 class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
@@ -46,9 +47,14 @@ class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
             include=self.includes_unlike,
         )
 
-    def scored(self, patients: Mapping[str, str]) -> DrawnScans:
-        """The scans that networks are scored on, by the patients of their names."""
-        return DrawnScans(self.attempt, self.task, self.files, self.masks, patients)
+    @cached_property
+    def answered(self) -> AnsweredScans:
+        """The scans, as the service answers them."""
+        return AnsweredScans(self.attempt, self.task, self.files, self.masks)
+
+    def scored(self, patients: Mapping[str, str]) -> Score:
+        """The score of a network by the patients of scans with masks."""
+        return partial(self.answered.dice, patients)
 
     def warn_of_lost_targets(self, cohort: LabelledImages) -> None:
         """Warn of targets of which nothing is left at the network's resolution."""

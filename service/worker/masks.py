@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
@@ -80,7 +79,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
         patients, _ = patients_with_masks(cohort.drawn, self.digests, self.task)
         self.warn_of_same_bytes(patients)
         examples = cohort.examples(patients, patients, self.task)
-        return FittedToHospital(self._fit(examples, self.scored(patients).dice), patients, self.task)
+        return FittedToHospital(self._fit(examples, self.scored(patients)), patients, self.task)
 
     @override
     def judge(self, cohort: LabelledImages, made: FittedToHospital) -> GateVerdict:
@@ -88,10 +87,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
         self.attempt.set_stage("judging")
         observed = ObservedFit(
             made.fitted,
-            self._class_maps(made.fitted.network, cohort.images),
-            cohort.known_targets.numpy(),
-            cohort.drawn_on,
-            cohort.scan_of_image,
+            self.answered.beside_drawn(made.fitted.network, {*cohort.names}),
             len(self.task.classes),
         )
         return judge(BY_MASKS, observed)
@@ -175,7 +171,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
                 len(checkpoint.folds),
                 checkpoint.to_bytes(),
                 history,
-                lambda images: self._class_maps(network, images),
+                lambda images: class_maps(network, images, self.device, attempt.check_cancelled),
             )
 
         return resume(
@@ -192,9 +188,6 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
                 check_cancelled=attempt.check_cancelled,
             ),
         )
-
-    def _class_maps(self, network: nn.Module, images: Tensor) -> NDArray[np.uint8]:
-        return class_maps(network, images, self.device, self.attempt.check_cancelled)
 
 
 def held_out(gain: Bounds) -> str:

@@ -4,11 +4,11 @@ Where the hospital has labels, they decide; masks without labels must be plausib
 chose the epoch, so their Dice is optimistic. It is compared with the parent's on the same patients, and step
 0 could have been chosen. Agreement with the parent, which the gate without labels requires, is no check here:
 zero-shot is worth little.
-
-Legend: N slices, H rows, W columns.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from numpy.typing import ArrayLike
 
@@ -22,19 +22,12 @@ _CLASSES = 2
 class ObservedJoining(BesideDrawn):
     """A joining, and the kept epoch's masks beside the hospital's own."""
 
-    def __init__(
-        self,
-        joining: Joining,
-        found_NHW: ArrayLike,
-        drawn_NHW: ArrayLike,
-        drawn_on_N: ArrayLike,
-        scan_index_N: ArrayLike,
-    ) -> None:
+    def __init__(self, joining: Joining, scans: Iterable[tuple[ArrayLike, ArrayLike | None]]) -> None:
         """Measure the masks as `BesideDrawn`, which raises LabelError.
 
-        `joining` has the validation of step 0 and of the epoch that was kept, `found` the kept epoch's maps.
+        `joining` has the validation of step 0 and of the epoch that was kept, `scans` the kept epoch's maps.
         """
-        super().__init__(found_NHW, drawn_NHW, drawn_on_N, scan_index_N, _CLASSES)
+        super().__init__(scans, _CLASSES)
         self.joining = joining
 
 

@@ -18,6 +18,7 @@ from model_store.manifest import GRAPH, WEIGHTS
 from model_store.scans.channels import packed
 from service.adaptation import scan_requests
 from service.viewers.info import describe
+from service.worker.answered_scans import AnsweredScans
 from service.worker.runner import run_job
 from tests.helpers.service.independent_dice import mean_dice
 from tests.helpers.service.volume_federation import nifti, publish_volumes, scans, volume
@@ -252,12 +253,28 @@ def test_the_list_says_of_each_network_what_adapts_it(api: Any) -> None:
     assert {each["summary"] for each in lineage if each["name"] == "ball"} == {said["ball"][2]}
 
 
-def test_masks_of_a_few_volumes_fine_tune_a_plain_model(api: Any) -> None:
+def test_masks_of_a_few_volumes_fine_tune_a_plain_model(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Any] = []
+    asked = AnsweredScans.beside_drawn
+
+    def beside_drawn(*arguments: Any) -> Any:
+        judged.extend(asked(*arguments))
+        return judged
+
+    monkeypatch.setattr(AnsweredScans, "beside_drawn", beside_drawn)
     cohort = upload(api, FAR, model="ball", without="patient-503.nii")
     job = adapted(api, cohort, "ball", steps=10, folds=2)
     assert job["state"] == "succeeded", job["reason"]
     held_out = job["result"]["held_out_dice"]
     assert held_out[str(job["result"]["weight"])] == max(held_out.values()) > held_out["0.0"]
+    # The masks that must be plausible are the answers to whole scans, those without a mask last.
+    candidate = job["candidate"]["reference"]
+    for (scan, drawn), (found, truth) in zip(FAR.values(), judged, strict=True):
+        answer = api.segment(scan, model=candidate, output="nifti")
+        assert np.array_equal(mask_of(answer), found)
+        if truth is not None:
+            assert np.array_equal(nib.Nifti1Image.from_bytes(drawn).get_fdata(), truth)
+    assert [truth is None for _, truth in judged] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(

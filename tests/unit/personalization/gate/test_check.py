@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -154,16 +155,26 @@ def joining_case() -> ObservedJoining:
     case = routing_case()
     drawn, found = (np.asarray(maps > 0, np.uint8) for maps in (case["parent"], case["replicas"][0]))
     epochs = JoiningEpoch(0, None, 0.2, 1.0), JoiningEpoch(1, 0.5, 0.8, 0.25)
-    drawn_on = [scan < 3 for scan in case["scan_index"]]
-    return ObservedJoining(Joining(epochs, 1), found, drawn, drawn_on, case["scan_index"])
+    return ObservedJoining(Joining(epochs, 1), beside_drawn(found, drawn, case["scan_index"]))
 
 
 def masks_case() -> ObservedFit:
     case = routing_case()
-    drawn_on = [scan < 3 for scan in case["scan_index"]]
     scores = {"a": (0.5, 0.55, 0.7), "b": (0.6, 0.62, 0.64), "c": (0.4, 0.5, 0.52)}
     fitted = Fitted(nn.Identity(), (0.0, 0.5, 1.0), 1.0, 60, (FoldScores(0.2, scores),))
-    return ObservedFit(fitted, case["candidate"], case["parent"], drawn_on, case["scan_index"], 3)
+    return ObservedFit(fitted, beside_drawn(case["candidate"], case["parent"], case["scan_index"]), 3)
+
+
+def beside_drawn(
+    found: np.ndarray, drawn: np.ndarray, scan_index: Sequence[int]
+) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """Whole scans [H, W, slices], of which the first three are drawn on."""
+    index = np.asarray(scan_index)
+    scans = []
+    for scan in range(index.max() + 1):
+        own, truth = (np.moveaxis(np.asarray(maps)[index == scan], 0, -1) for maps in (found, drawn))
+        scans.append((own, truth if scan < 3 else None))
+    return scans
 
 
 def test_verdicts_are_the_recorded_json() -> None:

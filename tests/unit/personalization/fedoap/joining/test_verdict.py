@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,8 +10,8 @@ from personalization.fedoap.joining import JOINING, Joining, JoiningEpoch, Obser
 from personalization.gate import judge
 
 GOOD = Joining((JoiningEpoch(0, None, 0.2, 1.0), JoiningEpoch(1, 0.5, 0.8, 0.25)), 1)
-SCANS = np.array([0, 0, 1, 2, 3])
-DRAWN_ON = np.array([True, True, True, False, False])
+# Two slices of the first scan, one of each other.
+SLICES = ([0, 1], [2], [3], [4])
 
 
 def masks(*sizes: int) -> np.ndarray:
@@ -28,9 +26,15 @@ DRAWN = masks(4, 6, 0, 0, 0)
 FOUND = masks(4, 6, 1, 5, 5)
 
 
-def failed(joining: Joining = GOOD, found: np.ndarray = FOUND, **more: Any) -> dict[str, float | None]:
-    arguments = {"drawn_NHW": DRAWN, "drawn_on_N": DRAWN_ON, "scan_index_N": SCANS, **more}
-    verdict = judge(JOINING, ObservedJoining(joining, found, **arguments))
+def failed(
+    joining: Joining = GOOD, found: np.ndarray = FOUND, drawn: np.ndarray = DRAWN, drawn_on: int = 2
+) -> dict[str, float | None]:
+    """The checks that fail where the first `drawn_on` of four scans have masks."""
+    scans = [
+        (found[slices].transpose(1, 2, 0), drawn[slices].transpose(1, 2, 0) if scan < drawn_on else None)
+        for scan, slices in enumerate(SLICES)
+    ]
+    verdict = judge(JOINING, ObservedJoining(joining, scans))
     bad = {check.name: check.value for check in verdict.checks if not check.passed}
     assert verdict.passed == (not bad)
     return bad
@@ -62,8 +66,8 @@ def test_judge_joining_counts_empty_masks_above_the_drawn_rate() -> None:
     # One of two drawn scans is empty; both other scans are predicted empty: 0.5 more, which is the limit.
     assert failed(found=masks(4, 6, 0, 0, 0)) == {}
     drawn = masks(4, 6, 2, 0, 0)
-    assert failed(found=masks(4, 6, 2, 0, 0), drawn_NHW=drawn) == {"emptied": 1.0}
-    assert failed(found=masks(4, 6, 0, 0, 0), drawn_NHW=masks(4, 6, 0, 9, 9), drawn_on_N=[True] * 5) == {}
+    assert failed(found=masks(4, 6, 2, 0, 0), drawn=drawn) == {"emptied": 1.0}
+    assert failed(found=masks(4, 6, 0, 0, 0), drawn=masks(4, 6, 0, 9, 9), drawn_on=4) == {}
 
 
 def test_judge_joining_fails_fragmented_masks() -> None:
@@ -74,7 +78,13 @@ def test_judge_joining_fails_fragmented_masks() -> None:
 
 
 def test_judge_joining_rejects_mismatched_masks() -> None:
-    with pytest.raises(LabelError, match="at least one true"):
-        failed(drawn_on_N=[False] * 5)
-    with pytest.raises(LabelError, match="drawn"):
-        failed(drawn_NHW=DRAWN[:3])
+    with pytest.raises(LabelError, match="at least one scan with a mask, found none"):
+        failed(drawn_on=0)
+    with pytest.raises(LabelError, match="drawn: expected the scan's"):
+        failed(drawn=DRAWN[:, :10])
+
+
+def test_a_picture_is_one_plane() -> None:
+    square = masks(4)[0]
+    scans = [(square, square), (square[..., None], None)]
+    assert all(check.passed for check in judge(JOINING, ObservedJoining(GOOD, scans)).checks)
