@@ -15,8 +15,6 @@ from benchmarks.network.consortium import Consortium
 from training.network.kits import provision
 from training.phantom.federation import TASK
 
-pytest.importorskip("nvflare")
-
 
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory):

@@ -20,7 +20,6 @@ from training.network.kits import revoke
 from training.phantom import write_federation
 from training.run import Run, execute
 
-pytest.importorskip("nvflare")
 SITES = ("aster", "birch", "cedar")
 CONFIG = "method: {width: 2, rounds: 2, batch_size: 8}\nrun: {seed: 4}\n"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.harness.forked import Forked
 from benchmarks.network.consortium import Consortium
 from model_store.store import Store
@@ -16,7 +14,6 @@ from training.methods.iop_fl import IopFlConfig
 from training.phantom import VOLUMES, write_federation
 from training.run import Run, execute
 
-pytest.importorskip("nvflare")
 SITES = ("aster", "birch")
 CONFIG = "method: {width: 2, rounds: 2, least_steps: 2, personal_epochs: 1}\nrun: {seed: 4}\n"
 

@@ -21,7 +21,6 @@ from training.planning.proposal import Proposal
 from training.planning_round import plan_federation, replanned, with_plan
 from training.run import Run, execute
 
-pytest.importorskip("nvflare")
 SITES = ("aster", "birch", "cedar")
 SLICES = Task(name="organ", labels={"organ": (1, 2), "core": (2,)}, size=(32, 32))
 REFUSING = {"cedar": ("weights",)}

@@ -13,7 +13,6 @@ from demo.service_process import free_port
 from training.network.cell import CHANNEL, CHUNK, Cell
 from training.network.kits import Kit, provision
 
-pytest.importorskip("nvflare")
 ROOT = Path(__file__).parents[4]
 
 

@@ -18,7 +18,6 @@ from training.network.runs import NetworkRun
 from training.phantom.federation import TASK
 from training.site import site
 
-pytest.importorskip("nvflare")
 POLICY = "allows: [weights]\nconsents: false\n"
 
 

@@ -37,7 +37,6 @@ from training.privacy import epsilon_of
 from training.run import Run, execute
 from training.state_tree import part
 
-pytest.importorskip("nvflare")
 SITES = ("aster", "birch")
 OVER = Next(over="over")
 POLICY = "allows: [weights, statistics, features]\nconsents: true\n"

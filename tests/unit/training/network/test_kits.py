@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError
 
 import pytest
+from cryptography import x509
 
 from training.errors import ConfigurationError, TrainingError
 from training.network import authority, doctor, kits
@@ -16,10 +17,6 @@ from training.network.authority import Authority
 from training.network.cell import Cell
 from training.network.doctor import Finding, Hospital, diagnose
 from training.network.kits import KIT_FILE, Kit, provision, renew, revoke
-
-pytest.importorskip("nvflare")
-from cryptography import x509
-from nvflare.lighter import utils
 
 ADDRESS = "localhost:8002"
 
@@ -155,6 +152,8 @@ def later(monkeypatch):
 
 def verified(kit: Kit, root: bytes, now: datetime) -> None:
     """As the other side's TLS does, with its copy of the authority's certificate."""
+    from nvflare.lighter import utils
+
     certificate = x509.load_pem_x509_certificate(kit.certificate.read_bytes())
     utils.verify_cert_chain(certificate, [], x509.load_pem_x509_certificate(root), now + timedelta(days=1))
 

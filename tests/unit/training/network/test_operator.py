@@ -40,7 +40,6 @@ from training.network.rounds import NO_DEADLINE, Part, RoundLimits
 from training.network.runs import NetworkRun, run_to_resume
 from training.phantom.federation import TASK
 
-pytest.importorskip("nvflare")
 SITES = ("birch", "cedar")
 TRAIN = 1  # the step of FedAvg's plan that uploads weights and scores
 
