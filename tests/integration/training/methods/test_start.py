@@ -36,6 +36,12 @@ app = typer.Typer()
 app.command()(federate)
 
 
+@pytest.fixture(autouse=True)
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the overlays, which are drawn in processes of their own."""
+    monkeypatch.setattr("training.report.write_site_pages", lambda result, folder: {})
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("phantom")
