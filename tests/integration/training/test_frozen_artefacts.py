@@ -33,6 +33,7 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import recipe_of
 from tests.helpers.training.backbones import publish as publish_backbone
 from tests.helpers.training.backbones import unet
+from tests.helpers.training.interrupting import interrupted
 from tests.helpers.training.sketches import apart, digest, probe, sketch, structure
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -98,9 +99,8 @@ def frozen(files: Mapping[str, bytes]) -> dict[str, Any]:
     }
 
 
-@cache
-def made(case: str) -> tuple[Artefact, ...]:
-    """The artefacts of a method on a tiny phantom."""
+def run_of(case: str) -> tuple[Run, Store, Path]:
+    """A run of a method on a tiny phantom, with a store and a folder of its own."""
     root = Path(tempfile.mkdtemp(dir=FOLDERS[-1]))
     name, _, kind = case.partition("@")
     registered, config = method(name), dict(METHODS[case])
@@ -116,7 +116,14 @@ def made(case: str) -> tuple[Artefact, ...]:
         publish_backbone(store.root, federation.task, unet(federation.task))
         settings = settings.model_copy(update={"backbone": "base"}).pinned(store, federation.task, "frozen")
     run = Run(federation, name, settings, RunConfig(seed=4, consent="all"))
-    return execute(run, root / "run", workers=0, store=store, name="frozen").artefacts
+    return run, store, root / "run"
+
+
+@cache
+def made(case: str) -> tuple[Artefact, ...]:
+    """The artefacts of that run."""
+    run, store, root = run_of(case)
+    return execute(run, root, workers=0, store=store, name="frozen").artefacts
 
 
 @cache
@@ -205,6 +212,14 @@ def test_artefact_is_as_recorded(case: str) -> None:
         if same or not name.endswith(".onnx"):
             assert found["structures"][name] == wanted["structures"][name], name
             assert apart(found["sketches"][name], expected) <= 1, name
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_a_run_interrupted_in_every_round_publishes_the_same_bytes(case: str) -> None:
+    run, store, root = run_of(case)
+    result, interruptions = interrupted(run, root, store, "frozen")
+    assert interruptions == len(result.history)
+    assert [artefact.digest for artefact in result.artefacts] == [artefact.digest for artefact in made(case)]
 
 
 def test_a_tenth_more_of_the_learning_rate_is_outside_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""DENSE through the command's engine: one upload, one model that serves, and kills."""
+"""DENSE through the command's engine: one upload, and one model that serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import onnxruntime
 import pytest
 
 from model_store.store import Store
-from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, EgressRefused
@@ -67,22 +66,3 @@ def test_uploads_cannot_have_differential_privacy_and_the_run_says_so(data: Path
         execute(run_of(data, privacy=privacy), tmp_path / "run", workers=0)
     with pytest.raises(EgressRefused, match="fir: phase 'local' uploads 'model'"):
         execute(run_of(data, egress={"fir": ("statistics",)}), tmp_path / "run", workers=0)
-
-
-@pytest.fixture(scope="module")
-def killable(data: Path) -> Killable:
-    return Killable(data, "dense", **{**CONFIG, "epochs": 12})
-
-
-@pytest.mark.timeout(200)
-def test_dense_killed_and_resumed_publishes_the_same_bytes(killable: Killable, tmp_path: Path) -> None:
-    digests = []
-    for name, kills in (("whole", []), ("killed", [0, 4])):
-        root, struck = tmp_path / name, 0
-        for rounds in kills:
-            struck += not killable.run(root, 1, (rounds, 0.0))
-        # A busy machine may end a run before its kill.
-        assert struck >= min(len(kills), 1)
-        assert killable.run(root, 1)
-        digests.append(Store(root / "store").open("shapes").digest)
-    assert digests[0] == digests[1]

@@ -1,4 +1,4 @@
-"""FedDP through the engine: bytes exchanged by consent, what is published, serves and is joined; kills."""
+"""FedDP through the engine: bytes exchanged by consent, what is published, serves and is joined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from personalization.labelled_slices import LabelledSlices
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors
 from tests.helpers.personalization.scored_slices import score_of
-from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import EgressRefused
@@ -94,22 +93,3 @@ def test_its_models_answer_as_graphs_and_a_hospital_joins_the_global_one(data: P
     found = join(networks["phantom.global"], *slices, config, score_of(slices[1]))
     assert [epoch.epoch for epoch in found.history] == [0, 1, 2]
     assert found.history[-1].loss is not None
-
-
-@pytest.fixture
-def killable(data: Path) -> Killable:
-    return Killable(data, "feddp", **{**SMALL, "fine_tune_rounds": 2})
-
-
-@pytest.mark.timeout(200)
-def test_killed_and_resumed_it_publishes_the_same_bytes(killable: Killable, tmp_path: Path) -> None:
-    """Killed in the collection, and in the calibration."""
-    digests = []
-    for root, kills in ((tmp_path / "undisturbed", []), (tmp_path / "killed", [4, 6])):
-        ended = [killable.run(root, 1, (rounds, 0.02)) for rounds in kills]
-        assert not any(ended)
-        assert killable.run(root, 2)
-        store = Store(root / "store")
-        digests.append({name: store.open(name).digest for name in store.versions.names()})
-    assert digests[0] == digests[1]
-    assert "phantom.aster" in digests[0]

@@ -1,4 +1,4 @@
-"""DAFL, FedISCA and Co-Boosting through the engine: one upload, one model that serves, and kills."""
+"""DAFL, FedISCA and Co-Boosting through the engine: one upload, and one model that serves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import onnxruntime
 import pytest
 
 from model_store.store import Store
-from tests.helpers.training.killing import Killable
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError, EgressRefused
@@ -68,27 +67,3 @@ def test_a_policy_that_keeps_weights_and_privacy_are_refused(data: Path, tmp_pat
         execute(run_of(data, name, privacy=privacy), tmp_path / "run", workers=0)
     with pytest.raises(EgressRefused, match="fir: phase 'local' uploads 'model'"):
         execute(run_of(data, name, egress={"fir": ("statistics",)}), tmp_path / "run", workers=0)
-
-
-@pytest.fixture(scope="module")
-def killable(data: Path) -> Killable:
-    return Killable(data, "")
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", METHODS)
-def test_killed_and_resumed_it_publishes_the_same_bytes(
-    killable: Killable, tmp_path: Path, name: str
-) -> None:
-    """Killed within the distillation, where moments of optimisers go on from epoch to epoch."""
-    killable.method, killable.config = name, {**CONFIGS[name], "epochs": 12}
-    digests = []
-    for root, kills in ((tmp_path / "whole", []), (tmp_path / "killed", [0, 5])):
-        struck = 0
-        for rounds in kills:
-            struck += not killable.run(root, 1, (rounds, 0.0))
-        # A busy machine may end a run before its kill.
-        assert struck >= min(len(kills), 1)
-        assert killable.run(root, 1)
-        digests.append(Store(root / "store").open("shapes").digest)
-    assert digests[0] == digests[1]

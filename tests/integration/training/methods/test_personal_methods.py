@@ -18,7 +18,6 @@ from model_store.store import Store
 from personalization.metrics import metrics_of
 from personalization.networks import build
 from personalization.state import from_safetensors
-from tests.helpers.training.killing import Killable
 from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -213,47 +212,3 @@ def test_a_site_keeps_its_part_through_rounds_in_which_it_is_not_drawn(scans: Pa
     first, second = (draft.weights for draft in result.publication.models)
     own = [name for name in first if job.algorithm().is_own(name)]
     assert any(not torch.equal(first[name], second[name]) for name in own)
-
-
-@pytest.fixture(scope="module")
-def killable(tmp_path_factory: pytest.TempPathFactory) -> Killable:
-    """Runs with two of three sites drawn for each round."""
-    names = ("aster", "birch", "cedar")
-    data = write_federation(tmp_path_factory.mktemp("three"), names, patients_per_site=3, size=16)
-    return Killable(data, "", rounds=4, batch_size=8, width=2, least_steps=2)
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("name", "kills"),
-    [
-        # The parts of a site, as of FedBN and FedRep.
-        ("fedper", [2, 5]),
-        ("local-only", [3]),
-        ("centralised", [4]),
-        # Moments of the server, as of FedAvgM.
-        ("fedyogi", [3]),
-        ("scaffold", [4]),
-        ("moon", [3]),
-        ("feddc", [5]),
-        ("ditto", [3]),
-        ("pfedme", [4]),
-        ("fedsoup", [5]),
-        ("feddg", [2, 5]),
-    ],
-)
-def test_killed_and_resumed_it_publishes_the_same_bytes(
-    killable: Killable, tmp_path: Path, name: str, kills: list[int]
-) -> None:
-    """Killed after so many rounds of seven, in the middle of the next one."""
-    killable.method = name
-    digests = []
-    for root, after in ((tmp_path / "undisturbed", []), (tmp_path / "killed", kills)):
-        ended = [killable.run(root, 1, (rounds, 0.02)) for rounds in after]
-        assert not any(ended)
-        assert killable.run(root, 2)
-        store = Store(root / "store")
-        labels = ["aster", "birch", "cedar", *(["global"] if name in FULL else [])]
-        assert store.versions.names() == ["phantom", *(f"phantom.{label}" for label in labels if name in OWN)]
-        digests.append({entry: store.open(entry).digest for entry in store.versions.names()})
-    assert digests[0] == digests[1]
