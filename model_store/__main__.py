@@ -211,6 +211,12 @@ def export_model(context: typer.Context) -> None:
     _start(context.find_root().command_path, "training", "training.exchange", ["export", *context.args])
 
 
+@app.command("fingerprint", **_OF_ANOTHER_ROOM)
+def fingerprint_model(context: typer.Context) -> None:
+    """Make another version of a model that knows what scans of its origin look like, for a lens."""
+    _start(context.find_root().command_path, "training", "training.exchange", ["fingerprint", *context.args])
+
+
 @app.command("quantise", **_OF_ANOTHER_ROOM)
 def quantise_model(context: typer.Context) -> None:
     """Make an int8 graph (float16 for a GPU) of a version's weights, judged on scans without masks."""

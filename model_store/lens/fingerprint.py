@@ -9,6 +9,13 @@ from outside is
 
 as of the networks' own statistics (`personalization.iop_fl.spread`, which says why).
 
+One group of n patients does not say how far hospitals are apart. It is taken for
+
+    tau = 5 (n + 1) / (n - 1) . v
+
+with v the variance between its patients (`ONE_GROUP`): hospitals of five sets lay 0.1 to 4.7 v from one
+another, by set and kind in the geometric mean. Too large a tau leaves scans as they are.
+
 Shape suffixes: C channels, E entries, K members.
 """
 
@@ -37,7 +44,9 @@ from model_store.lens.features import (
 
 FILE: Final = "fingerprint.json"
 KINDS: tuple[Kind, ...] = ("field", "spectrum", "quantiles")
-FEWEST: Final = 2
+# Squared shift between hospitals over the variance between the patients of one, where it is not known: above
+# the largest that was measured (docs/explanation/lens.md has the table).
+ONE_GROUP: Final = 5.0
 # Share of a member's shift that counts as natural at least: its patients may explain all of it by chance.
 _LEAST_NATURAL = 0.2
 # Members that are equal to the digit have no logarithm.
@@ -128,6 +137,11 @@ class KindPrint(BaseModel):
         patient = math.fsum(each.variance for each in members) / count
         return cls(mean=as_rows(mean), tau=tau, patient=patient)
 
+    @classmethod
+    def of_one(cls, group: Seen, factor: float) -> KindPrint:
+        """Make it of one group, of which the patients differ; tau is this factor of their variance."""
+        return cls(mean=as_rows(group.mean), tau=factor * group.variance, patient=group.variance)
+
     @property
     def mean_CE(self) -> Feature:
         """The mean as an array."""
@@ -143,15 +157,17 @@ class Fingerprint(BaseModel):
     """What a federation's scans look like to the lens, by kind.
 
     `axes` is 2 of slices and 3 of volumes. `likeness` is the least correlation of a member's mean field with
-    that of the other members: how much the grid says of what is on the scans.
+    that of the other members: how much the grid says of what is on the scans. `factor` is tau over the
+    variance of one patient where that is all that is known of it, of one group; else None.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["locum-fingerprint/1"] = "locum-fingerprint/1"
-    members: int = Field(ge=FEWEST, le=_MOST_MEMBERS)
+    members: int = Field(ge=1, le=_MOST_MEMBERS)
     axes: Literal[2, 3]
     likeness: FiniteFloat = Field(ge=-1, le=1)
+    factor: FiniteFloat | None = Field(default=None, gt=0)
     field: KindPrint
     spectrum: KindPrint
     quantiles: KindPrint
@@ -167,18 +183,42 @@ class Fingerprint(BaseModel):
                     f"{kind}: expected means of {expected[0]} channels and {expected[1]} entries, found "
                     f"{[len(row) for row in rows]}"
                 )
+        if (self.members == 1) != (self.factor is not None):
+            raise ValueError(
+                f"expected a factor of one group and of no more, found {self.factor} of {self.members}"
+            )
         return self
 
     @classmethod
     def of(cls, members: Sequence[Mapping[Kind, Seen]]) -> Fingerprint:
         """Make it of two members or more. Raises ValueError for images of different shapes."""
-        cells = members[0]["field"].mean.shape[1]
         found = {kind: KindPrint.of([member[kind] for member in members]) for kind in KINDS}
         fields = np.stack([member["field"].mean for member in members])
         others = (fields.sum(axis=0) - fields) / (len(fields) - 1)
         likeness = min(correlation(own, other) for own, other in zip(fields, others, strict=True))
-        axes: Literal[2, 3] = 2 if cells == CELLS**2 else 3
-        return cls(members=len(members), axes=axes, likeness=likeness, **found)
+        return cls(members=len(members), axes=_axes_of(members[0]), likeness=likeness, **found)
+
+    @classmethod
+    def of_one(cls, group: Mapping[Kind, Seen]) -> Fingerprint:
+        """Make it of one group of two patients or more. Raises ValueError for patients who are all alike.
+
+        Its likeness is the correlation that one patient's mean field is expected to have with the group's.
+        """
+        field = group["field"]
+        if any(seen.variance < _LEAST for seen in group.values()):
+            raise ValueError(
+                "expected scans that differ between patients, found the same of each: is one scan there "
+                "several times?"
+            )
+        factor = ONE_GROUP * (field.patients + 1) / (field.patients - 1)
+        shown = float(field.mean.var())
+        return cls(
+            members=1,
+            axes=_axes_of(group),
+            likeness=math.sqrt(shown / (shown + field.variance)),
+            factor=factor,
+            **{kind: KindPrint.of_one(group[kind], factor) for kind in KINDS},
+        )
 
     def of_kind(self, kind: Kind) -> KindPrint:
         """What is known of one feature."""
@@ -191,7 +231,11 @@ class Fingerprint(BaseModel):
 
     def to_bytes(self) -> bytes:
         """As JSON; equal fingerprints give equal bytes."""
-        return (self.model_dump_json(indent=1) + "\n").encode()
+        return (self.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
+
+
+def _axes_of(member: Mapping[Kind, Seen]) -> Literal[2, 3]:
+    return 2 if member["field"].mean.shape[1] == CELLS**2 else 3
 
 
 def check_seen(kind: Kind, mean: NDArray[np.float64], variance: float) -> None:

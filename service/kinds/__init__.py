@@ -88,5 +88,5 @@ def adaptation_of(
         own = None
     # A kind that is adapted without presets has its own way.
     if preset == AUTO and has_lens(artefact, kind.parts(artefact)) and (own is None or own.presets):
-        return through_lens(own or ADAPTABLE[ModelManifest.model_fields["kind"].default])
+        return through_lens(own or ADAPTABLE[ModelManifest.model_fields["kind"].default], artefact)
     return own or by_masks

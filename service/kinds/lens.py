@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from model_store.artefact import Artefact
-from model_store.lens import FINGERPRINT
+from model_store.errors import StoreError
+from model_store.lens import FINGERPRINT, Fingerprint
 from service.jobs.sections import Row, Section, Table, figure, number
 from service.kinds.kind import HospitalAdaptation, Parts
 
@@ -37,16 +40,31 @@ def has_lens(artefact: Artefact, parts: Parts) -> bool:
     )
 
 
-def through_lens(own: HospitalAdaptation[Any]) -> HospitalAdaptation[Any]:
-    """The adaptation of a kind, with a lens before whatever else moves."""
+def through_lens(own: HospitalAdaptation[Any], artefact: Artefact) -> HospitalAdaptation[Any]:
+    """The adaptation of an artefact's kind, with a lens before whatever else moves."""
 
     def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-        return (*_lens(result.get("lens")), *own.sections(result, epochs))
+        return (*_lens(result.get("lens"), _one_group(artefact)), *own.sections(result, epochs))
 
     return replace(own, work=WORK, sections=sections)
 
 
-def _lens(found: Any) -> tuple[Section, ...]:
+def _one_group(artefact: Artefact) -> tuple[str, ...]:
+    """What a fingerprint of one group does not know; nothing of one of several, or that cannot be read."""
+    try:
+        factor = Fingerprint.model_validate_json(artefact.read(FINGERPRINT)).factor
+    except (StoreError, OSError, ValidationError):
+        return ()
+    if factor is None:
+        return ()
+    return (
+        "This model knows the scans of one group alone, not how far hospitals are apart. In place of that, "
+        f"{figure(factor)} times the variance between the patients of that group counts as 1: more than "
+        "hospitals were apart where it was measured. A mild shift is not seen.",
+    )
+
+
+def _lens(found: Any, known: tuple[str, ...]) -> tuple[Section, ...]:
     """How far the scans are from the members' by what the lens measures, before it and through it."""
     try:
         before, after, shares = found["before"], found["after"], found["shares"]
@@ -69,6 +87,7 @@ def _lens(found: Any) -> tuple[Section, ...]:
         "The squared distance of these scans from the members' own, before any network sees them: 1 is usual "
         "between hospitals. As they are, through the lens, and how much of the way the lens moves them, in "
         "percent.",
+        *known,
     ]
     if negated:
         said.append("These scans look inverted: the lens negates those that do, first.")

@@ -197,7 +197,8 @@ def export_bundle(
 def fingerprint_of(
     reference: Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")],
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders with scans, one for each hospital or scanner.")
+        list[Path],
+        typer.Argument(help="Folders with scans, one for each hospital or scanner: two or more, best."),
     ],
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
@@ -210,6 +211,8 @@ def fingerprint_of(
     opened = _opened(store)
     artefact = fingerprint.made(opened, opened.open(reference), folders)
     console.print(f"published {artefact}  {artefact.digest}", **_AS_IT_IS)
+    for line in fingerprint.said_of(artefact, folders):
+        console.print(f"  {line}", **_AS_IT_IS)
 
 
 def _labels(texts: list[str]) -> dict[str, tuple[int, ...]]:

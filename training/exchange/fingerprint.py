@@ -1,13 +1,14 @@
 """Give a version that was made elsewhere a fingerprint, from scans of where it came from.
 
 An imported model does not say what its training scans look like, so that no lens can be fitted for it. An
-operator who has such scans of two groups or more (hospitals, scanners) makes another version of it that does:
-the same files, and `fingerprint.json`.
+operator who has such scans, at best of two groups or more (hospitals, scanners), makes another version of it
+that does: the same files, and `fingerprint.json`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -23,24 +24,24 @@ from model_store.task import Task
 from training.data.scan_files import read_scan, scans_in, stem_of
 from training.errors import ImportRefused
 
-_FEWEST_GROUPS, _FEWEST_PATIENTS = 2, 2
+# As of a member of a federation.
+_FEWEST_PATIENTS = 3
+# Patients of each group, in the lineage.
+_COUNTS = "fingerprint_of"
 
 
 def made(store: Store, artefact: Artefact, folders: Sequence[Path]) -> Artefact[ModelManifest]:
     """Publish the version with a fingerprint of the scans in these folders, a group each.
 
-    Raises ImportRefused for a version that is no single model, for too few groups or patients, and for a scan
-    that does not fit the task.
+    One folder does not say how far hospitals are apart (`Fingerprint.of_one`).
+
+    Raises ImportRefused for a version that is no single model, for too few patients or none that differ, and
+    for a scan that does not fit the task.
     """
     try:
         model = artefact.expect(ModelManifest)
     except LocumStoreError as error:
         raise ImportRefused(f"{artefact}: expected one model: {error}") from error
-    if len(folders) < _FEWEST_GROUPS:
-        raise ImportRefused(
-            f"expected {_FEWEST_GROUPS} folders or more, each with the scans of a hospital or a scanner, "
-            f"found {len(folders)}: one does not say how far hospitals are apart"
-        )
     manifest = model.manifest
     groups = [seen_of(_images(folder, manifest.task)) for folder in folders]
     for folder, seen in zip(folders, groups, strict=True):
@@ -49,14 +50,39 @@ def made(store: Store, artefact: Artefact, folders: Sequence[Path]) -> Artefact[
             raise ImportRefused(
                 f"{folder}: expected scans of {_FEWEST_PATIENTS} patients or more, found {patients}"
             )
-    found = Fingerprint.of(groups)
-    details = {**manifest.lineage.details, "fingerprint_of": [seen["field"].patients for seen in groups]}
+    for (one, seen), (other, again) in combinations(zip(folders, groups, strict=True), 2):
+        if np.array_equal(seen["quantiles"].mean, again["quantiles"].mean):
+            raise ImportRefused(
+                f"{one} and {other}: expected the scans of two hospitals or scanners, found the same scans; "
+                "name one of them"
+            )
+    try:
+        found = Fingerprint.of(groups) if len(groups) > 1 else Fingerprint.of_one(groups[0])
+    except ValueError as error:
+        raise ImportRefused(f"{folders[0]}: {error}") from error
+    details = {**manifest.lineage.details, _COUNTS: [seen["field"].patients for seen in groups]}
     lineage = manifest.lineage.model_copy(update={"parents": (model.digest,), "details": details})
     files = {name: model.read(name) for name in manifest.files}
     return store.publish(
         manifest.model_copy(update={"lineage": lineage, "files": {}}),
         {**files, FINGERPRINT: found.to_bytes()},
     ).expect(ModelManifest)
+
+
+def said_of(artefact: Artefact[ModelManifest], folders: Sequence[Path]) -> list[str]:
+    """What a version that `made` published knows of scans, in words."""
+    found = Fingerprint.model_validate_json(artefact.read(FINGERPRINT))
+    counts = artefact.manifest.lineage.details[_COUNTS]
+    assert isinstance(counts, list)
+    said = [f"{folder}: {count} patients" for folder, count in zip(folders, counts, strict=True)]
+    if found.factor is not None:
+        said.append(
+            "one group: how far hospitals are apart is not known from it. The natural squared shift is taken "
+            f"for {found.factor:.3g} times the variance between its patients: a lens moves less than with "
+            "several groups, and leaves mild shifts as they are. Make it again with scans of another "
+            "hospital or scanner in a folder of their own, once you have some"
+        )
+    return said
 
 
 def _images(folder: Path, task: Task) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -14,10 +14,12 @@ import numpy as np
 import onnx
 import pytest
 
+from model_store.lens import FINGERPRINT
 from model_store.manifest import GRAPH, NetworkSpec
 from model_store.store import Store
 from personalization.errors import NetworkError
 from personalization.networks import build
+from service.catalog.ways import ways_of
 from tests.helpers.training.bundles import (
     ARGMAX,
     INVERT,
@@ -231,6 +233,23 @@ def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(
     assert np.mean(mask_of(found, scan) != mask_of(artefact, scan)) < 1e-3
     with pytest.raises(NetworkError, match="no weights to adapt"):
         build(found.manifest.network.name, **found.manifest.network.arguments)
+
+
+def test_an_imported_model_gets_a_fingerprint_of_scans_and_then_adapts_without_masks(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    artefact = _imported(store, make_bundle(tmp_path / "bundle"))
+    (tmp_path / "scans").mkdir()
+    for seed in range(3):
+        image, _ = phantom(np.random.default_rng(seed), (40, 35, 18))
+        save(tmp_path / "scans" / f"{seed}.nii.gz", image, (0.9, 1.1, 2.4))
+    line = [sys.executable, "-m", "model_store", "fingerprint", artefact.manifest.name]
+    line += [str(tmp_path / "scans"), "--store", str(tmp_path / "store")]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = store.open(f"{artefact.manifest.name}@2")
+    assert {*made.manifest.files} == {*artefact.manifest.files, FINGERPRINT}
+    assert done.stdout.splitlines()[1] == f"  {tmp_path / 'scans'}: 3 patients"
+    assert ways_of(store, made).presets[:1] == ("auto",)
 
 
 def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(tmp_path: Path) -> None:

@@ -77,6 +77,51 @@ def test_the_likeness_is_that_of_the_member_that_is_least_like_the_others() -> N
     assert Fingerprint.of(made).likeness == pytest.approx(min(found))
 
 
+def test_of_one_group_the_spread_between_patients_times_a_factor_is_natural() -> None:
+    rng = np.random.default_rng(3)
+    shape = np.linspace(0, 1, 24)[:, None] * np.ones(24)
+    images = [(shape + rng.normal(0, 0.3, (24, 24))).astype(np.float32)[None, None] for _ in range(4)]
+    made = Fingerprint.of_one(seen_of(enumerate(images)))
+    assert (made.members, made.axes) == (1, 2)
+    # Five, and five thirds of it for four patients.
+    assert made.factor == pytest.approx(5 * 5 / 3)
+    for kind in KINDS:
+        rows = np.array([FEATURES[kind](standardised(each)[0])[0] for each in images])
+        variance = sum(np.square(rows[k] - rows.mean(axis=0)).mean() for k in range(4)) / 3
+        found = made.of_kind(kind)
+        np.testing.assert_allclose(found.mean_CE, rows.mean(axis=0))
+        assert found.patient == pytest.approx(variance)
+        assert found.tau == pytest.approx(5 * 5 / 3 * variance)
+    assert Fingerprint.model_validate_json(made.to_bytes()) == made
+
+
+def test_the_likeness_of_one_group_is_that_of_one_of_its_patients() -> None:
+    rng = np.random.default_rng(4)
+    shown = rng.normal(size=(1, 36))
+    fields = shown + rng.normal(0, 0.5, size=(4000, 1, 36))
+    group = {kind: Seen(rng.normal(size=(1, entries_of(kind, 2))), 0.1, 4000) for kind in KINDS}
+    group["field"] = Seen(fields.mean(axis=0), float(fields.var(axis=0, ddof=1).mean()), 4000)
+    found = [np.corrcoef(each[0], fields.mean(axis=0)[0])[0, 1] for each in fields]
+    assert Fingerprint.of_one(group).likeness == pytest.approx(np.mean(found), abs=0.01)
+
+
+def test_one_group_of_equal_patients_is_refused() -> None:
+    image = np.random.default_rng(5).normal(size=(1, 1, 24, 24)).astype(np.float32)
+    with pytest.raises(ValueError, match="found the same of each"):
+        Fingerprint.of_one(seen_of([("a", image), ("b", image), ("c", image)]))
+
+
+@pytest.mark.parametrize(("count", "factor"), [(1, None), (3, 5.0)])
+def test_a_factor_is_of_one_group_and_of_no_more(count: int, factor: float | None) -> None:
+    content = {**Fingerprint.of(members()).model_dump(mode="json"), "members": count, "factor": factor}
+    with pytest.raises(ValueError, match="expected a factor of one group"):
+        Fingerprint.model_validate(content)
+
+
+def test_of_members_the_file_has_no_factor() -> None:
+    assert b"factor" not in Fingerprint.of(members()).to_bytes()
+
+
 def test_a_fingerprint_of_other_shapes_is_refused() -> None:
     content = Fingerprint.of(members()).model_dump(mode="json")
     content["spectrum"]["mean"] = [[0.0] * 11]
