@@ -7,7 +7,7 @@ that does: the same files, and `fingerprint.json`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -16,16 +16,19 @@ from numpy.typing import NDArray
 
 from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
-from model_store.lens import FINGERPRINT, Fingerprint, seen_of
+from model_store.lens import FINGERPRINT, Fingerprint, Kind, Seen, seen_of
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.store import Store
 from model_store.task import Task
-from training.data.scan_files import read_scan, scans_in, stem_of
+from training.data.scan_files import joined, read_content
+from training.data.segmentation.layout import CASES, IMAGES, MASKS, Unmasked, read_unmasked
 from training.errors import ImportRefused
 
 # As of a member of a federation.
 _FEWEST_PATIENTS = 3
+# No scan has so few values, of so many that are looked at.
+_MASK, _LOOKED_AT = 8, 2**16
 # Patients of each group, in the lineage.
 _COUNTS = "fingerprint_of"
 
@@ -43,13 +46,7 @@ def made(store: Store, artefact: Artefact, folders: Sequence[Path]) -> Artefact[
     except LocumStoreError as error:
         raise ImportRefused(f"{artefact}: expected one model: {error}") from error
     manifest = model.manifest
-    groups = [seen_of(_images(folder, manifest.task)) for folder in folders]
-    for folder, seen in zip(folders, groups, strict=True):
-        patients = seen["field"].patients if seen else 0
-        if patients < _FEWEST_PATIENTS:
-            raise ImportRefused(
-                f"{folder}: expected scans of {_FEWEST_PATIENTS} patients or more, found {patients}"
-            )
+    groups = [_seen_in(folder, manifest.task) for folder in folders]
     for (one, seen), (other, again) in combinations(zip(folders, groups, strict=True), 2):
         if np.array_equal(seen["quantiles"].mean, again["quantiles"].mean):
             raise ImportRefused(
@@ -85,14 +82,37 @@ def said_of(artefact: Artefact[ModelManifest], folders: Sequence[Path]) -> list[
     return said
 
 
-def _images(folder: Path, task: Task) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    for path in scans_in(folder).values():
+def _seen_in(folder: Path, task: Task) -> dict[Kind, Seen]:
+    """What the scans of a folder look like. Raises ImportRefused, which names every fault of its files."""
+    problems: list[str] = []
+    scans = read_unmasked(folder, task, problems)
+    if problems:
+        raise ImportRefused("\n".join(problems))
+    seen = seen_of(_images(scans, task))
+    patients = seen["field"].patients if seen else 0
+    if patients < _FEWEST_PATIENTS:
+        raise ImportRefused(
+            f"{folder}: expected scans of {_FEWEST_PATIENTS} patients or more, found {patients}, of "
+            f"{len(scans)} scans: {CASES}, or the task's `patient`, says which are of one"
+        )
+    return seen
+
+
+def _images(scans: Iterable[Unmasked], task: Task) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    for scan in scans:
+        place = scan.images[0].parent / scan.name
         try:
-            prepared = prepare_for(task, read_scan(path))
-            patient = task.patient_of(stem_of(path))
+            read = joined([read_content(path) for path in scan.images], task)
+            prepared = prepare_for(task, read)
         except LocumStoreError as error:
-            raise ImportRefused(f"{path}: {error}") from error
+            raise ImportRefused(f"{place}: {error}") from error
+        values = len(np.unique(read.voxels.ravel()[:: -(-read.voxels.size // _LOOKED_AT)]))
+        if 1 < values <= _MASK:
+            raise ImportRefused(
+                f"{place}: expected a scan, found {values} different values, as masks have: leave masks out, "
+                f"or put scans into {IMAGES[0]}/ and masks into {MASKS[0]}/"
+            )
         if isinstance(prepared, PreparedVolume):
-            yield patient, prepared.volume[np.newaxis]
+            yield scan.patient, prepared.volume[np.newaxis]
         else:
-            yield patient, prepared.slices
+            yield scan.patient, prepared.slices

@@ -24,7 +24,7 @@ from model_store.scans.channels import group_cases
 from model_store.task import Task
 from training.data.cases import SPLITS, AnyCase, Case, Site, Split
 from training.data.scan_files import broken_links, is_system_file, scans_in, stem_of, what_it_is
-from training.data.segmentation.sidecar import Sidecar, compared, labels_of
+from training.data.segmentation.sidecar import FILE, Sidecar, compared, labels_of
 
 # The folders' names, in any case. The Medical Segmentation Decathlon and nnU-Net have imagesTr and labelsTr.
 IMAGES = ("images", "imagestr", "imgs")
@@ -45,6 +45,15 @@ class Row:
 
     patient: str | None
     split: Split | None
+
+
+@dataclass(frozen=True)
+class Unmasked:
+    """A scan without its mask: the files of its channels, in the task's order, and its patient."""
+
+    name: str
+    images: tuple[Path, ...]
+    patient: str
 
 
 def find_sites(root: Path, problems: list[str]) -> list[Path]:
@@ -122,10 +131,7 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     if parts is None:
         return Site(site, ())
     images_folder, masks_folder = parts
-    files = scans_in(images_folder)
-    images, others = files, dict[str, tuple[Path, ...]]()
-    if task is not None and task.separate_channels:
-        images, others = _by_channel(f"{site}/{images_folder.name}", files, task, problems)
+    images, others = _files_of(f"{site}/{images_folder.name}", scans_in(images_folder), task, problems)
     masks = _masks_of(images, scans_in(masks_folder))
     broken = broken_links(images_folder), broken_links(masks_folder)
     for part, links in zip((images_folder, masks_folder), broken, strict=True):
@@ -152,18 +158,68 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     cases = []
     for name in sorted(images.keys() & masks.keys()):
         row = rows.get(name, Row(None, None))
-        patient = row.patient
-        if patient is None:
-            try:
-                stem = stem_of(Path(name) if others else images[name])
-                patient = task.patient_of(stem) if task else stem
-            except TaskError as error:
-                problems.append(f"{site}/{images_folder.name}/{name}: {error}")
-                continue
+        try:
+            patient = row.patient or _patient_of(name, None if others else images[name], task)
+        except TaskError as error:
+            problems.append(f"{site}/{images_folder.name}/{name}: {error}")
+            continue
         own = images[name], masks[name], patient, row.split, others.get(name, ())
         cases.append(Case(*own, sidecar.values))
     notes = (sidecar.note,) if sidecar.note else ()
     return Site(site, whole_patients(site, cases, problems), undrawn=sidecar.undrawn, notes=notes)
+
+
+def read_unmasked(folder: Path, task: Task, problems: list[str]) -> list[Unmasked]:
+    """Read the scans of a folder, which has them itself or in images/ as a site, ordered by name.
+
+    Masks are not looked at. The patient is found as by `read_site`. Problems are appended to `problems`.
+    """
+    if not folder.is_dir():
+        problems.append(f"{folder}: expected a folder with scans, found none")
+        return []
+    parts = parts_of(folder, IMAGES)
+    if len(parts) > 1:
+        found = ", ".join(part.name for part in parts)
+        problems.append(f"{folder}: found the folders {found} for images; keep one")
+        return []
+    place = parts[0] if parts else folder
+    files = {name: path for name, path in scans_in(place).items() if parts or name not in (CASES, FILE)}
+    note_broken(str(place), broken_links(place), problems)
+    if not files:
+        inside = sorted(p.name for p in place.iterdir() if p.is_dir() and is_visible(p.name))
+        found = f"the folders {', '.join(inside)}: name each that has scans" if inside else "none"
+        problems.append(f"{place}: expected scans, in it or in {IMAGES[0]}/ in it, found {found}")
+        return []
+    images, others = _files_of(str(place), files, task, problems)
+    rows = read_rows(folder / CASES, str(folder), problems)
+    problems += [
+        f"{folder}/{CASES}: '{name}' is not a file of {place}" for name in sorted(rows.keys() - images.keys())
+    ]
+    scans = []
+    for name in sorted(images):
+        row = rows.get(name, Row(None, None))
+        try:
+            patient = row.patient or _patient_of(name, None if others else images[name], task)
+        except TaskError as error:
+            problems.append(f"{place}/{name}: {error}")
+            continue
+        scans.append(Unmasked(name, (images[name], *others.get(name, ())), patient))
+    return scans
+
+
+def _files_of(
+    folder: str, files: Mapping[str, Path], task: Task | None, problems: list[str]
+) -> tuple[Mapping[str, Path], Mapping[str, tuple[Path, ...]]]:
+    """The first file of each case by name, and the further ones of those with a file per channel."""
+    if task is None or not task.separate_channels:
+        return files, {}
+    return _by_channel(folder, files, task, problems)
+
+
+def _patient_of(name: str, file: Path | None, task: Task | None) -> str:
+    """The patient of a case's name; `file` where it has one file. Raises TaskError."""
+    stem = stem_of(Path(name) if file is None else file)
+    return task.patient_of(stem) if task else stem
 
 
 def _mask_among(path: Path, lacks: str, masks: str) -> str | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copyfile, copytree
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from model_store.artefact import Artefact
 from model_store.lens import FINGERPRINT, KINDS, Fingerprint, seen_of
+from model_store.lens.features import LEVELS
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.store import Store
@@ -32,10 +36,19 @@ TASK = Task.model_validate(
 )
 
 
-def store_in(root: Path) -> Artefact:
+TWO = Task.model_validate(
+    {
+        **TASK.model_dump(exclude={"normalisation"}),
+        "channels": [{"name": "T1"}, {"name": "FLAIR"}],
+        "patient": None,
+    }
+)
+
+
+def store_in(root: Path, task: Task = TASK) -> Artefact:
     manifest = ModelManifest(
         name="organ",
-        task=TASK,
+        task=task,
         network=NetworkSpec(name="graph", arguments={}),
         lineage=Lineage(method="imported", run="r", sites=(), rounds=0, seed=0, details={"form": "onnx"}),
     )
@@ -47,9 +60,23 @@ def group(folder: Path, seed: int, patients: int = 3) -> Path:
     folder.mkdir()
     draw = np.random.default_rng(seed)
     for number in range(2 * patients):
-        image = nib.Nifti1Image(draw.gamma(2, 10, (20, 18, 16)).astype(np.float32), np.eye(4))
-        image.header.set_xyzt_units("mm")
-        image.to_filename(folder / f"p{number // 2}_{number % 2}.nii.gz")
+        write(folder / f"p{number // 2}_{number % 2}.nii.gz", draw.gamma(2, 10, (20, 18, 16)))
+    return folder
+
+
+def write(path: Path, voxels: Any, side: float = 1.0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = nib.Nifti1Image(voxels.astype(np.float32), np.diag([side, side, side, 1.0]))
+    image.header.set_xyzt_units("mm")
+    image.to_filename(path)
+
+
+def channels(folder: Path, ends: tuple[str, str], patients: int = 3) -> Path:
+    """A file of each channel, of one case of each patient."""
+    draw = np.random.default_rng(7)
+    for number in range(patients):
+        for end in ends:
+            write(folder / f"case{number}{end}.nii.gz", draw.gamma(2, 10, (20, 18, 16)))
     return folder
 
 
@@ -135,6 +162,124 @@ def test_equal_scans_say_nothing_of_a_spread(tmp_path: Path) -> None:
     code, said = run(tmp_path / "store", "organ", north)
     assert code != 0
     assert "found the same of each" in said
+
+
+@pytest.mark.parametrize("inside", ["", "images", "imagesTr"])
+@pytest.mark.parametrize("ends", [("_T1", "_FLAIR"), ("_0000", "_0001")])
+def test_channels_in_files_of_their_own_are_one_scan(
+    tmp_path: Path, ends: tuple[str, str], inside: str
+) -> None:
+    store_in(tmp_path / "store", TWO)
+    channels(tmp_path / "north" / inside, ends)
+    if inside:
+        write(tmp_path / "north" / inside.replace("images", "labels") / "case0.nii.gz", np.ones((20, 18, 16)))
+    code, said = run(tmp_path / "store", "organ", tmp_path / "north")
+    assert code == 0, said
+    found = Fingerprint.model_validate_json(Store(tmp_path / "store").open("organ@2").read(FINGERPRINT))
+    draw, means = np.random.default_rng(7), []
+    for _ in range(3):
+        volumes = [draw.gamma(2, 10, (20, 18, 16)).astype(np.float32) for _ in range(2)]
+        means.append([np.quantile((each - each.mean()) / each.std(), LEVELS) for each in volumes])
+    np.testing.assert_allclose(found.quantiles.mean_CE, np.mean(means, axis=0), atol=1e-4)
+    assert found.quantiles.patient == pytest.approx(np.var(means, axis=0, ddof=1).mean(), rel=1e-3)
+
+
+def test_patients_are_those_of_cases_csv(tmp_path: Path) -> None:
+    store_in(tmp_path / "store")
+    north = tmp_path / "north"
+    north.mkdir()
+    group(north / "images", 1)
+    rows = [f"p{number // 2}_{number % 2}.nii.gz,{'ab'[number // 3]}" for number in range(6)]
+    (north / "cases.csv").write_text("\n".join(["file,patient", *rows]))
+    code, said = run(tmp_path / "store", "organ", north)
+    assert code != 0
+    assert "found 2, of 6 scans" in said
+    # Beside the scans it is no scan.
+    (north / "cases.csv").rename(north / "images" / "cases.csv")
+    assert "found 2, of 6 scans" in run(tmp_path / "store", "organ", north / "images")[1]
+
+
+def test_scans_of_many_sizes_are_compared_on_the_grid_of_the_feature(tmp_path: Path) -> None:
+    store_in(tmp_path / "store")
+    ramp = np.linspace(0, 1, 24)[:, None, None] * np.ones((1, 18, 12))
+    for number, every in enumerate((1, 2, 4, 1)):
+        noise = np.random.default_rng(number).normal(0, 0.01, ramp[::every].shape)
+        write(tmp_path / "north" / f"p{number}_0.nii.gz", ramp[::every] + noise)
+    code, said = run(tmp_path / "store", "organ", tmp_path / "north")
+    assert code == 0, said
+    found = Fingerprint.model_validate_json(Store(tmp_path / "store").open("organ@2").read(FINGERPRINT))
+    (field,) = found.field.mean_CE.reshape(1, 6, 6, 6)
+    # Along the ramp, whichever way the network's first axis points.
+    steps = np.abs(np.diff(field, axis=0))
+    np.testing.assert_allclose(steps, steps.mean(), rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "why"),
+    [
+        (lambda folder: (folder / "case1_FLAIR.nii.gz").unlink(), "'case1' has no file of FLAIR"),
+        (lambda folder: write(folder / "scout.nii.gz", np.ones((4, 4, 4))), "scout.nii.gz: of no channel"),
+        (
+            lambda folder: write(folder / "case1_FLAIR.nii.gz", np.ones((20, 18, 15))),
+            "case1.nii.gz: channel FLAIR is not on the grid of channel T1",
+        ),
+        (
+            lambda folder: write(folder / "case2_T1.nii.gz", np.ones((20, 18, 16)), side=2.0),
+            "case2.nii.gz: channel FLAIR is not on the grid of channel T1",
+        ),
+        (
+            lambda folder: (folder / "case3_T1.nii.gz").symlink_to(folder / "nowhere"),
+            "case3_T1.nii.gz: a link to",
+        ),
+    ],
+)
+def test_a_fault_of_channels_is_named(tmp_path: Path, spoiled: Callable[[Path], None], why: str) -> None:
+    store_in(tmp_path / "store", TWO)
+    spoiled(channels(tmp_path / "north", ("_T1", "_FLAIR")))
+    code, said = run(tmp_path / "store", "organ", tmp_path / "north")
+    assert code != 0
+    assert why in said
+
+
+def test_a_folder_without_scans_is_refused_with_what_is_in_it(tmp_path: Path) -> None:
+    store_in(tmp_path / "store")
+    missing, bare, outer = tmp_path / "missing", tmp_path / "bare", tmp_path / "outer"
+    bare.mkdir()
+    for name in ("north", "south"):
+        (outer / name).mkdir(parents=True)
+    for folder, why in (
+        (missing, "expected a folder with scans, found none"),
+        (bare, "expected scans, in it or in images/ in it, found none"),
+        (
+            outer,
+            "expected scans, in it or in images/ in it, found the folders north, south: name each",
+        ),
+    ):
+        code, said = run(tmp_path / "store", "organ", folder)
+        assert code != 0
+        assert f"{folder}: {why}" in said
+    (outer / "images").mkdir()
+    (outer / "imagesTr").mkdir()
+    assert "found the folders images, imagesTr for images" in run(tmp_path / "store", "organ", outer)[1]
+
+
+def test_masks_among_the_scans_are_refused(tmp_path: Path) -> None:
+    store_in(tmp_path / "store")
+    north = group(tmp_path / "north", 1)
+    write(north / "p0_seg.nii.gz", np.random.default_rng(1).integers(0, 3, (20, 18, 16)))
+    code, said = run(tmp_path / "store", "organ", north)
+    assert code != 0
+    assert "p0_seg.nii.gz: expected a scan, found 3 different values, as masks have" in said
+
+
+def test_a_picture_among_volumes_is_refused(tmp_path: Path) -> None:
+    store_in(tmp_path / "store")
+    north = group(tmp_path / "north", 1)
+    picture = np.random.default_rng(1).integers(0, 255, (32, 32)).astype(np.uint8)
+    Image.fromarray(picture).save(north / "p3_0.png")
+    code, said = run(tmp_path / "store", "organ", north)
+    assert code != 0
+    assert "p3_0.png: " in said
 
 
 def test_a_file_that_is_no_scan_of_the_task_is_named(tmp_path: Path) -> None:
