@@ -4,7 +4,8 @@ Fingerprint   what a federation's scans look like, and how far its members are a
 seen_of       what a member, or a hospital, sees of its own scans
 fit           a cohort and a fingerprint -> a lens, as far as the cohort is further away than is natural
 Lens          four steps on a network's input (`lens.json`)
-lens_of       the lens of a version; `seen_through` applies it to a scan that was prepared
+fingerprint_of, lens_of  those of a version; `seen_through` applies it to a scan that was prepared
+LensForScan   a lens that is fitted to one scan as it comes
 """
 
 from model_store.lens.features import Kind
@@ -13,7 +14,8 @@ from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, check_seen, s
 from model_store.lens.fit import STEPS, Fitted, Polarity, Step, fit
 from model_store.lens.lens import FILE as LENS
 from model_store.lens.lens import Lens
-from model_store.lens.published import lens_of, seen_through
+from model_store.lens.published import fingerprint_of, lens_of, seen_through
+from model_store.lens.scan import LensForScan, OfScan
 
 __all__ = [
     "FINGERPRINT",
@@ -24,10 +26,13 @@ __all__ = [
     "Fitted",
     "Kind",
     "Lens",
+    "LensForScan",
+    "OfScan",
     "Polarity",
     "Seen",
     "Step",
     "check_seen",
+    "fingerprint_of",
     "fit",
     "lens_of",
     "seen_of",

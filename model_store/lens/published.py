@@ -9,6 +9,8 @@ import numpy as np
 
 from model_store.artefact import Artefact
 from model_store.errors import ArtefactDamaged
+from model_store.lens.fingerprint import FILE as FINGERPRINT
+from model_store.lens.fingerprint import Fingerprint
 from model_store.lens.lens import FILE, Lens
 from model_store.preprocessing import Prepared, PreparedVolume
 from model_store.preprocessing.forward import no_look
@@ -39,6 +41,26 @@ def lens_of(artefact: Artefact) -> Lens | None:
             f"{artefact}: {FILE} is no lens: {error}; withdraw the version or publish it again"
         ) from error
     return lens
+
+
+def fingerprint_of(artefact: Artefact) -> Fingerprint:
+    """The fingerprint of an artefact that has one.
+
+    Raises ArtefactDamaged for a file that is none of its task, and as `Artefact.read`.
+    """
+    task = artefact.manifest.task
+    try:
+        found = Fingerprint.model_validate_json(artefact.read(FINGERPRINT))
+        if (found.axes, len(found.field.mean)) != (task.spatial_dims, task.in_channels):
+            raise ValueError(
+                f"expected {task.in_channels} channels and {task.spatial_dims} axes, as the task has, found "
+                f"{len(found.field.mean)} and {found.axes}"
+            )
+    except ValueError as error:
+        raise ArtefactDamaged(
+            f"{artefact}: {FINGERPRINT} is no fingerprint: {error}; withdraw the version or publish it again"
+        ) from error
+    return found
 
 
 def seen_through(

@@ -26,6 +26,8 @@ _FILTER_SECONDS = 5e-8
 _REGION_SECONDS = 1e-7
 # The same of a lens: 128 x 128 x 128 voxels in 0.12 s.
 _LENS_SECONDS = 6e-8
+# Passes of the lens over a volume that it is fitted to.
+_FITTING = 4
 # scipy's spline filter pads each axis by so many voxels at either end.
 _SPLINE_MARGIN = 12
 # Cubic resampling may take so many times the bytes that a scan may have.
@@ -54,9 +56,11 @@ class Price:
     plane: int
     spline: int
 
-    def through_lens(self, task: Task) -> Price:
-        """The price where a lens sees the whole volume first: its Fourier transform is one step."""
-        seconds = _LENS_SECONDS * math.prod(self.grid.shape) * task.channel_count
+    def through_lens(self, task: Task, *, fitted: bool = False) -> Price:
+        """The price where a lens sees the whole volume first, and is `fitted` to it: its Fourier transform is
+        one step."""
+        passes = 1 + (_FITTING if fitted else 0)
+        seconds = passes * _LENS_SECONDS * math.prod(self.grid.shape) * task.channel_count
         return replace(self, preparing=self.preparing + seconds)
 
     def check(self, limits: Limits, task: Task) -> None:

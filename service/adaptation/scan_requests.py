@@ -22,7 +22,7 @@ from model_store.scan import choose_series
 from personalization.options.presets import AUTO, SCAN_FALLBACK, SPREAD
 from service.adaptation.scan_jobs import create, kept_of
 from service.catalog.adapted import require_parts, resolve_adaptable
-from service.catalog.network import adapted_to_scan
+from service.catalog.network import Selection, adapted_to_scan
 from service.catalog.precision import decided_precision
 from service.catalog.version import ResolvedVersion
 from service.catalog.ways import ways_of
@@ -32,7 +32,8 @@ from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.volumes import is_taken_together
 from service.job_kinds import scan as scan_job
 from service.jobs.files import StoredScan
-from service.kinds import SCAN_BY_JOB, adaptation_of
+from service.kinds import SCAN_BY_JOB, adaptation_of, kind_of
+from service.kinds.lens import has_lens
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import ScanFile
@@ -67,8 +68,10 @@ class ScanRequest:
         upload: ScanFile,
         found: ResolvedVersion,
         watch: Stopwatch,
-    ) -> ScanRequest:
+    ) -> ScanRequest | Selection:
         """Choose the artefact to adapt, by the version that was found. Blocking.
+
+        Where a lens is all that is fitted, the choice is a network that answers as any other.
 
         Raises:
             SelectionError, NotAdaptableToScan: the options do not go with it.
@@ -86,6 +89,8 @@ class ScanRequest:
             )
         parent = resolve_adaptable(context.store, found.artefact)
         adaptation = adaptation_of(parent)
+        if (by_lens := _by_lens_alone(context, options, parent, found.home)) is not None:
+            return by_lens
         if adaptation is None or adaptation.scan is None:
             raise NotAdaptableToScan(
                 f"'{parent}' is of kind {parent.manifest.kind}: ask without personalization=scan, or name "
@@ -101,13 +106,13 @@ class ScanRequest:
                 f"leave `preset` out, or name one of {', '.join(adaptation.scan.presets)}."
             )
         ways.check_scan(preset)
-        if preset == AUTO and not {SPREAD, graphs.get(AUTO)} & parent.manifest.files.keys():
+        if preset == AUTO and not _has_dose(parent):
             preset = SCAN_FALLBACK
         why = f"`{preset}`, for this scan alone"
         predictor = SegmentationPredictor(
             request_id=request_id,
             options=options,
-            selection=adapted_to_scan(context.store, parent, model, found.home, why),
+            selection=adapted_to_scan(context.store, parent, model, found.home, why, preset=preset),
             input_sha256=upload.sha256,
             input_bytes=upload.size,
             limits=scan_limits(context.settings, model.manifest.task),
@@ -163,6 +168,28 @@ class ScanRequest:
         predictor = self.predictor
         scan = StoredScan(content, self.upload.sha256, self.upload.size, series=predictor.options.series)
         return create(self.context, scan_job.KIND, predictor.options, self.parent, scan, predictor.request_id)
+
+
+def _by_lens_alone(
+    context: ServiceContext, options: SegmentOptions, parent: Artefact, home: str | None
+) -> Selection | None:
+    """The global model behind a lens of the scan; None where there is none, or the network is moved too."""
+    parts = kind_of(parent).parts(parent)
+    named = options.preset not in (None, AUTO) or options.shape_weight is not None
+    if named or not has_lens(parent, parts) or _has_dose(parent):
+        return None
+    assert parts.global_model is not None
+    model = context.store.by_digest(parts.global_model, ModelManifest)
+    why = "the global model, by a lens of this scan alone"
+    return adapted_to_scan(context.store, parent, model, home, why)
+
+
+def _has_dose(parent: Artefact) -> bool:
+    """Whether its network is moved by a scan's shift."""
+    adaptation = adaptation_of(parent)
+    scan = None if adaptation is None else adaptation.scan
+    graphs = {} if scan is None else scan.graphs
+    return bool({SPREAD, graphs.get(AUTO)} & parent.manifest.files.keys())
 
 
 def _is_small(reading: PreparedScan) -> bool:

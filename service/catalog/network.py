@@ -13,7 +13,8 @@ served; else the newest that is not withdrawn. The network within it, by persona
              model on its validation patients); else that of its cluster; else the global
              model
     scan     that of each scan: an ssf-pool adapts its one network to every scan by itself, and offers nothing
-             else, so that it is `auto` there too. Other kinds are adapted to a scan by a job
+             else, so that it is `auto` there too. Other kinds are adapted to a scan by a lens before the
+             global model, or by a job
 
 Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from. An
 adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
@@ -30,9 +31,11 @@ from typing import Literal, cast
 from urllib.parse import quote
 
 from model_store.artefact import Artefact
+from model_store.lens import FINGERPRINT, LENS, Lens, LensForScan, fingerprint_of, lens_of
 from model_store.manifest import ModelManifest, NetworkManifest, Precision
 from model_store.store import Store
 from model_store.task import TaskKind
+from personalization.options.presets import AUTO
 from service.catalog.adapted import parent_behind
 from service.catalog.parts import PartRequest, Personalization, choose
 from service.catalog.precision import decided_precision, in_precision
@@ -40,6 +43,7 @@ from service.catalog.version import NewVersions, ResolvedVersion, serve_version
 from service.database import Database
 from service.errors import NoAdaptedVersion, ParametersContradict
 from service.kinds import ADAPTING_ITSELF, kind_of
+from service.kinds.lens import has_lens
 
 __all__ = [
     "Personalization",
@@ -59,7 +63,8 @@ class Selection:
     """The answer: `offered` is what was asked for, `model` the network inside it, `why` says how it came.
 
     `flagged` are the withdrawn artefacts that `offered` descends from. `unknown_site` is the hospital's own
-    site where the federation that trained `offered` had no such site.
+    site where the federation that trained `offered` had no such site. `fingerprint` is the digest of that of
+    `offered` where a lens is fitted to the scan as it comes.
     """
 
     offered: Artefact
@@ -71,6 +76,21 @@ class Selection:
     cluster: str | None = None
     flagged: tuple[str, ...] = ()
     unknown_site: str | None = None
+    fingerprint: str | None = None
+
+    @property
+    def sees_through_lens(self) -> bool:
+        """Whether the network may see the scan through a lens: the version's, or one of the scan."""
+        return self.fingerprint is not None or LENS in self.manifest.files
+
+    def lens(self) -> Lens | LensForScan | None:
+        """The lens through which the network sees the scan.
+
+        Raises ArtefactDamaged for a file that is none.
+        """
+        if self.fingerprint is None:
+            return lens_of(self.model)
+        return LensForScan(fingerprint_of(self.offered))
 
     @property
     def manifest(self) -> NetworkManifest:
@@ -103,7 +123,7 @@ class Selection:
     @property
     def kept(self) -> dict[str, str | None]:
         """What `chosen_before` takes to make the same choice again."""
-        own = ("personalization", "site", "why", "hospital", "cluster", "unknown_site")
+        own = ("personalization", "site", "why", "hospital", "cluster", "unknown_site", "fingerprint")
         return {"model": self.model.digest, **{name: getattr(self, name) for name in own}}
 
     @property
@@ -215,9 +235,19 @@ def _selected(
 
 
 def adapted_to_scan(
-    store: Store, offered: Artefact, model: Artefact[ModelManifest], home: str | None, why: str
+    store: Store,
+    offered: Artefact,
+    model: Artefact[ModelManifest],
+    home: str | None,
+    why: str,
+    *,
+    preset: str = AUTO,
 ) -> Selection:
-    """The choice where `model`, a network of `offered`, is adapted to a scan of the member site `home`."""
+    """The choice where `model`, a network of `offered`, is adapted to a scan of the member site `home`.
+
+    With `auto` it sees the scan through a lens of its own, where one can be fitted.
+    """
+    through = preset == AUTO and has_lens(offered, kind_of(offered).parts(offered))
     return Selection(
         offered,
         model,
@@ -226,6 +256,7 @@ def adapted_to_scan(
         why,
         flagged=store.lineage.flagged(offered),
         unknown_site=_unknown_site(offered, home),
+        fingerprint=offered.manifest.files[FINGERPRINT].sha256 if through else None,
     )
 
 

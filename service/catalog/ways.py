@@ -67,10 +67,11 @@ def ways_of(store: Store, artefact: Artefact) -> Ways:
     if adaptation is None:
         stays = kind.adaptation is not None
         return Ways("answers as it is" if stays else kind.summary, False, "none", None, (), None)
-    if not adaptation.presets:
+    parts = kind.parts(artefact)
+    lens = has_lens(artefact, parts)
+    if not (adaptation.presets or lens):
         masks: Literal["required", "none"] = "required" if adaptation.needs_masks else "none"
         return Ways(kind.summary, True, masks, None, (), None)
-    parts = kind.parts(artefact)
     found = _movable(store, parts)
 
     def able(presets: tuple[str, ...], fallbacks: tuple[str, ...]) -> tuple[str, ...]:
@@ -78,10 +79,10 @@ def ways_of(store: Store, artefact: Artefact) -> Ways:
         return suited(found, there, fallbacks)
 
     presets = able(tuple(adaptation.presets), FALLBACKS)
-    if has_lens(artefact, parts):
-        # Whatever there is to move in the network.
-        presets = (AUTO, *(each for each in presets if each != AUTO))
     by_scan = () if adaptation.scan is None else able(tuple(adaptation.scan.presets), (SCAN_FALLBACK,))
+    if lens:
+        # Whatever there is to move in the network.
+        presets, by_scan = (_with_auto(each) for each in (presets, by_scan))
     return Ways(
         summary=in_words(found, presets, by_masks=by_masks is not None),
         adaptable=bool(presets) or by_masks is not None,
@@ -90,6 +91,10 @@ def ways_of(store: Store, artefact: Artefact) -> Ways:
         by_scan=by_scan,
         found=found,
     )
+
+
+def _with_auto(presets: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((AUTO, *presets)))
 
 
 def _movable(store: Store, parts: Parts) -> Movable | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
 from model_store.guard import GuardWarning, check, outline, summarise
-from model_store.lens import Lens, seen_through
+from model_store.lens import Lens, LensForScan, OfScan, seen_through
 from model_store.manifest import NetworkManifest
 from model_store.preprocessing import (
     Geometry,
@@ -36,12 +36,20 @@ from model_store.preprocessing import (
 )
 from model_store.preprocessing.forward import no_look
 from model_store.preprocessing.volume_restore import as_probabilities
-from model_store.scan import Limits, Scan, decode
+from model_store.scan import Limits, Note, Scan, decode
 from model_store.task import Task
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession, Outputs
 from service.inference.uncertainty import Attention, Uncertainty, entropy_map, region_entropy_map
 from service.inference.volumes import Between, Pace, all_windows, outputs_of_volume
+
+_NEGATED = Note(
+    "scan-negated", "the scan looks inverted, so it was negated for the network: look at the mask"
+)
+_REFUSED = Note(
+    "lens-refused",
+    "the scan is far from the members' scans and does not show what they show: the network saw it as it is",
+)
 
 Taken = TypeVar("Taken", contravariant=True)
 
@@ -69,12 +77,17 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class PreparedScan:
-    """The bytes of a scan's file, the decoded scan, the network's input, and the guard's warnings."""
+    """The bytes of a scan's file, the decoded scan, the network's input, and the guard's warnings.
+
+    `lens` is what the network sees it through, `remarks` what is to be known of one that was fitted to it.
+    """
 
     data: bytes
     scan: Scan
     prepared: Prepared | PreparedVolume
     warnings: tuple[GuardWarning, ...]
+    lens: Lens | None = None
+    remarks: tuple[Note, ...] = ()
 
     @property
     def sliced(self) -> Prepared:
@@ -132,7 +145,7 @@ def read(
     watch: Stopwatch,
     look: Callable[[], None] = no_look,
     *,
-    lens: Lens | None = None,
+    lens: Lens | LensForScan | None = None,
 ) -> PreparedScan:
     """`open_scan`, then `prepare_opened`."""
     return prepare_opened(open_scan(data, manifest.task, limits, watch), manifest, watch, look, lens=lens)
@@ -144,10 +157,10 @@ def prepare_opened(
     watch: Stopwatch,
     look: Callable[[], None] = no_look,
     *,
-    lens: Lens | None = None,
+    lens: Lens | LensForScan | None = None,
 ) -> PreparedScan:
     """Prepare a scan for the task of `manifest`, compare it with the scans of its training, and look through
-    the version's lens.
+    the version's lens, or that of this scan.
 
     `look` is called between planes; what it raises ends the work. Raises ScanError for a scan that does not
     fit the task.
@@ -157,10 +170,21 @@ def prepare_opened(
         prepared = prepare_for(manifest.task, scan, look)
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
-    if lens is not None:
-        with watch.stage("lens"):
-            prepared = seen_through(lens, prepared, look)
-    return PreparedScan(data, scan, prepared, warnings)
+    if lens is None:
+        return PreparedScan(data, scan, prepared, warnings)
+    with watch.stage("lens"):
+        remarks: tuple[Note, ...] = ()
+        if isinstance(lens, LensForScan):
+            found = lens.of(prepared)
+            lens, remarks = found.lens, _remarks_on(found)
+        prepared = seen_through(lens, prepared, look)
+    return PreparedScan(data, scan, prepared, warnings, lens, remarks)
+
+
+def _remarks_on(found: OfScan) -> tuple[Note, ...]:
+    if found.refused:
+        return (_REFUSED,)
+    return (_NEGATED,) if found.lens is not None and found.lens.negated else ()
 
 
 def warnings_of(opened: OpenedScan, manifest: NetworkManifest) -> tuple[GuardWarning, ...]:

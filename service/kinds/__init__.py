@@ -7,6 +7,7 @@ kind: it asks the declaration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -88,5 +89,6 @@ def adaptation_of(
         own = None
     # A kind that is adapted without presets has its own way.
     if preset == AUTO and has_lens(artefact, kind.parts(artefact)) and (own is None or own.presets):
-        return through_lens(own or ADAPTABLE[ModelManifest.model_fields["kind"].default], artefact)
+        of_model = ADAPTABLE[ModelManifest.model_fields["kind"].default]
+        return through_lens(own or replace(of_model, presets=(), scan=None), artefact)
     return own or by_masks

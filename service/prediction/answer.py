@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
+from model_store.digest import sha256
 from model_store.guard import GuardWarning
-from model_store.lens import LENS, lens_of
+from model_store.lens import LENS
 from model_store.scan import Limits, Note
 from model_store.task import TaskKind
 from service.catalog.network import Selection
@@ -125,8 +126,10 @@ class Predictor(ABC, Generic[Options]):
         """
         check_routing(self.options, self.selection.offered)
         opened = open_scan(data, self.selection.manifest.task, self.limits, self.watch)
-        if opened.price is not None and LENS in self.selection.manifest.files:
-            opened = replace(opened, price=opened.price.through_lens(self.selection.manifest.task))
+        if opened.price is not None and self.selection.sees_through_lens:
+            fitted = self.selection.fingerprint is not None
+            price = opened.price.through_lens(self.selection.manifest.task, fitted=fitted)
+            opened = replace(opened, price=price)
         self._check_opened(opened)
         return opened
 
@@ -142,7 +145,7 @@ class Predictor(ABC, Generic[Options]):
             self.selection.manifest,
             self.watch,
             self.between.look,
-            lens=lens_of(self.selection.model),
+            lens=self.selection.lens(),
         )
         self._check(reading)
         obey_guard(self.options, reading.warnings, self.selection.manifest.task.name)
@@ -175,14 +178,14 @@ class Predictor(ABC, Generic[Options]):
         on its container and header, and have names of their own.
         """
         unlike = [UNLIKE_TASK] if reading.warnings else []
-        notes = (note.name for note in (*reading.scan.notes, *more))
+        notes = (note.name for note in (*reading.scan.notes, *reading.remarks, *more))
         return list(dict.fromkeys([*self.selection.warnings, *notes, *unlike]))
 
     def _warning_texts(self, reading: PreparedScan, more: Sequence[Note] = ()) -> list[str]:
         """Return what a JSON answer lists; arguments as `_warning_names`."""
         return [
             *self.selection.warnings.values(),
-            *(note.text for note in (*reading.scan.notes, *more)),
+            *(note.text for note in (*reading.scan.notes, *reading.remarks, *more)),
             *(each.text for each in reading.warnings),
         ]
 
@@ -200,9 +203,14 @@ class Predictor(ABC, Generic[Options]):
             "Content-Disposition": f'inline; filename="{filename}"',
         }
 
-    def _receipt(self, graph: LoadedGraph, **options: str) -> Receipt:
+    def _receipt(self, graph: LoadedGraph, reading: PreparedScan, **options: str) -> Receipt:
         """Make the receipt; `options` are the values of options that the request left out."""
         selection = self.selection
+        if selection.fingerprint is None:
+            entry = selection.manifest.files.get(LENS)
+            lens = None if entry is None else entry.sha256
+        else:
+            lens = None if reading.lens is None else sha256(reading.lens.to_bytes())
         return Receipt(
             request=self.request_id,
             input_sha256=self.input_sha256,
@@ -211,7 +219,7 @@ class Predictor(ABC, Generic[Options]):
             network=graph.network,
             graph=graph.session.digest,
             precision=selection.precision,
-            lens=None if (lens := selection.manifest.files.get(LENS)) is None else lens.sha256,
+            lens=lens,
             personalization=selection.personalization,
             site=selection.site,
             cluster=selection.cluster,

@@ -79,7 +79,7 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
             warnings=self._warning_texts(reading),
             shape=list(found.scan.grid),
             timing_ms=self._timing(),
-            receipt=self._receipt(graph),
+            receipt=self._receipt(graph, reading),
         )
 
 

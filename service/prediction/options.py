@@ -107,15 +107,16 @@ class SegmentOptions(ScanOptions):
         description="The model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site (of a routing-space, where it beat the global model on the site's "
         "validation patients), else the global model. `hospital`: the first of these, or a refusal. "
-        f"`scan`: one adapted to this scan alone: of {ADAPTING_ITSELF} at once, and its `auto`; of "
-        f"{SCAN_BY_JOB} at once with the default preset, where it has a graph for that and the scan is not "
-        "too large, else by a job.",
+        f"`scan`: one adapted to this scan alone: of {ADAPTING_ITSELF} at once, and its `auto`; of a model "
+        f"with a fingerprint by a lens of the scan; of {SCAN_BY_JOB} at once with the default preset, where "
+        "it has a graph for that and the scan is not too large, else by a job.",
     )
     preset: ScanPreset | None = Field(
         None,
-        description=f"With `scan` of {SCAN_BY_JOB}: what is done with the scan. `{AUTO}`, the default: the "
-        "`ladder`, with a dose that grows with the scan's distance from what is usual between the "
-        f"federation's members; where that is not known, `{SCAN_FALLBACK}`. By name: {describe(FOR_SCANS)}.",
+        description=f"With `scan` of {SCAN_BY_JOB}: what is done with the scan. `{AUTO}`, the default: a "
+        "lens, where the model has a fingerprint, then the `ladder`, with a dose that grows with the scan's "
+        "distance from what is usual between the federation's members; where neither is known, "
+        f"`{SCAN_FALLBACK}`. By name: {describe(FOR_SCANS)}.",
     )
     shape_weight: FiniteFloat | None = Field(
         None,

@@ -50,7 +50,8 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             media_type, filename = MEDIA_TYPES[output]
             segmentation = None
             if output in ("dicom-seg", "dicom-sr"):
-                series, receipt = open_series(reading.data, self.limits), self._receipt(graph, output=output)
+                series = open_series(reading.data, self.limits)
+                receipt = self._receipt(graph, reading, output=output)
                 kind = self.options.segmentation_type or "binary"
                 if output == "dicom-seg":
                     body = encode_seg(series, found.classes, task, receipt, kind)
@@ -107,5 +108,5 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             centroids=centroids(found.classes, self.selection.manifest.task),
             removed=dict(found.removed),
             timing_ms=self._timing(),
-            receipt=self._receipt(graph, output=output),
+            receipt=self._receipt(graph, reading, output=output),
         )

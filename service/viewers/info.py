@@ -56,8 +56,8 @@ def describe(store: Store, database: Database) -> dict[str, Any]:
 
 def _model(newest: Artefact, ways: Ways, hospitals: list[str]) -> dict[str, Any]:
     config = {"personalization": personalizations(newest, ways), "hospital": hospitals or [_NO_CHOICE]}
-    if ways.by_scan:
-        config["preset"] = [_NO_CHOICE, *(each for each in ways.by_scan if each != AUTO)]
+    if named := [each for each in ways.by_scan if each != AUTO]:
+        config["preset"] = [_NO_CHOICE, *named]
     return {
         "type": "segmentation",
         "labels": label_names(newest.manifest.task),

@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_store.errors import ScanError
-from model_store.lens import FINGERPRINT, LENS, Fingerprint, Fitted, Lens, fit
+from model_store.lens import LENS, Fitted, Lens, fingerprint_of, fit
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.scan import decode
@@ -113,7 +113,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
         assert parts.global_model is not None
         self.model = self.store.by_digest(parts.global_model, ModelManifest)
         self.manifest, self.task = self.model.manifest, self.model.manifest.task
-        self.fingerprint = Fingerprint.model_validate_json(self.parent.read(FINGERPRINT))
+        self.fingerprint = fingerprint_of(self.parent)
         self.device = device_of(self.attempt.settings)
 
     @cached_property
@@ -133,10 +133,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
         """Fit the lens, ask the network, and collect the candidate's files."""
         self.attempt.set_stage("measuring")
         whole = WholeScans(self.attempt, self.task, self.files, cohort)
-        try:
-            fitted = fit(whole.viewed, self.fingerprint)
-        except ValueError as error:
-            raise AdaptationRejected(f"'{self.parent}': {FINGERPRINT} is of another task: {error}") from error
+        fitted = fit(whole.viewed, self.fingerprint)
         if fitted is None:
             raise AdaptationRejected("every scan of the cohort has the same intensity everywhere")
         lensed = whole.through(fitted.lens) if fitted.lens.steps else None

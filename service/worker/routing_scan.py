@@ -49,7 +49,12 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
         request_id=attempt.job.request_id or attempt.job.id,
         options=options,
         selection=adapted_to_scan(
-            store, loaded.offered, loaded.global_model, _home(attempt, options.hospital), why
+            store,
+            loaded.offered,
+            loaded.global_model,
+            _home(attempt, options.hospital),
+            why,
+            preset=options.preset or AUTO,
         ),
         input_sha256=scan.received_sha256,
         input_bytes=scan.received_bytes,

@@ -13,21 +13,23 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
 from model_store.artefact import Artefact
-from model_store.lens import FINGERPRINT, LENS, Fingerprint, lens_of, seen_of
-from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
-from model_store.preprocessing import Prepared, PreparedVolume, prepare, prepare_for
+from model_store.lens import FINGERPRINT, LENS, Fingerprint, LensForScan, lens_of, seen_of
+from model_store.manifest import GRAPH, SHIFT_GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.preprocessing import Prepared, PreparedVolume, prepare, prepare_for, restore
 from model_store.scan import decode
 from model_store.store import Store
 from model_store.task import Task
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread, sent_by
+from personalization.test_time.presets.ladder import shift_graph
 from service.catalog.ways import ways_of
 from service.inference.pipeline import Stopwatch, read, segment
 from service.inference.sessions import GraphSession
@@ -210,9 +212,34 @@ def organ(tmp_path_factory: pytest.TempPathFactory, routing_store: Path) -> Iter
             sent.append(sent_by(measured, (0.05, 0.2, 1.0)))
         mean = {name: (sent[0][name] + sent[1][name]) / 2 for name in sent[0]}
         spread = Spread.of(measured.layers, mean, 2)
-        files = {SPREAD: spread.to_bytes(), FINGERPRINT: Fingerprint.of(shown).to_bytes()}
+        graph = shift_graph(network, spread, ORGAN.in_channels, ORGAN.size)
+        known = {SPREAD: spread.to_bytes(), FINGERPRINT: Fingerprint.of(shown).to_bytes()}
+        files = {**known, SHIFT_GRAPH: graph}
         found.store.publish(loaded.offered.manifest, files)
         yield found
+
+
+def test_one_scan_is_seen_through_its_lens_by_a_network_with_its_dose(organ: Workplace) -> None:
+    offered = organ.loaded().offered
+    (data,) = outside_scans(1, "aster").values()
+    masks = []
+    for scan in (data, inverted(data)):
+        job = organ.scan_job(scan)
+        run_job(job, organ.settings)
+        answer = organ.folder(job).read_result()
+        assert answer is not None, organ.job(job).reason
+        masks.append(np.asarray(nib.Nifti1Image.from_bytes(gzip.decompress(answer.body)).dataobj) > 0)
+    # The graph that answers at once sees the same, and says the same.
+    prepared = prepare(decode(inverted(data)), ORGAN)
+    found = LensForScan(Fingerprint.model_validate_json(offered.read(FINGERPRINT))).of(prepared)
+    assert found.lens is not None
+    assert found.lens.negated
+    session = onnxruntime.InferenceSession(offered.read(SHIFT_GRAPH), providers=["CPUExecutionProvider"])
+    (outputs,) = session.run(None, {"image": found.lens.apply(prepared.slices)})
+    at_once = restore(outputs, prepared.geometry) > 0
+    assert np.mean(at_once != masks[1]) < 1e-3
+    usual, negative = masks
+    assert 2 * (usual & negative).sum() / (usual.sum() + negative.sum()) > 0.9
 
 
 def inverted(content: bytes) -> bytes:
