@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.harness import forked
 from model_store.lens import FINGERPRINT
 from model_store.manifest import GRAPH, NetworkSpec
 from model_store.store import Store
@@ -218,9 +219,7 @@ def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(
 
     line = ["import", "onnx", str(tmp_path / "network.onnx"), "--task", str(tmp_path / "task.yaml")]
     line += ["--store", str(tmp_path / "graphs"), "--name", "graph", "--licence", "CC0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "model_store", *line], cwd=ROOT, capture_output=True, text=True
-    )
+    done = forked.run("model_store", *line)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "  it answers as it is"
@@ -254,14 +253,13 @@ def test_an_imported_model_gets_a_fingerprint_of_scans_and_then_adapts_without_m
 
 def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(tmp_path: Path) -> None:
     folder = make_bundle(tmp_path / "bundle")
-    line = [sys.executable, "-m", "locum", "store", "import", "bundle", str(folder)]
-    line += ["--store", str(tmp_path / "store"), "--keep-largest", "posterior"]
+    line = ["store", "import", "bundle", folder, "--store", tmp_path / "store", "--keep-largest", "posterior"]
+    command = [sys.executable, "-m", "locum", *map(str, line)]
 
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
-    refused = subprocess.run([*line, "--without"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = forked.run("locum", *line, "--without")
     (tmp_path / "empty").mkdir()
-    nothing = [*line[:6], str(tmp_path / "empty"), *line[7:]]
-    missing = subprocess.run(nothing, cwd=ROOT, capture_output=True, text=True, check=False)
+    missing = forked.run("locum", *line[:3], tmp_path / "empty", *line[4:])
 
     assert "imported spleen-ct-segmentation@1" in done.stdout, done.stderr
     assert "licence Apache License Version 2.0" in done.stdout

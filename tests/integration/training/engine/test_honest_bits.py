@@ -15,8 +15,8 @@ from training.run import Run, execute
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     """Four hospitals, one of them with five times the patients of the others."""
-    root = write_federation(tmp_path_factory.mktemp("phantom"), ("aster", "birch", "dune"), 3, 32)
-    write_federation(root, ("cedar",), 15, 32)
+    root = write_federation(tmp_path_factory.mktemp("phantom"), ("aster", "birch", "dune"), 3, 16)
+    write_federation(root, ("cedar",), 15, 16)
     return load_federation(root)
 
 
