@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 
 from personalization.dose import Lensed, by_lens, by_lens_alone, by_shift, lensed, view
 from personalization.gate import GateVerdict, ThroughLens
+from personalization.iop_fl.space import RoutingSpace
+from personalization.iop_fl.spread import Spread
 from tests.helpers.personalization.discs import space
 from tests.unit.personalization.dose.test_auto import PATIENTS, shown, spread_of
 
 SEEN = ThroughLens(left=0.2, grid=0.8, sides=10.0)
-HERE = space()
-SPREAD = spread_of(HERE)
+
+
+@cache
+def here() -> RoutingSpace:
+    return space()
+
+
+@cache
+def spread() -> Spread:
+    return spread_of(here())
 
 
 def failed(verdict: GateVerdict | None) -> set[str]:
@@ -24,7 +34,7 @@ def failed(verdict: GateVerdict | None) -> set[str]:
 
 
 def served(images: torch.Tensor, through: torch.Tensor | None, seen: ThroughLens = SEEN) -> Lensed:
-    return by_lens(HERE, SPREAD, None, images, through, PATIENTS, seen)
+    return by_lens(here(), spread(), None, images, through, PATIENTS, seen)
 
 
 def test_inverted_scans_are_served_through_the_lens() -> None:
@@ -35,14 +45,14 @@ def test_inverted_scans_are_served_through_the_lens() -> None:
     assert made.network is None
     assert made.shifts is not None
     assert made.shifts[1] < made.shifts[0] / 1.5
-    expected = by_shift(HERE, SPREAD, None, usual, PATIENTS).parent
+    expected = by_shift(here(), spread(), None, usual, PATIENTS).parent
     assert torch.equal(made.through.maps, expected.maps)
 
 
 def test_what_is_left_of_the_shift_is_dosed() -> None:
     usual = shown(2.0, 9)
     made = served(6 * usual, 2 * usual)
-    expected = by_shift(HERE, SPREAD, None, 2 * usual, PATIENTS)
+    expected = by_shift(here(), spread(), None, 2 * usual, PATIENTS)
     assert expected.dose.share > 0
     assert made.dosed is not None
     assert made.dosed.dose == expected.dose
@@ -68,7 +78,7 @@ def test_a_dose_that_is_refused_leaves_the_lens(monkeypatch: pytest.MonkeyPatch)
 def test_without_a_licence_the_scans_are_dosed_as_they_are() -> None:
     images = 2 * shown(2.0, 9)
     made = served(images, 4 * images)
-    expected = by_shift(HERE, SPREAD, None, images, PATIENTS)
+    expected = by_shift(here(), spread(), None, images, PATIENTS)
     assert "lens_licence" in failed(made.verdict)
     assert not made.sees_through
     assert (made.served == "dose") == expected.passed
@@ -92,7 +102,7 @@ def test_a_lens_that_its_gate_refuses_leaves_the_global_model() -> None:
 
 
 def test_a_network_without_batch_norm_to_move_is_asked_for_its_masks_alone() -> None:
-    usual, see = shown(2.0, 9), partial(view, HERE.plain())
+    usual, see = shown(2.0, 9), partial(view, here().plain())
     made = by_lens_alone(see, 2, -usual, usual, PATIENTS, replace(SEEN, negated=True))
     assert (made.served, made.shifts, made.dosed, made.network) == ("lens", None, None, None)
     assert torch.equal(made.through.maps, see(usual).maps)
