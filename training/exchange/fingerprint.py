@@ -19,6 +19,9 @@ from model_store.errors import LocumStoreError
 from model_store.lens import FINGERPRINT, Fingerprint, Kind, Seen, seen_of
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
+from model_store.scan import Parts
+from model_store.scans.dicom.reading import open_series
+from model_store.scans.types import Limits
 from model_store.store import Store
 from model_store.task import Task
 from training.data.scan_files import joined, read_content
@@ -99,11 +102,14 @@ def _seen_in(folder: Path, task: Task) -> dict[Kind, Seen]:
 
 
 def _images(scans: Iterable[Unmasked], task: Task) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    owners: dict[str, str] = {}
     for scan in scans:
         place = scan.images[0].parent / scan.name
+        contents = [read_content(path) for path in scan.images]
         try:
-            read = joined([read_content(path) for path in scan.images], task)
+            read = joined(contents, task)
             prepared = prepare_for(task, read)
+            series = _series_of(contents[0]) if read.format == "dicom" else None
         except LocumStoreError as error:
             raise ImportRefused(f"{place}: {error}") from error
         values = len(np.unique(read.voxels.ravel()[:: -(-read.voxels.size // _LOOKED_AT)]))
@@ -112,7 +118,19 @@ def _images(scans: Iterable[Unmasked], task: Task) -> Iterator[tuple[str, NDArra
                 f"{place}: expected a scan, found {values} different values, as masks have: leave masks out, "
                 f"or put scans into {IMAGES[0]}/ and masks into {MASKS[0]}/"
             )
+        if series is not None and (owner := owners.setdefault(series, scan.patient)) != scan.patient:
+            raise ImportRefused(
+                f"{place}: expected a scan of another patient than '{owner}', found images of one DICOM "
+                "series: put the files of each scan into a folder of its own"
+            )
         if isinstance(prepared, PreparedVolume):
             yield scan.patient, prepared.volume[np.newaxis]
         else:
             yield scan.patient, prepared.slices
+
+
+def _series_of(content: bytes | Parts) -> str | None:
+    """The series of a DICOM file that stands alone; None of a folder, and where none is named."""
+    if not isinstance(content, bytes):
+        return None
+    return str(open_series(content, Limits()).headers[0].get("SeriesInstanceUID") or "") or None

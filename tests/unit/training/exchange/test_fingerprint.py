@@ -21,6 +21,7 @@ from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.store import Store
 from model_store.task import Task
 from service.kinds import adaptation_of
+from tests.helpers.model_store.dicom_files import series
 from tests.helpers.model_store.graphs import graph_of
 from training.data.scan_files import read_scan
 from training.exchange.__main__ import app
@@ -280,6 +281,24 @@ def test_a_picture_among_volumes_is_refused(tmp_path: Path) -> None:
     code, said = run(tmp_path / "store", "organ", north)
     assert code != 0
     assert "p3_0.png: " in said
+
+
+def test_a_dicom_series_is_one_patient_in_a_folder_of_its_own_and_refused_as_loose_files(
+    tmp_path: Path,
+) -> None:
+    task = TASK.model_copy(update={"geometry": None, "size": (16, 16), "patient": None})
+    store_in(tmp_path / "store", task)
+    draw = np.random.default_rng(2)
+    for patient in range(3):
+        folder = tmp_path / "north" / f"case{patient}"
+        folder.mkdir(parents=True)
+        for name, content in series(draw.gamma(2, 10, (5, 18, 16)).astype(np.int16)).items():
+            (folder / name).write_bytes(content)
+    code, said = run(tmp_path / "store", "organ", tmp_path / "north")
+    assert (code, "3 patients" in said) == (0, True)
+    code, said = run(tmp_path / "store", "organ", tmp_path / "north" / "case0")
+    assert code != 0
+    assert "found images of one DICOM series" in said
 
 
 def test_a_file_that_is_no_scan_of_the_task_is_named(tmp_path: Path) -> None:
