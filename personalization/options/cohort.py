@@ -17,6 +17,7 @@ class CohortOptions(BaseModel):
     unlike: Literal["leave-out", "include"] = Field(
         "leave-out",
         description="Scans that are unlike the others or the task: `leave-out`, nothing is fitted to them; "
-        "or `include` them, and let the guard learn that their kind is the hospital's.",
+        "or `include` them, and let the guard learn that their kind is the hospital's. Masks that seem to "
+        "belong to other scans are refused, or with `include` used.",
         exclude_if=lambda unlike: unlike == "leave-out",
     )

@@ -72,17 +72,22 @@ class AnsweredScans:
 
         Of many scans without a mask, or large ones, some are answered, evenly spread. Raises as `dice`.
         """
-        used = [name for name in self._scans if name in names]
-        for name in used:
-            if name in self._masks:
-                found, truth = self._answered(network, name)
-                yield found, None if truth is None else np.where(truth == IGNORED, np.uint8(0), truth)
+        for _, found, drawn in self.drawn(network, names):
+            yield found, drawn
         self._runs = 0
-        others = [name for name in used if name not in self._masks]
+        others = [name for name in self._scans if name in names and name not in self._masks]
         for number, index in enumerate(sorted(range(len(others)), key=lambda index: index * _GOLDEN % 1)):
             if number >= _FEWEST and self._runs >= _MOST_RUNS:
                 return
             yield self._answered(network, others[index])
+
+    def drawn(self, network: nn.Module, names: Collection[str]) -> Iterator[tuple[str, Classes, Classes]]:
+        """Those of them that have a mask: name, answer and mask. Raises as `dice`."""
+        for name in self._scans:
+            if name in names and name in self._masks:
+                found, truth = self._answered(network, name)
+                assert truth is not None
+                yield name, found, np.where(truth == IGNORED, np.uint8(0), truth)
 
     def _answered(self, network: nn.Module, name: str) -> tuple[Classes, Classes | None]:
         prepared, truth = self._kept[name]

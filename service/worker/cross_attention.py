@@ -96,6 +96,7 @@ class JoiningWork(MaskedCohortWork[Joined]):
         self.warn_of_same_bytes(split.patients)
         self._warn_of_few_patients(split)
         self.network.to(device_of(self.attempt.settings))
+        self.check_swapped(self.network, cohort)
         joining = self._join(cohort, split)
         return Joined(joining, split, self.network, self.task, cohort.images, self.attempt.check_cancelled)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import Generic
 
+from torch import nn
 from typing_extensions import override
 
 from model_store.manifest import ModelManifest
@@ -13,10 +14,15 @@ from model_store.task import Task
 from personalization.labelled_slices import Score
 from service.cohorts.files import label_of
 from service.cohorts.patients import same_bytes
+from service.errors import AdaptationRejected
 from service.settings import cohort_limits
 from service.worker.answered_scans import AnsweredScans
 from service.worker.cohort_images import LabelledImages, load_labelled, masks_of
 from service.worker.cohort_job import CohortWork, Made
+from service.worker.swapped import swapped
+
+# Of masks that changed places, so many are named.
+_NAMED = 4
 
 
 class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
@@ -67,6 +73,28 @@ class MaskedCohortWork(CohortWork[LabelledImages, Made], Generic[Made]):
                 f"{label_of(self.digests[lost[0]])}, nothing is left in the {sides} {what} "
                 "that the network sees at once: counted as drawn and without a target"
             )
+
+    def check_swapped(self, network: nn.Module, cohort: LabelledImages) -> None:
+        """Reject masks that belong to other scans, by what the network finds; with `unlike=include`, warn.
+
+        Raises AdaptationRejected, and as `AnsweredScans.dice`.
+        """
+        changed = swapped(self.answered.drawn(network, {*cohort.names}), len(self.task.classes))
+        if not changed:
+            return
+        labels = {name: label_of(digest) for name, digest in self.digests.items()}
+        shown = "; ".join(
+            f"that beside {labels[each.mask_of]} fits {labels[each.scan]}, with Dice {each.fits:.2f} where "
+            f"its own has {each.own:.2f}"
+            for each in changed[:_NAMED]
+        )
+        found = f"the masks of {len(changed)} scans seem to belong to other scans ({shown})"
+        if not self.includes_unlike:
+            raise AdaptationRejected(
+                f"{found}: upload each mask beside its own scan, or ask with option unlike=include if they "
+                "are right"
+            )
+        self.attempt.warn(f"{found}; they are used, by option unlike=include")
 
     def warn_of_same_bytes(self, names: Iterable[str]) -> None:
         """Warn of scans with masks that are the same bytes."""

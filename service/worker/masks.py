@@ -78,6 +78,7 @@ class MasksWork(MaskedCohortWork[FittedToHospital]):
         # By the resampled masks: a patient without a target left can neither teach nor be held out.
         patients, _ = patients_with_masks(cohort.drawn, self.digests, self.task)
         self.warn_of_same_bytes(patients)
+        self.check_swapped(self.network, cohort)
         examples = cohort.examples(patients, patients, self.task)
         return FittedToHospital(self._fit(examples, self.scored(patients)), patients, self.task)
 

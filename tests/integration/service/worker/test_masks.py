@@ -314,3 +314,16 @@ def test_masks_that_teach_nothing_keep_the_global_model(api: Any) -> None:
     assert all(row["cells"][0].endswith(" %") for row in table["body"]["rows"])
     made, shared = api.store.open("plain.at-dune"), api.store.open("plain")
     assert made.read(WEIGHTS) == shared.read(WEIGHTS)
+
+
+def test_masks_of_other_scans_are_refused_before_a_fit(api: Any) -> None:
+    scans = drawn_scans(4, "aster")
+    (one, (first, a)), (other, (second, b)), *_ = scans.items()
+    cohort = upload(api, {**scans, one: (first, b), other: (second, a)})
+    job = finished(api, ask(api, cohort, options=OPTIONS).json()["id"])
+    assert job["state"] == "failed"
+    assert "the masks of 2 scans seem to belong to other scans" in job["reason"]
+    assert "upload each mask beside its own scan" in job["reason"]
+    job = finished(api, ask(api, cohort, options={**OPTIONS, "steps": 2, "unlike": "include"}).json()["id"])
+    assert job["state"] in ("succeeded", "fell_back")
+    assert any("they are used, by option unlike=include" in warning for warning in job["warnings"])
