@@ -100,7 +100,7 @@ class JobFolder:
         return StoredScan(content, said["sha256"], said["bytes"], said.get("chosen"), said.get("series"))
 
     def write_picture(self, scan: str, when: str, content: bytes) -> None:
-        """Write the PNG of a scan `before`, `after`, or as it was `drawn`."""
+        """Write the PNG of a scan `before`, `after`, through the `lens`, or as it was `drawn`."""
         self.write(_picture(scan, when), content)
 
     def pictures(self) -> dict[str, dict[str, bytes]]:

@@ -32,7 +32,7 @@ from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, NoVolumeToRepo
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
 from service.prediction.dicom_seg import SegmentationType, check_codes
-from service.prediction.overlay import USUAL, Panel, choose_slices, overlay
+from service.prediction.overlay import USUAL, Panel, Pixels, choose_slices, overlay
 from service.prediction.receipt import Receipt
 
 POOL_SELECTION_TEXT: Final = (
@@ -286,8 +286,12 @@ def picture(
     warning_names: Sequence[str] = (),
     shown: Sequence[int] | None = None,
     compression: int = USUAL,
+    slices: Sequence[Pixels] | None = None,
 ) -> bytes:
-    """Draw the overlay as a PNG: an image, or a montage of slices spread over the mask or `shown`."""
+    """Draw the overlay as a PNG: an image, or a montage of slices spread over the mask or `shown`.
+
+    `slices` are drawn in place of the scan's own, [H, W, 3] each.
+    """
     # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
     # much there is of each label.
     legend = [(c.index, " + ".join(c.labels)) for c in task.classes[1:]]
@@ -297,7 +301,7 @@ def picture(
     ]
     beware = [f"warnings: {', '.join(warning_names)}"] if warning_names else []
     footer = "  ·  ".join([*sizes, *beware, NOTICE])
-    return overlay(_panels(segmentation, task, shown), legend, title, footer, compression)
+    return overlay(_panels(segmentation, task, shown, slices), legend, title, footer, compression)
 
 
 def common_slices(segmentations: Sequence[Segmentation]) -> list[int]:
@@ -306,8 +310,10 @@ def common_slices(segmentations: Sequence[Segmentation]) -> list[int]:
     return choose_slices(np.sum(counts, axis=0))
 
 
-def _panels(segmentation: Segmentation, task: Task, shown: Sequence[int] | None) -> list[Panel]:
-    pictures = display_slices(segmentation.scan, task)
+def _panels(
+    segmentation: Segmentation, task: Task, shown: Sequence[int] | None, slices: Sequence[Pixels] | None
+) -> list[Panel]:
+    pictures = display_slices(segmentation.scan, task) if slices is None else slices
     classes = to_slices(segmentation.classes, segmentation.geometry)
     spacing = segmentation.geometry.spacing
     if spacing is None:

@@ -16,16 +16,24 @@ from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.lens import Lens
 from model_store.manifest import GRAPH, ModelManifest
-from model_store.preprocessing import class_map, display_slices
+from model_store.preprocessing import (
+    Geometry,
+    Prepared,
+    PreparedVolume,
+    VolumeGrid,
+    class_map,
+    display_slices,
+    to_slices,
+)
 from model_store.scan import decode, decode_mask
 from model_store.task import Task
 from service.about import NOTICE
 from service.cohorts.files import ScanFile
 from service.errors import GpuMemoryFull
-from service.inference.pipeline import Segmentation, Stopwatch, read, segment
+from service.inference.pipeline import PreparedScan, Segmentation, Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
-from service.prediction.overlay import QUICK, Panel, choose_slices, overlay
+from service.prediction.overlay import QUICK, Panel, Pixels, choose_slices, overlay
 from service.settings import Settings, cohort_limits, graph_limits, scan_limits
 from service.worker.attempt import Attempt
 from service.worker.device import release
@@ -34,9 +42,15 @@ _log = logging.getLogger("locum.worker")
 
 MOST_SCANS = 4
 _MOST_CLASSES = 3
+_COLOURS = 3
 # A preview's drawn slices, and the slices that these are chosen from.
 _PREVIEW_SLICES, _PREVIEW_CHOICE = 3, 12
-_SAID = {"before": "before adaptation", "after": "after adaptation", "drawn": "as it was drawn"}
+_SAID = {
+    "before": "before adaptation",
+    "lens": "as the network sees it through the lens",
+    "after": "after adaptation",
+    "drawn": "as it was drawn",
+}
 
 
 def draw_pictures(
@@ -49,9 +63,8 @@ def draw_pictures(
 ) -> None:
     """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
 
-    `lens` is that of the candidate.
-
-    A scan with one of `masks` (by its name) gets `N-drawn.png` too. All pictures of a scan show the same
+    `lens` is that of the candidate: a scan gets `N-lens.png` then, what the network sees. A scan with one of
+    `masks` (by its name) gets `N-drawn.png`. All pictures of a scan show the same
     slices. No file name of the hospital appears on them.
     """
     sessions = {
@@ -62,10 +75,14 @@ def draw_pictures(
     for number, index in enumerate(_chosen(files), start=1):
         data, mask = files[index].read(), (masks or {}).get(files[index].name)
         found: dict[str, Segmentation] = {}
+        slices: dict[str, Sequence[Pixels]] = {}
         for when, session in sessions.items():
             attempt.check_cancelled()
             through = lens if when == "after" else None
-            found[when] = run(data, parent.manifest, session, attempt, through)
+            reading, found[when] = run(data, parent.manifest, session, attempt, through)
+            if through is not None:
+                found["lens"] = found[when]
+                slices["lens"] = seen_slices(reading.prepared, found[when].geometry, task)
         if mask is not None:
             classes = class_map(decode_mask(mask.read(), scan_limits(attempt.settings)), task)
             found["drawn"] = replace(found["after"], classes=classes)
@@ -73,7 +90,9 @@ def draw_pictures(
         for when, segmentation in found.items():
             title = f"scan {number}  ·  {_SAID[when]}"
             # No digest names it, so that its bytes are free.
-            content = picture(segmentation, task, title, shown=shown, compression=QUICK)
+            content = picture(
+                segmentation, task, title, shown=shown, compression=QUICK, slices=slices.get(when)
+            )
             attempt.folder.write_picture(str(number), when, content)
 
 
@@ -123,10 +142,8 @@ def _fullest(classes_XYZ: NDArray[np.uint8]) -> int:
 
 def _grey(image_CHW: Tensor) -> NDArray[np.uint8]:
     """A prepared slice as a picture [H, W, 3]: the middle 98 % of its values from black to white."""
-    values = image_CHW.numpy()
-    low, high = np.percentile(values, (1, 99))
-    scaled = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
-    return np.broadcast_to((255 * scaled).astype(np.uint8).transpose(1, 2, 0), (*values.shape[1:], 3))
+    pixels = _eight_bits(image_CHW.numpy())
+    return np.broadcast_to(pixels.transpose(1, 2, 0), (*pixels.shape[1:], 3))
 
 
 def draw_answers(
@@ -176,8 +193,49 @@ def run(
     session: GraphSession,
     attempt: Attempt,
     lens: Lens | None = None,
-) -> Segmentation:
+) -> tuple[PreparedScan, Segmentation]:
     """Segment a scan's file as the API does. Cancelling is looked at between the patches of a volume."""
     watch = Stopwatch()
     reading = read(data, manifest, cohort_limits(attempt.settings, manifest.task), watch, lens=lens)
-    return segment(reading, manifest, session, watch, between=attempt.between)
+    return reading, segment(reading, manifest, session, watch, between=attempt.between)
+
+
+def seen_slices(prepared: Prepared | PreparedVolume, geometry: Geometry, task: Task) -> list[Pixels]:
+    """What the network sees, as pictures [H, W, 3] of the slices of a geometry: colours, or one channel.
+
+    By the nearest of the network's voxels. What it does not see of a volume is black.
+    """
+    if isinstance(prepared, PreparedVolume):
+        found = to_slices(_on_own_grid(_eight_bits(prepared.volume[0]), prepared.grid), geometry)
+        return [_grey_of(each) for each in found]
+    _, rows, columns = geometry.slices
+    places = (
+        ((np.arange(own) + 0.5) * side / own).astype(int)
+        for own, side in zip((rows, columns), prepared.geometry.size, strict=True)
+    )
+    at = np.ix_(*places)
+    first = task.channel_count * task.neighbours
+    if task.channel_count == _COLOURS:
+        colours = _eight_bits(prepared.slices[:, first : first + _COLOURS])
+        return [each.transpose(1, 2, 0)[at] for each in colours]
+    return [_grey_of(each[at]) for each in _eight_bits(prepared.slices[:, first])]
+
+
+def _on_own_grid(volume_XYZ: NDArray[np.uint8], grid: VolumeGrid) -> NDArray[np.uint8]:
+    """A network's volume on the scan's own grid, by the nearest voxel."""
+    turned = np.zeros([grid.own[axis] for axis, _ in grid.order], np.uint8)
+    places = (np.rint(axis.in_network()).astype(int) for axis in grid.axes)
+    turned[grid.box] = volume_XYZ[np.ix_(*places)]
+    turned = np.flip(turned, tuple(index for index, (_, against) in enumerate(grid.order) if against))
+    own: NDArray[np.uint8] = turned.transpose(np.argsort([axis for axis, _ in grid.order]))
+    return own
+
+
+def _eight_bits(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """The middle 98 % of the values from black to white."""
+    low, high = np.percentile(values, (1, 99))
+    return np.asarray(255 * np.clip((values - low) / max(high - low, 1e-6), 0, 1), np.uint8)
+
+
+def _grey_of(pixels_HW: NDArray[np.uint8]) -> Pixels:
+    return np.broadcast_to(pixels_HW[..., np.newaxis], (*pixels_HW.shape, 3))

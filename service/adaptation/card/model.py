@@ -15,7 +15,7 @@ UNDER_WAY = ("queued", "running", "cancelling")
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG: one scan, `before` or `after` the adaptation, or as the hospital has drawn on it."""
+    """A PNG: one scan, `before` or `after` the adaptation, through the lens, or as it was drawn on."""
 
     caption: str
     content: bytes
@@ -55,6 +55,10 @@ class Card:
     def under_way(self) -> bool:
         """Whether there is more to come, so that the page should look again."""
         return self.job.state in UNDER_WAY
+
+    def has_pictures(self, caption: str) -> bool:
+        """Whether a scan has a picture of this caption."""
+        return any(each.caption.endswith(caption) for scan in self.pictures for each in scan)
 
     @property
     def passed(self) -> bool | None:

@@ -133,13 +133,17 @@ def _decisions(session: Session, job: Job) -> tuple[Decision, ...]:
     )
 
 
+# In the order in which they are shown.
+_CAPTIONS = {"before": "before", "lens": "through the lens", "after": "after", "drawn": "drawn"}
+
+
 def _pictures(folder: JobFolder) -> tuple[tuple[Picture, ...], ...]:
     """By scan; one of which `before` or `after` has expired in between is left out."""
     found = []
     for scan, pictures in sorted(folder.pictures().items()):
         if "before" in pictures and "after" in pictures:
-            shown = ((when, pictures[when]) for when in ("before", "after", "drawn") if when in pictures)
-            found.append(tuple(Picture(f"scan {scan}, {when}", content) for when, content in shown))
+            shown = ((caption, pictures[when]) for when, caption in _CAPTIONS.items() if when in pictures)
+            found.append(tuple(Picture(f"scan {scan}, {caption}", content) for caption, content in shown))
     return tuple(found)
 
 

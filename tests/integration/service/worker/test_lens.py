@@ -151,6 +151,8 @@ def test_inverted_scans_get_a_lens_that_negates_them(place: Workplace, model: st
     assert lens.negated
     assert job.result["lens"]["negated"]
     assert job.gate["summary"][0] == "These scans look inverted: the lens negates those that do."
+    pictures = place.folder(job.id).pictures()
+    assert [[*of_scan] for of_scan in pictures.values()] == [["after", "before", "lens"]] * 4
     scan, truth = phantom(990)
     as_it_is, before, after = (
         dice(place, version, values, truth)
