@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -224,33 +223,9 @@ def _check_count(
 
 
 def outline(name: str, /, **arguments: Any) -> nn.Module:
-    """Build a network on the meta device: its layers, names and shapes, no weights. Raises as `build`.
-
-    Every step of a run needs one. It is built once and kept as bytes, from which a copy takes a ninth of the
-    time of the U-Net's construction, and a thirtieth of DynUNet's.
-    """
-    # A bound is another one for every party that sets it: `build` checks it.
-    key = None if _most_parameters.get() else _pickled((builder(name), arguments))
-    if key is not None and (kept := _outlined(name, key)) is not None:
-        copy: nn.Module = pickle.loads(kept)
-        return copy
+    """Build a network on the meta device: its layers, names and shapes, no weights. Raises as `build`."""
     with torch.device("meta"):
         return build(name, **arguments)
-
-
-@lru_cache(maxsize=32)
-def _outlined(name: str, key: bytes) -> bytes | None:
-    """The pickled outline of a network; None where it cannot be pickled. `key` has its arguments."""
-    with torch.device("meta"):
-        return _pickled(build(name, **pickle.loads(key)[1]))
-
-
-def _pickled(content: object) -> bytes | None:
-    try:
-        return pickle.dumps(content)
-    except Exception:
-        # Networks of other packages may raise anything, such as for a lambda or a class inside a function.
-        return None
 
 
 def check_arguments(network: str, in_channels: int, classes: int, width: int) -> None:

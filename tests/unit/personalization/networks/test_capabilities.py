@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from personalization.errors import NetworkError
-from personalization.networks import build, outline, registry
+from personalization.networks import outline
 from personalization.networks.capabilities import (
     Traits,
     batch_norms,
@@ -28,7 +27,7 @@ from personalization.networks.capabilities import (
     spatial_axes,
     traits_of,
 )
-from personalization.networks.registry import DEFAULTS, at_most, choices, names
+from personalization.networks.registry import DEFAULTS, choices, names
 from personalization.options.movable import movable
 from personalization.test_time.recipe import movable_in
 from tests.helpers.personalization.monai_cases import SMALL, small
@@ -54,44 +53,6 @@ WITH_A_METHOD = {"blended", "fedoap", "projected"}
 TRACKS = ["instance", {"track": True}]
 # What is imported as a graph has no layers.
 OPAQUE = {"graph"}
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_an_outline_is_what_is_built_each_time_and_no_other_s(name: str) -> None:
-    with torch.device("meta"):
-        built = build(name, **ALONE[name])
-    outline(name, **ALONE[name]).requires_grad_(False).to_empty(device="cpu").eval()
-    again = outline(name, **ALONE[name])
-    assert repr(again) == repr(built)
-    for state in ("named_parameters", "named_buffers"):
-        found, expected = (dict(getattr(each, state)()) for each in (again, built))
-        assert [*found] == [*expected]
-        for path, tensor in expected.items():
-            assert (found[path].shape, found[path].dtype) == (tensor.shape, tensor.dtype)
-            assert found[path].requires_grad == tensor.requires_grad
-            assert found[path].stride() == tensor.stride()
-            assert found[path].is_meta
-    assert again.training
-
-
-def test_a_network_that_cannot_be_pickled_has_an_outline(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Local(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.layer, self.act = nn.Linear(width, width), lambda x: x
-
-    for builder in (Local, partial(Local)):
-        monkeypatch.setitem(registry._NETWORKS, "local", builder)
-        assert [outline("local", width=width).layer.weight.shape[0] for width in (2, 3, 2)] == [2, 3, 2]
-
-
-def test_an_outline_that_was_built_is_bounded_all_the_same() -> None:
-    outline("unet", **ALONE["unet"])
-    with (
-        at_most(100, "of a test"),
-        pytest.raises(NetworkError, match=r"at most 100 parameters \(of a test\)"),
-    ):
-        outline("unet", **ALONE["unet"])
 
 
 def test_every_network_declares_its_traits_or_belongs_to_a_method() -> None:
