@@ -23,14 +23,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from typing_extensions import override
 
+from model_store.lens import FINGERPRINT, Fingerprint, fit
 from model_store.task import Task
 from personalization.dose import (
     FILE,
+    Change,
     Episode,
     Playbook,
     Practice,
@@ -39,7 +42,7 @@ from personalization.dose import (
     targets_of,
     typical_targets,
 )
-from personalization.gate import Targets
+from personalization.gate import Targets, ThroughLens
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.iop_fl.spread import FEWEST, Spread
 from personalization.iop_fl.spread import FILE as SPREAD
@@ -63,7 +66,7 @@ from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
-from training.local.data import ScanSize
+from training.local.data import Data, ScanSize
 from training.local.registry import kind_of
 from training.local.scores import dice_per_patient
 from training.local.site import AnyData, SiteData
@@ -115,6 +118,7 @@ def make_playbook(
     then = afterwards(run, members, practice)
     spaces: dict[str, tuple[ModelDraft, ...]] = {}
     spreads: dict[str, bytes] = {}
+    fingerprints: dict[str, bytes] = {}
     warnings: list[str] = []
     rounds, sent = 0, Counter[str]()
     for number, member in enumerate(members, 1):
@@ -138,11 +142,15 @@ def make_playbook(
             continue
         spaces[member] = result.publication.models
         spreads[member] = result.publication.files[SPREAD]
+        if FINGERPRINT in result.publication.files:
+            fingerprints[member] = result.publication.files[FINGERPRINT]
         rounds += len(result.history)
         sent["rotations"] += sum(_sent(result.history).values())
     if len(spaces) < _FEWEST:
         raise FederationError(_NO_PLAYBOOK, warnings)
-    algorithm = Rotations(run.federation.task, spaces, spreads, practice)
+    # A lens is practised by all, so that the record is of one thing.
+    lensed = fingerprints.keys() == spaces.keys()
+    algorithm = Rotations(run.federation.task, spaces, spreads, practice, fingerprints if lensed else {})
     specs = [spec for spec in run.specs() if spec.name in spaces]
     # With other members all measure again, since every practice depends on what the others measured.
     folder = RunFolder(place(run) / "practice" / _digest([spec.name for spec in specs]))
@@ -161,7 +169,7 @@ def make_playbook(
         ).run()
     episodes = episodes_of(outcome.server)
     try:
-        playbook = Playbook.of(episodes, _typical(outcome.server.facts["targets"]))
+        playbook = Playbook.of(episodes, _typical(outcome.server.facts["targets"]), lensed=lensed)
     except ValueError as error:
         raise FederationError(_NO_PLAYBOOK, [str(error)]) from error
     sent.update(_sent(outcome.history))
@@ -176,7 +184,8 @@ def afterwards(run: Run, members: Sequence[str], practice: Practice) -> dict[str
     task, files = run.federation.task, busiest.counts.files
     kind, size = kind_of(task), _size_of_scan(task, busiest)
     scans, most = files["train"] + files["val"], kind.most_met
-    every = passes(practice, size.images * scans, size.passes * scans)
+    # Methods publish what the members' scans look like, so that a lens is practised.
+    every = passes(practice, size.images * scans, size.passes * scans, lensed=True)
     estimated = size.images * files["train"]
     return {PRACTICE: Afterwards("practise", "estimate", every / max(min(estimated, most or estimated), 1))}
 
@@ -300,11 +309,18 @@ class Rotations(Algorithm):
         spaces: Mapping[str, tuple[ModelDraft, ...]],
         spreads: Mapping[str, bytes],
         practice: Practice,
+        fingerprints: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """`spaces` and `spreads` are those of the rotation without each member."""
+        """`spaces`, `spreads` and `fingerprints` are those of the rotation without each member.
+
+        Without fingerprints no lens is practised.
+        """
         self._task = task
         self._spaces = spaces
-        self._spreads = {member: list(content) for member, content in spreads.items()}
+        self._known = {
+            member: {SPREAD: content, **({FINGERPRINT: fingerprints[member]} if fingerprints else {})}
+            for member, content in spreads.items()
+        }
         self._practice = practice
 
     @override
@@ -330,10 +346,14 @@ class Rotations(Algorithm):
         return Memory()
 
     def send_space(self, server: Memory, site: str) -> Mapping[str, State]:
-        """The models of the rotation without the site, and how far its members are apart."""
+        """The models of the rotation without the site, how far its members are apart, and what their scans
+        look like."""
         return {
             SPACE.name: join({draft.site or GLOBAL: draft.weights for draft in self._spaces[site]}),
-            SPREADS.name: {"json": torch.tensor(self._spreads[site], dtype=torch.uint8)},
+            SPREADS.name: {
+                name: torch.tensor([*content], dtype=torch.uint8)
+                for name, content in self._known[site].items()
+            },
         }
 
     def measure(
@@ -354,14 +374,21 @@ class Rotations(Algorithm):
         global_model = states.pop(GLOBAL)
         network = drafts[0].network
         space = RoutingSpace.of(network.name, network.arguments, states, global_model)
+        known = {name: bytes(content.tolist()) for name, content in received[SPREADS.name].items()}
+        fingerprint = known.get(FINGERPRINT)
         episodes = practise(
             space,
-            Spread.model_validate_json(bytes(received[SPREADS.name]["json"].tolist())),
+            Spread.model_validate_json(known[SPREAD]),
             _scans(data, self._task),
             partial(dice_per_patient, classes=len(self._task.classes)),
             self._practice,
             int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
             context.device,
+            fit_lens=(
+                None
+                if fingerprint is None
+                else partial(_lens_of, Fingerprint.model_validate_json(fingerprint))
+            ),
         )
         content = json.dumps([asdict(episode) for episode in episodes]).encode()
         packed = {"json": torch.tensor(list(content), dtype=torch.uint8)}
@@ -384,6 +411,15 @@ class Rotations(Algorithm):
     def publication(self, server: Memory) -> Publication:
         """Nothing: the playbook goes into another run's artefact."""
         return Publication("none", (), server.facts)
+
+
+def _lens_of(fingerprint: Fingerprint, scans: Data) -> tuple[Change | None, ThroughLens]:
+    """The lens of some scans, as a job fits it."""
+    made = fit(scans.viewed, fingerprint)
+    if made is None:
+        return None, ThroughLens(1.0)
+    through = ThroughLens(made.left, None, made.grid, made.sides, made.lens.negated)
+    return made.lens.apply if made.lens.steps else None, through
 
 
 def _scans(data: SiteData[AnyData], task: Task) -> AnyData:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from personalization.dose.auto import ByShift, by_shift
 from personalization.dose.lensed import Lensed, by_lens, by_lens_alone
 from personalization.dose.playbook import FILE, Episode, Playbook, ShiftRecord
-from personalization.dose.practice import Practice, passes, practise
+from personalization.dose.practice import Change, Practice, passes, practise
 from personalization.dose.view import View, targets_of, typical_targets, view
 
 __all__ = [
     "FILE",
     "ByShift",
+    "Change",
     "Episode",
     "Lensed",
     "Playbook",

@@ -137,9 +137,15 @@ def by_lens(
         parent=parent,
         patients=patients,
         classes=int(space.arguments["classes"]),
-        shifted=Shifted(made.dose.shift / largest, left=lens.left, mistaken=mistaken),
+        shifted=Shifted(
+            made.dose.shift / largest,
+            left=lens.left,
+            lost=None if record is None or not record.lensed else record.lost,
+            mistaken=mistaken,
+        ),
         targets=targets_known(spread, playbook),
         natural=spread.size,
+        practised=record is not None and record.lensed,
     )
     verdict, both = judged.of(made.parent), None
     if not licensed(verdict):
@@ -181,13 +187,14 @@ class _Judge:
     shifted: Shifted
     targets: Targets = UNKNOWN_TARGETS
     natural: float = 0.0
+    # By the members, with a lens.
+    practised: bool = False
 
     def of(self, candidate: View) -> GateVerdict:
         maps, parent = candidate.maps, self.parent.maps
         if maps.ndim == 1:
-            # No member has practised a lens yet.
             classes = ObservedClassesThroughLens(
-                maps, parent, self.classes, self.lens, self.shifted, licensed=False
+                maps, parent, self.classes, self.lens, self.shifted, licensed=self.practised
             )
             return judge(BY_LENS_WITHOUT_MASKS, classes)
         scans = np.unique([str(each) for each in self.patients], return_inverse=True)[1]

@@ -39,7 +39,8 @@ class ShiftRecord(BaseModel):
         mean: change of Dice as it is served, by its gate; the mean of the members' means.
         worst: the lowest of an episode.
         lost: share of the episodes that lose more than a point.
-        largest: the largest shift that was practised.
+        largest: the largest shift that was practised: through the lens, where one was.
+        lensed: whether a lens moved the scans first.
         members: of each member, the mean, the lowest and the highest change of its episodes.
     """
 
@@ -51,6 +52,7 @@ class ShiftRecord(BaseModel):
     lost: FiniteFloat = Field(ge=0, le=1)
     largest: FiniteFloat = Field(gt=0)
     members: dict[str, tuple[FiniteFloat, FiniteFloat, FiniteFloat]]
+    lensed: bool = False
 
 
 class Playbook(BaseModel):
@@ -74,8 +76,12 @@ class Playbook(BaseModel):
     by_shift: ShiftRecord | None = None
 
     @classmethod
-    def of(cls, episodes: Mapping[str, Sequence[Episode]], targets: Targets) -> Playbook:
+    def of(
+        cls, episodes: Mapping[str, Sequence[Episode]], targets: Targets, *, lensed: bool = False
+    ) -> Playbook:
         """The playbook of the members' episodes; `targets` are those of the members.
+
+        `lensed`: a lens moved the scans first.
 
         Raises ValueError for episodes of fewer than two members.
         """
@@ -95,6 +101,7 @@ class Playbook(BaseModel):
                 lost=_mean([each.served < POINT for each in every]),
                 largest=max(each.shift for each in every),
                 members=ranges,
+                lensed=lensed,
             ),
         )
 

@@ -2,8 +2,9 @@
 
 Half of the patients are adapted to without labels and the other half is scored, in turn, as a hospital would
 use a candidate. The scans are taken as they are and through drawn scanners (`personalization.scanner`), since
-members are often alike and a hospital from outside need not be. What counts is the change as the gate of the
-dose serves it, of the masks that the service would answer: of volumes by windows, on each scan's own grid.
+members are often alike and a hospital from outside need not be. What counts is the change as the gate
+serves it, a lens before the dose where the others know what their scans look like, of the masks that the
+service would answer: of volumes by windows, on each scan's own grid.
 
 Legend: n images of one scan, C channels.
 """
@@ -18,11 +19,13 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.dose.auto import by_shift
+from personalization.dose.lensed import by_lens
 from personalization.dose.playbook import Episode
+from personalization.gate import ThroughLens
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
 from personalization.scanner import Scanners
@@ -55,7 +58,7 @@ class Scans(Protocol):
     def take(self, indices: Sequence[int]) -> Self:
         """Some of them, in this order."""
 
-    def changed_by(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Self:
+    def changed_by(self, change: Change) -> Self:
         """The scans with other intensities; `change` gets the images [n, C, ...] of one scan at a time."""
 
     def met(self) -> Any:
@@ -63,6 +66,10 @@ class Scans(Protocol):
 
 
 AnyScans = TypeVar("AnyScans", bound=Scans)
+# Changes the images [n, C, ...] of one scan.
+Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+# The lens of some scans, None where it has no step, and what its features say of them.
+FitLens = Callable[[AnyScans], tuple[Change | None, ThroughLens]]
 # The foreground Dice that a network reaches of every patient of some scans, by what the service would answer;
 # NaN without a target.
 Score = Callable[[nn.Module, AnyScans], Mapping[str, float]]
@@ -77,10 +84,11 @@ def practise(
     seed: int,
     device: torch.device,
     check_cancelled: CancelCheck = never_cancelled,
+    fit_lens: FitLens[AnyScans] | None = None,
 ) -> Iterator[Episode]:
     """The episodes of one member; deterministic. A member with one patient has no other half, and none.
 
-    `spread` is how far the other members are apart.
+    `spread` is how far the other members are apart. With `fit_lens`, what is served is `by_lens`.
     """
     halves = _halves(scans.patients)
     if halves is None:
@@ -91,35 +99,48 @@ def practise(
         changes: dict[str, float] = {}
         shifts = []
         for learned, scored in (halves, halves[::-1]):
-            cohort = seen.take(learned).met()
-            used = _evenly(range(len(cohort.images)), practice.most)
-            made = by_shift(
-                space,
-                spread,
-                None,
-                torch.from_numpy(cohort.images[used]),
-                [cohort.patients[index] for index in used],
-                device,
-                check_cancelled,
-            )
-            shifts.append(made.dose.shift)
+            own, others, plain = seen.take(learned), seen.take(scored), space.plain().to(device)
+            images, patients = _cohort(own, practice.most)
+            common = space, spread, None, images
+            if fit_lens is None:
+                dosed = by_shift(*common, patients, device, check_cancelled)
+                served, through = dosed.adapted.merged if dosed.passed else None, None
+            else:
+                change, features = fit_lens(own)
+                lensed = None if change is None else _cohort(own.changed_by(change), practice.most)[0]
+                made = by_lens(*common, lensed, patients, features, device, check_cancelled)
+                assert made.dosed is not None
+                dosed, through = made.dosed, change if made.sees_through else None
+                served = None if made.served == "nothing" else made.network or plain
+            shifts.append(dosed.dose.shift)
             check_cancelled()
-            others = seen.take(scored)
-            networks = space.plain().to(device), made.adapted.merged
-            before, after = (_defined(score(network, others)) for network in networks)
-            changes |= {name: after[name] - before[name] if made.passed else 0.0 for name in before}
+            before = _defined(score(plain, others))
+            after = before
+            if served is not None:
+                after = _defined(score(served, others if through is None else others.changed_by(through)))
+            changes |= {name: after[name] - before[name] for name in before}
         yield Episode(severity, math.fsum(changes.values()) / len(changes), max(shifts))
 
 
-def passes(practice: Practice, images: int, answers: int) -> int:
+def passes(practice: Practice, images: int, answers: int, *, lensed: bool = False) -> int:
     """Images that `practise` sends through the network, in halves of equal size.
 
     The scans of the member give `images`, and are answered in so many passes.
 
-    Some are fewer where the dose is 0, and some more where the scans are looked at in negative.
+    Some are fewer where the dose is 0 or a gate refuses, and some more where the scans are looked at in
+    negative.
     """
     cohort = len(_evenly(range(images // 2), practice.most)) if images > 1 else 0
-    return len(practice.severities) * 2 * (3 * cohort + 2 * (answers // 2))
+    # The dose is made anew of the scans as they are where the lens has no licence.
+    each = 5 if lensed else 3
+    return len(practice.severities) * 2 * (each * cohort + 2 * (answers // 2))
+
+
+def _cohort(scans: Scans, most: int) -> tuple[Tensor, list[str]]:
+    """The images that a job sees, and the patient of each."""
+    met = scans.met()
+    used = _evenly(range(len(met.images)), most)
+    return torch.from_numpy(met.images[used]), [met.patients[index] for index in used]
 
 
 def _defined(dice: Mapping[str, float]) -> dict[str, float]:

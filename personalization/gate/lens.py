@@ -27,6 +27,7 @@ from personalization.gate.shift import (
     Shifted,
     class_lost,
     mistaken,
+    practice_lost,
     practised,
     shift_beyond_practice,
 )
@@ -236,6 +237,7 @@ BY_LENS: tuple[Check[ObservedLens], ...] = (
     lens_sides,
     shift_beyond_practice,
     mistaken,
+    practice_lost,
     lens_size,
     lost_target_rate,
     lens_giant,
@@ -250,5 +252,6 @@ BY_LENS_WITHOUT_MASKS: tuple[Check[ObservedClassesThroughLens], ...] = (
     shift_beyond_practice,
     mistaken,
     practised,
+    practice_lost,
     class_lost,
 )

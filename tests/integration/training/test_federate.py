@@ -163,6 +163,7 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(
     assert playbook.severities == practice.severities
     assert playbook.by_shift is not None
     assert playbook.by_shift.episodes == 3 * len(practice.severities)
+    assert playbook.by_shift.lensed
     assert {SPREAD, SHIFT_GRAPH} <= artefact.manifest.files.keys()
     cost = artefact.manifest.lineage.details["playbook"]
     assert cost["rounds"] == 3 * (1 + 6)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from monai.inferers.utils import sliding_window_inference
 from torch import nn
 
+from model_store.lens import Fingerprint, fit, seen_of
 from model_store.manifest import NetworkSpec
 from personalization.dose import Practice, by_shift, passes
+from personalization.gate import ThroughLens
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread, sent_by
@@ -19,6 +22,7 @@ from personalization.losses import soft_dice_loss
 from personalization.networks import build, initialise
 from tests.helpers.training.sites import EMPTY, TASK, client_step, context, site_data, slices
 from tests.helpers.training.volumes import BALLS, volume_data, volumes
+from training import playbook
 from training.algorithm import ModelDraft
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -49,6 +53,37 @@ def test_a_member_practises_the_dose_with_the_spread_of_the_others() -> None:
     sent = json.loads(bytes(result.uploads[EPISODES.name]["json"].tolist()))
     assert [each["severity"] for each in sent] == [0.0, 2.0]
     assert all(each.keys() == {"severity", "served", "shift"} for each in sent)
+
+
+def test_members_practise_a_lens_by_what_the_others_scans_look_like() -> None:
+    spec = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
+    network = build(spec.name, **spec.arguments)
+    data, others = site_data("A", 8, 4, 0), [slices(12, seed) for seed in (7, 8)]
+    found = profile(network, torch.from_numpy(others[0].images), others[0].patients)
+    spread = Spread.of(found.layers, sent_by(found, (0.1, 0.2, 1.0)), 2)
+    fingerprint = Fingerprint.of([seen_of(each.viewed()) for each in others])
+    drafts = {"A": (ModelDraft("global", spec, network.state_dict()),)}
+    known = {"A": fingerprint.to_bytes()}
+    rotations = Rotations(TASK, drafts, {"A": spread.to_bytes()}, Practice((0.0, 3.0)), known)
+    seen: list[tuple[Any, ThroughLens]] = []
+    asked = playbook._lens_of
+
+    def lens_of(*arguments: Any) -> tuple[Any, ThroughLens]:
+        seen.append(asked(*arguments))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(playbook, "_lens_of", lens_of)
+        received = rotations.send_space(EMPTY, "A")
+        result = client_step(rotations, context("practise", 0, site="A"), received, EMPTY, data)
+    assert len(json.loads(bytes(result.uploads[EPISODES.name]["json"].tolist()))) == 2
+    # Each half, as it is and behind the scanner.
+    assert len(seen) == 4
+    made = fit(
+        data.all_train.joined([data.all_train, data.val], TASK).take([0, 1, 4, 5, 8, 9]).viewed, fingerprint
+    )
+    assert made is not None
+    assert seen[0][1] == ThroughLens(made.left, None, made.grid, made.sides, made.lens.negated)
 
 
 def test_volumes_are_scored_whole_as_the_service_answers_them() -> None:
@@ -126,5 +161,5 @@ def test_the_time_of_the_practice_counts_the_slices_of_volumes_and_the_most_that
     # Of volumes as files, fewer than the most would be there.
     assert data.held_out
     assert every > 2 * practice.most > len(run.sites()[0].cases)
-    expected = passes(practice, every, every) / train
+    expected = passes(practice, every, every, lensed=True) / train
     assert afterwards(run, members, practice)[PRACTICE].times == expected

@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from personalization.dose import Practice, by_shift, passes, practise
+from personalization.dose import Change, Practice, by_lens, by_shift, passes, practise
+from personalization.gate import ThroughLens
 from personalization.iop_fl.batch_norm import profile
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.metrics import foreground_dice
@@ -125,3 +126,47 @@ def test_a_member_with_one_patient_has_no_episode() -> None:
     images, truth = discs(4, 4)
     alone = Practised.of(images, truth, ["one"] * 4)
     assert [*practise(space(), spread(), alone, practised, Practice(), 0, CPU)] == []
+
+
+def test_a_lens_is_practised_as_it_is_served() -> None:
+    images, truth = discs(12, 4)
+    scans, practice = Practised.of(5 * images, truth, PATIENTS), Practice((0.0,))
+    fitted: list[tuple[str, ...]] = []
+
+    def fainter(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+        return pixels / 4
+
+    def fit_lens(own: Practised) -> tuple[Change | None, ThroughLens]:
+        fitted.append(own.patients)
+        return fainter, ThroughLens(0.1, None, 0.9, 3.0)
+
+    [episode] = practise(space(), spread(), scans, practised, practice, 1, CPU, fit_lens=fit_lens)
+    here = [index for index in range(12) if (index // 2) % 2 == 0]
+    there = [index for index in range(12) if (index // 2) % 2 == 1]
+    assert fitted == [tuple(PATIENTS[index] for index in half) for half in (here, there)]
+    changes: dict[str, float] = {}
+    shifts = []
+    for learned, scored in ((here, there), (there, here)):
+        own = torch.from_numpy(scans.images[learned])
+        names = [PATIENTS[index] for index in learned]
+        lens = ThroughLens(0.1, None, 0.9, 3.0)
+        made = by_lens(space(), spread(), None, own, own / 4, names, lens)
+        assert made.served in ("lens", "lens and dose")
+        assert made.dosed is not None
+        shifts.append(made.dosed.dose.shift)
+        network = made.network if made.served == "lens and dose" else space().plain()
+        assert network is not None
+        before = practised(space().plain(), scans.take(scored))
+        after = practised(network, scans.take(scored).changed_by(fainter))
+        changes |= {name: after[name] - before[name] for name in before}
+    assert episode.served == pytest.approx(sum(changes.values()) / 6)
+    assert episode.served > 0.05
+    assert episode.shift == max(shifts)
+
+
+def test_a_lens_without_a_step_leaves_the_dose() -> None:
+    images, truth = discs(12, 4)
+    scans, practice = Practised.of(1.8 * images, truth, PATIENTS), Practice((0.0, 2.0))
+    common = space(), spread(), scans, practised, practice, 1, CPU
+    without = [*practise(*common)]
+    assert [*practise(*common, fit_lens=lambda _: (None, ThroughLens(1.0)))] == without
