@@ -131,7 +131,7 @@ def passes(practice: Practice, images: int, answers: int, *, lensed: bool = Fals
     negative.
     """
     cohort = len(_evenly(range(images // 2), practice.most)) if images > 1 else 0
-    # The dose is made anew of the scans as they are where the lens has no licence.
+    # The dose of the scans as they are is made too where the lens has no licence.
     each = 5 if lensed else 3
     return len(practice.severities) * 2 * (each * cohort + 2 * (answers // 2))
 

@@ -45,11 +45,20 @@ from service.worker.routing_space import dose_facts, said_of_dose
 
 @dataclass(frozen=True)
 class FittedToScans:
-    """A fitted lens, and what the network says of it. `files` are those of the candidate."""
+    """A fitted lens, and what the network says of it. `files` are those of the candidate.
+
+    `of_one_group`: how far hospitals are apart is not known, and stands for several times the patients'.
+    """
 
     fitted: Fitted
     found: Lensed
     files: dict[str, bytes]
+    of_one_group: bool = False
+
+    @property
+    def usual(self) -> str:
+        """What a distance of 1 is."""
+        return "counts as usual, of one group alone" if self.of_one_group else "is usual between hospitals"
 
     @property
     def lens(self) -> Lens | None:
@@ -145,7 +154,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
             files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: graph_of(network, self.task)}
         if found.sees_through:
             files[LENS] = fitted.lens.to_bytes()
-        return FittedToScans(fitted, found, files)
+        return FittedToScans(fitted, found, files, self.fingerprint.factor is not None)
 
     def _asked(self, cohort: CohortImages, lensed: Tensor | None, fitted: Fitted) -> Lensed:
         """What the network says of the lens."""
@@ -246,14 +255,13 @@ def said_of_lens(made: FittedToScans) -> list[str]:
             return said_of_dose(found.dosed)
         if not fitted.lens.steps:
             return [
-                f"These scans look like the member hospitals': their distance is {before:.1f}, where 1 is "
-                "usual between hospitals. So the global model stays as it is: that is the answer, no "
-                "rejection."
+                f"These scans look like the member hospitals': their distance is {before:.1f}, where 1 "
+                f"{made.usual}. So the global model stays as it is: that is the answer, no rejection."
             ]
     said = [
-        f"The distance of these scans from the member hospitals' is {before:.1f}, where 1 is usual between "
-        f"hospitals. Through the lens it is {after:.1f}. The scans are changed before the network sees them; "
-        "no mask was used, and no weight of the network is changed by it."
+        f"The distance of these scans from the member hospitals' is {before:.1f}, where 1 {made.usual}. "
+        f"Through the lens it is {after:.1f}. The scans are changed before the network sees them; no mask "
+        "was used, and no weight of the network is changed by it."
     ]
     if fitted.lens.negated:
         said.insert(0, "These scans look inverted: the lens negates those that do.")

@@ -48,9 +48,9 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Members that train on two patients, so that they can say how far they are apart."""
+    """Members that train on three patients, so that each has a spread and a fingerprint."""
     root = tmp_path_factory.mktemp("several")
-    return write_federation(root, sites=("aster", "birch", "cedar"), patients_per_site=4, size=16)
+    return write_federation(root, sites=("aster", "birch", "cedar"), patients_per_site=5, size=16)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from model_store.artefact import Artefact
-from model_store.lens import FINGERPRINT, LENS, Fingerprint, LensForScan, lens_of, seen_of
+from model_store.lens import FINGERPRINT, LENS, Fingerprint, Kind, LensForScan, Seen, lens_of, seen_of
 from model_store.manifest import GRAPH, SHIFT_GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.preprocessing import Prepared, PreparedVolume, prepare, prepare_for, restore
 from model_store.scan import decode
@@ -73,6 +73,11 @@ def nifti(voxels: NDArray[np.float32]) -> bytes:
 
 def fingerprint(task: Task) -> Fingerprint:
     """That of three members with scanners of their own."""
+    return Fingerprint.of(shown_by(task))
+
+
+def shown_by(task: Task) -> list[dict[Kind, Seen]]:
+    """What each of them sees of its scans."""
     members = []
     for member, gain in enumerate((1.0, 1.2, 0.9)):
         seen = []
@@ -81,7 +86,7 @@ def fingerprint(task: Task) -> Fingerprint:
             prepared = prepare_for(task, decode(nifti(np.abs(voxels) ** gain)))
             seen.append((patient, images_of(prepared)))
         members.append(seen_of(seen))
-    return Fingerprint.of(members)
+    return members
 
 
 def images_of(prepared: Prepared | PreparedVolume) -> NDArray[np.float32]:
@@ -106,6 +111,9 @@ def place(
         files = {WEIGHTS: b"", GRAPH: content}
         Store(root).publish(manifest, {**files, FINGERPRINT: fingerprint(task).to_bytes()})
         Store(root).publish(manifest.model_copy(update={"name": f"{name}-unknown"}), files)
+        group = Fingerprint.of([shown_by(task)[0]])
+        alone = manifest.model_copy(update={"name": f"{name}-alone"})
+        Store(root).publish(alone, {**files, FINGERPRINT: group.to_bytes()})
     with opened(tmp_path_factory.mktemp("lens"), root) as found:
         yield found
 
@@ -174,6 +182,16 @@ def test_scans_like_the_members_keep_the_global_model(place: Workplace, model: s
     assert candidate is not None
     assert LENS not in candidate.manifest.files
     assert "look like the member hospitals'" in job.gate["summary"][0]
+
+
+@pytest.mark.parametrize("model", ["slices", "volumes"])
+def test_of_one_group_alone_inverted_scans_are_put_right_and_it_is_said(place: Workplace, model: str) -> None:
+    scans = [phantom(900 + number) for number in range(6)]
+    job, candidate = adapted(place, f"{model}-alone", [260 - scan for scan, _ in scans])
+    assert job.gate["passed"], job.gate
+    assert "where 1 counts as usual, of one group alone" in job.gate["summary"][1]
+    scan, truth = phantom(990)
+    assert dice(place, candidate, 260 - scan, truth) > 0.75
 
 
 @pytest.mark.parametrize("model", ["slices", "volumes"])
