@@ -111,7 +111,7 @@ def place(
         files = {WEIGHTS: b"", GRAPH: content}
         Store(root).publish(manifest, {**files, FINGERPRINT: fingerprint(task).to_bytes()})
         Store(root).publish(manifest.model_copy(update={"name": f"{name}-unknown"}), files)
-        group = Fingerprint.of([shown_by(task)[0]])
+        group = Fingerprint.of_one(shown_by(task)[0])
         alone = manifest.model_copy(update={"name": f"{name}-alone"})
         Store(root).publish(alone, {**files, FINGERPRINT: group.to_bytes()})
     with opened(tmp_path_factory.mktemp("lens"), root) as found:
