@@ -3,7 +3,8 @@
 The lens is fitted elsewhere, since it knows no network (`model_store.lens`). Here the network says whether
 the lens helped it, and what is still worth moving:
 
-    the lens has no step, or no licence        the dose by shift of the scans as they are, and its gate
+    the lens has no step, or no licence        the dose by shift of the scans as they are, and its gate, if
+                                               they show what the members' scans show
     the dose of the lensed scans passes        lens and dose
     else the lens passes                       lens
     else                                       the global model, as it is
@@ -26,9 +27,11 @@ from personalization.dose.view import View, view
 from personalization.gate import (
     BY_LENS,
     BY_LENS_WITHOUT_MASKS,
+    SHOWS,
     GateVerdict,
     ObservedClassesThroughLens,
     ObservedLens,
+    ObservedScans,
     Shifted,
     Targets,
     ThroughLens,
@@ -55,6 +58,7 @@ class Lensed:
             licence; None of a network without batch norm to move.
         parent, through: views of the global model, of the scans as they are and through the lens.
         shifts: the network's own R of both; None where it was not measured.
+        as_they_are: on the dose of the scans as they are; None of one through the lens.
     """
 
     served: Made
@@ -64,6 +68,7 @@ class Lensed:
     parent: View
     through: View
     shifts: tuple[float, float] | None
+    as_they_are: GateVerdict | None = None
 
     @property
     def candidate(self) -> Made:
@@ -77,7 +82,7 @@ class Lensed:
     @property
     def judged(self) -> GateVerdict:
         """The verdict on the candidate."""
-        by_dose = self.verdict if self.dosed is None else self.dosed.verdict
+        by_dose = self.as_they_are or (self.verdict if self.dosed is None else self.dosed.verdict)
         verdicts = {"lens and dose": self.both, "lens": self.verdict, "dose": by_dose, "nothing": by_dose}
         found = verdicts[self.candidate]
         assert found is not None
@@ -119,9 +124,10 @@ def by_lens(
         return by_shift(space, spread, playbook, images, patients, device, check_cancelled, mistaken)
 
     def without_lens(verdict: GateVerdict | None, shifts: tuple[float, float] | None) -> Lensed:
-        made = dosed(images_NCHW)
-        served: Made = "dose" if made.passed and made.dose.share else "nothing"
-        return Lensed(served, verdict, None, made, made.parent, made.parent, shifts)
+        made, shows = dosed(images_NCHW), judge(SHOWS, ObservedScans(lens))
+        whole = GateVerdict(shows.passed and made.passed, (*shows.checks, *made.verdict.checks))
+        served: Made = "dose" if whole.passed and made.dose.share else "nothing"
+        return Lensed(served, verdict, None, made, made.parent, made.parent, shifts, whole)
 
     if lensed_NCHW is None:
         return without_lens(None, None)

@@ -18,8 +18,10 @@ from personalization.gate.consensus import consensus
 from personalization.gate.lens import (
     BY_LENS,
     BY_LENS_WITHOUT_MASKS,
+    SHOWS,
     ObservedClassesThroughLens,
     ObservedLens,
+    ObservedScans,
     ThroughLens,
 )
 from personalization.gate.parent import Targets
@@ -39,6 +41,7 @@ __all__ = [
     "BY_SHIFT",
     "BY_SHIFT_WITHOUT_MASKS",
     "ROUTING",
+    "SHOWS",
     "Check",
     "CheckResult",
     "GateVerdict",
@@ -47,6 +50,7 @@ __all__ = [
     "ObservedDose",
     "ObservedLens",
     "ObservedRouting",
+    "ObservedScans",
     "Shifted",
     "Targets",
     "ThroughLens",

@@ -67,6 +67,13 @@ class OfLens(Protocol):
         """The lens."""
 
 
+@dataclass(frozen=True)
+class ObservedScans:
+    """What a lens says of the scans, whatever the network."""
+
+    lens: ThroughLens
+
+
 class ObservedLens(BesideParent):
     """A segmentation through a lens."""
 
@@ -229,6 +236,9 @@ def lens_pieces(observed: ObservedLens) -> float | None:
     value = fragments.measure(observed)
     return value / 2 if value is not None and observed.parent_is_blind else value
 
+
+# For a dose of the scans as they are, where a lens was looked at.
+SHOWS: tuple[Check[OfLens], ...] = (lens_grid, lens_sides)
 
 BY_LENS: tuple[Check[ObservedLens], ...] = (
     lens_left,

@@ -86,6 +86,22 @@ def test_without_a_licence_the_scans_are_dosed_as_they_are() -> None:
     assert made.dosed.dose == expected.dose
 
 
+@pytest.mark.parametrize("through", [None, 4.0])
+@pytest.mark.parametrize(("seen", "why"), [({"grid": 0.1}, "lens_grid"), ({"sides": 1.1}, "lens_sides")])
+def test_no_dose_is_served_of_scans_that_do_not_show_what_the_members_do(
+    through: float | None, seen: dict[str, float], why: str
+) -> None:
+    images = 1.8 * shown(2.0, 9)
+    lensed = None if through is None else through * images
+    usual = served(images, lensed)
+    assert usual.served == "dose"
+    assert usual.dosed is not None
+    assert usual.judged.checks[2:] == usual.dosed.verdict.checks
+    made = served(images, lensed, replace(SEEN, **seen))
+    assert (made.served, made.candidate) == ("nothing", "dose")
+    assert failed(made.judged) == {why}
+
+
 def test_without_a_step_there_is_no_lens() -> None:
     images = shown(2.0, 9)
     made = served(images, None)
