@@ -207,7 +207,7 @@ def import_model(context: typer.Context) -> None:
 
 @app.command("export", **_OF_ANOTHER_ROOM)
 def export_model(context: typer.Context) -> None:
-    """Export a version as a MONAI bundle."""
+    """Export a version as a MONAI bundle, or as an onnx graph with its lens."""
     _start(context.find_root().command_path, "training", "training.exchange", ["export", *context.args])
 
 

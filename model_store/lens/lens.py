@@ -232,16 +232,16 @@ def _filter(x: NDArray[np.float32], spectrum: Row) -> None:
     else:
         others = np.square(radius(x.shape[1:]))
         for index, (plane, cycles) in enumerate(zip(seen, np.fft.fftfreq(len(x)), strict=True)):
-            plane *= _gain_of(np.sqrt(others + cycles**2), spectrum, first=not index)
+            plane *= gain_of(np.sqrt(others + cycles**2), spectrum, first=not index)
     x[...] = fft.irfftn(seen, s=x.shape, overwrite_x=True)
 
 
 @lru_cache(maxsize=4)
 def _gain(spectrum: Row, sides: tuple[int, int]) -> NDArray[np.float32]:
-    return _gain_of(radius(sides), spectrum, first=True)
+    return gain_of(radius(sides), spectrum, first=True)
 
 
-def _gain_of(radii: Feature, spectrum: Row, *, first: bool) -> NDArray[np.float32]:
+def gain_of(radii: Feature, spectrum: Row, *, first: bool) -> NDArray[np.float32]:
     """Linear in the logarithm of the radius; 1 of the mean, which is in the `first` plane."""
     places = np.log(np.maximum(radii, 1e-6))
     gain: NDArray[np.float32] = np.exp(np.interp(places, np.log(CENTRES), spectrum)).astype(np.float32)
