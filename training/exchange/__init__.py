@@ -1,7 +1,8 @@
 """Models made elsewhere, in and out: MONAI bundles, nnU-Net folders and onnx graphs.
 
     python -m training.exchange import bundle FOLDER|ZIP     also as python -m model_store import …
-    python -m training.exchange export bundle NAME@N
+    python -m training.exchange export bundle NAME@N --out FOLDER
+    python -m training.exchange export onnx NAME@N FILE
 
 A file of a stranger is data here: it is read within limits, and nothing in it is imported, evaluated or
 unpickled.
@@ -14,4 +15,5 @@ unpickled.
     graph.py        an onnx file and a task.yaml -> an `Imported`
     imported.py     an `Imported` -> a version in the store
     to_bundle.py    a version -> a MONAI bundle
+    to_onnx.py      a version -> an onnx file, behind its lens
 """

@@ -1,4 +1,4 @@
-"""Import models that were made elsewhere as versions, and export versions as MONAI bundles."""
+"""Import models that were made elsewhere as versions, and export versions as MONAI bundles or onnx graphs."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ InsideOption = Annotated[
     typer.Option(
         "--inside", help="The model's folder inside of PATH, or the end of it, where there are several."
     ),
+]
+OperatorsOption = Annotated[
+    str,
+    typer.Option(envvar="LOCUM_GRAPH_OPERATORS", help="Operators beyond the built-in list, by commas."),
 ]
 DEFAULT_STORE = ".locum/store"
 
@@ -153,18 +157,12 @@ def import_onnx(
     name: NameOption = None,
     store: StoreOption = DEFAULT_STORE,
     licence: LicenceOption = None,
-    graph_operators: Annotated[
-        str,
-        typer.Option(envvar="LOCUM_GRAPH_OPERATORS", help="Operators beyond the built-in list, by commas."),
-    ] = "",
+    graph_operators: OperatorsOption = "",
 ) -> None:
     """Import an onnx graph, to be served as it is."""
     from training.exchange import graph, imported
 
-    try:
-        operators = operators_of(graph_operators)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    operators = _operators(graph_operators)
     found = graph.read(path, task, operators)
     opened = _opened(store, operators=operators)
     _report(imported.publish(opened, name or found.task.name, found, licence), found)
@@ -193,6 +191,23 @@ def export_bundle(
         console.print(f"  note: {note}", **_AS_IT_IS)
 
 
+@exporter.command("onnx")
+def export_onnx(
+    reference: Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")],
+    out: Annotated[Path, typer.Argument(help="The file to make.")],
+    store: StoreOption = DEFAULT_STORE,
+    graph_operators: OperatorsOption = "",
+) -> None:
+    """Write the graph of a version, behind its lens where it has one: for another runtime."""
+    from training.exchange import to_onnx
+
+    artefact = _opened(store, operators=_operators(graph_operators)).open(reference)
+    lines = to_onnx.write(artefact, out)
+    console.print(f"exported {artefact} to {out}", **_AS_IT_IS)
+    for line in lines:
+        console.print(f"  {line}", **_AS_IT_IS)
+
+
 @app.command("fingerprint")
 def fingerprint_of(
     reference: Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")],
@@ -213,6 +228,13 @@ def fingerprint_of(
     console.print(f"published {artefact}  {artefact.digest}", **_AS_IT_IS)
     for line in fingerprint.said_of(artefact, folders):
         console.print(f"  {line}", **_AS_IT_IS)
+
+
+def _operators(text: str) -> tuple[str, ...]:
+    try:
+        return operators_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _labels(texts: list[str]) -> dict[str, tuple[int, ...]]:

@@ -50,8 +50,8 @@ def write(artefact: Artefact[BaseManifest], out: Path, *, closest: bool = False)
         raise ImportRefused(f"{artefact}: expected one model, which a bundle has: {error}") from error
     if LENS in manifest.files:
         raise ImportRefused(
-            f"{artefact}: it sees scans through a lens ({LENS}), which MONAI has no transforms for; export "
-            "its parent, which sees them as they are"
+            f"{artefact}: it sees scans through a lens ({LENS}), which MONAI has no transforms for: "
+            f"{_instead(manifest.task)}"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ImportRefused(f"{out}: expected a new or empty folder, found files")
@@ -71,6 +71,12 @@ def write(artefact: Artefact[BaseManifest], out: Path, *, closest: bool = False)
     (out / "LICENSE").write_text(f"Licence of the weights: {_licence(manifest)}\n", encoding="utf-8")
     (out / "docs" / "README.md").write_text(_readme(artefact, manifest, notes), encoding="utf-8")
     return notes
+
+
+def _instead(task: Task) -> str:
+    if task.is_volume:
+        return "export its parent, which sees them as they are"
+    return "`python -m model_store export onnx` writes its graph with the lens in front"
 
 
 def _as_text(content: Mapping[str, Any]) -> bytes:

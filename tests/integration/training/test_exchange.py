@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import onnx
 import pytest
 
 from benchmarks.harness import forked
-from model_store.lens import FINGERPRINT
+from model_store.lens import FINGERPRINT, STEPS
 from model_store.manifest import GRAPH, NetworkSpec
 from model_store.store import Store
 from personalization.errors import NetworkError
@@ -35,6 +36,8 @@ from tests.helpers.training.bundles import (
 from tests.helpers.training.make_nnunet_folder import phantom, save
 from tests.helpers.training.nnunet_folders import make_nnunet_folder
 from tests.helpers.training.served_volumes import mask_of
+from tests.unit.model_store.lens.test_graph import drawn
+from tests.unit.training.exchange.test_to_onnx import SLICES, published
 from training.errors import ImportRefused
 from training.exchange import bundle, imported, nnunet, to_bundle
 from training.exchange.source import Source
@@ -232,6 +235,26 @@ def test_a_graph_is_imported_under_the_services_names_and_cannot_be_adapted(
     assert np.mean(mask_of(found, scan) != mask_of(artefact, scan)) < 1e-3
     with pytest.raises(NetworkError, match="no weights to adapt"):
         build(found.manifest.network.name, **found.manifest.network.arguments)
+
+
+def test_a_graph_is_exported_with_its_lens_and_imported_again(
+    tmp_path: Path, threshold_graph: Callable[..., bytes]
+) -> None:
+    version = published(tmp_path / "store", SLICES, threshold_graph(), drawn(0, 1, STEPS))
+    version.manifest.task.dump(tmp_path / "task.yaml")
+
+    line = ["export", "onnx", "organ@1", str(tmp_path / "organ.onnx"), "--store", str(tmp_path / "store")]
+    done = forked.run("model_store", *line)
+    again = forked.run("model_store", *line)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "  input image: float32 [B, 1, 48, 32]"
+    assert again.returncode == 2
+    assert "expected a new file, found one" in again.stderr
+    line = ["import", "onnx", str(tmp_path / "organ.onnx"), "--task", str(tmp_path / "task.yaml")]
+    done = forked.run("model_store", *line, "--store", str(tmp_path / "other"))
+    assert done.returncode == 0, done.stderr
+    assert Store(tmp_path / "other").open("organ@1").manifest.files[GRAPH].size > len(threshold_graph())
 
 
 def test_an_imported_model_gets_a_fingerprint_of_scans_and_then_adapts_without_masks(tmp_path: Path) -> None:
