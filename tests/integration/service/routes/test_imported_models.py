@@ -15,13 +15,14 @@ import pytest
 import SimpleITK as sitk
 from numpy.typing import NDArray
 
+from model_store.manifest import GRAPH
 from model_store.store import Store
 from service.worker.runner import run_job
 from tests.helpers.training.bundles import SPLEEN, by_monai, make_bundle
 from tests.helpers.training.make_nnunet_folder import phantom, save
 from tests.helpers.training.nnunet_folders import make_nnunet_folder
 from tests.helpers.training.served_volumes import mask_of
-from training.exchange import bundle, imported, nnunet, to_bundle
+from training.exchange import bundle, fingerprint, imported, nnunet, to_bundle
 from training.exchange.source import Source
 
 WHO = {"actor": "ada", "reason": "better on our validation cases"}
@@ -185,3 +186,73 @@ def test_an_imported_version_is_adapted_judged_assigned_and_exported_to_monai(
     expected = mask_of(candidate, scan, task)
     assert sorted(np.bincount(expected.ravel()))[-2] > 100
     assert np.mean(by_monai(tmp_path / "exported", scan) != expected) < 1e-4
+
+
+def body(seed: int) -> NDArray[np.float32]:
+    """A scan with a bright organ off its centre, varied by seed as patients vary."""
+    draw = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid(*(np.linspace(-1, 1, side) for side in (30, 26, 20)), indexing="ij"))
+    centre = draw.normal([0.3, -0.2, 0.0], 0.05).reshape(3, 1, 1, 1)
+    organ = np.square((grid - centre) / [[[[0.5]]], [[[0.45]]], [[[0.6]]]]).sum(axis=0) < 1
+    return (100 + 60 * organ + draw.normal(0, 8, organ.shape)).astype(np.float32)
+
+
+def test_an_imported_nnunet_is_fitted_without_masks_by_scans_of_where_it_came_from(
+    api: Any, store: Path, tmp_path: Path
+) -> None:
+    """Instance norm: nothing of it moves, and inverted scans are put right."""
+
+    def written(place: Path, values: NDArray[np.float32]) -> bytes:
+        save(place, values, (1.0, 1.0, 2.0))
+        return place.read_bytes()
+
+    for group, gain in (("north", 1.0), ("south", 1.3)):
+        (tmp_path / group).mkdir()
+        for patient in range(4):
+            written(tmp_path / group / f"{patient}.nii.gz", body(10 * len(group) + patient) ** gain)
+    opened = Store(store)
+    assert "scan" not in _listed(api, "blob")["personalizations"]
+    known = fingerprint.made(opened, opened.open("blob"), [tmp_path / "north", tmp_path / "south"])
+    listed = _listed(api, "blob")
+    assert (listed["masks"], listed["presets"]) == ("optional", ["auto", "masks"])
+
+    client = api.client
+    client.put("/hospitals/dune", json={"name": "Dune"}).raise_for_status()
+    cohort = client.post("/hospitals/dune/cohorts").headers["location"]
+    for patient in range(4):
+        content = written(tmp_path / "file.nii", 260 - body(200 + patient))
+        client.put(f"{cohort}/scans/p{patient}.nii", content=content).raise_for_status()
+    asked = {"cohort": cohort.rpartition("/")[2], "model": "blob", "options": {"unlike": "include"}}
+    accepted = client.post("/hospitals/dune/adaptations", json=asked)
+    assert accepted.status_code == 202, accepted.text
+    run_job(accepted.json()["id"], api.settings)
+    job = client.get(f"/jobs/{accepted.json()['id']}").json()
+    assert job["state"] == "succeeded", job["reason"]
+    assert job["gate"]["passed"], "\n".join(str(c) for c in job["gate"]["checks"] if not c["passed"])
+    assert job["result"]["lens"]["negated"]
+    candidate = opened.open(job["candidate"]["reference"])
+    assert candidate.manifest.files[GRAPH] == known.manifest.files[GRAPH]
+
+    place = "/hospitals/dune/serving/blob"
+    made = client.put(place, json={"version": str(candidate), **WHO}, headers={"If-None-Match": "*"})
+    assert made.status_code == 200, made.text
+    upright, inverted = (written(tmp_path / "one.nii", each) for each in (body(300), 260 - body(300)))
+    usual = _mask(api.segment(upright, model="blob"))
+    own, before = (_mask(api.segment(inverted, model="blob", **more)) for more in ({"hospital": "dune"}, {}))
+    # Of random weights, whose masks depend on little of the scan.
+    away = np.mean(before != usual)
+    assert away > 0.03
+    assert np.mean(own != usual) < away / 2
+    # One scan alone, too.
+    alone = api.segment(inverted, model="blob", personalization="scan")
+    assert "scan-negated" in alone.headers["locum-warning-names"]
+    assert np.mean(_mask(alone) != usual) < away / 2
+    tag = made.headers["etag"]
+    client.post(f"{place}/rollback", json=WHO, headers={"If-Match": tag}).raise_for_status()
+    again = _mask(api.segment(inverted, model="blob", hospital="dune"))
+    np.testing.assert_array_equal(again, before)
+
+
+def _listed(api: Any, name: str) -> dict[str, Any]:
+    models: list[dict[str, Any]] = api.client.get("/models").json()["models"]
+    return next(each for each in models if each["name"] == name)
