@@ -8,7 +8,7 @@ fingerprint_of, lens_of  those of a version; `seen_through` applies it to a scan
 LensForScan   a lens that is fitted to one scan as it comes
 """
 
-from model_store.lens.features import Kind
+from model_store.lens.features import CENTRES, LEVELS, Feature, Kind
 from model_store.lens.fingerprint import FILE as FINGERPRINT
 from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, check_seen, seen_of
 from model_store.lens.fit import STEPS, Fitted, Polarity, Step, fit
@@ -18,10 +18,13 @@ from model_store.lens.published import fingerprint_of, lens_of, seen_through
 from model_store.lens.scan import LensForScan, OfScan
 
 __all__ = [
+    "CENTRES",
     "FINGERPRINT",
     "KINDS",
     "LENS",
+    "LEVELS",
     "STEPS",
+    "Feature",
     "Fingerprint",
     "Fitted",
     "Kind",

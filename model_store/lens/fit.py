@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -69,6 +69,7 @@ class Fitted:
         after: R of each kind, of the scans through the lens.
         polarity: None where it was not looked at.
         shows: whether the field says what is on the scans, since the members are alike in it.
+        seen, through: the mean of each feature [C, E], of the scans as they are and through the lens.
     """
 
     lens: Lens
@@ -77,6 +78,8 @@ class Fitted:
     after: Mapping[Kind, float]
     polarity: Polarity | None
     shows: bool = True
+    seen: Mapping[Kind, Feature] = field(default_factory=dict)
+    through: Mapping[Kind, Feature] = field(default_factory=dict)
 
     @property
     def left(self) -> float:
@@ -136,8 +139,10 @@ def fit(
         if step is not lens:
             lens = step
             moved.append(kind)
-    after = fingerprint.shifts(_seen(cohort, lens) if moved else seen)
-    return Fitted(lens, before, shares, after, polarity, fingerprint.likeness >= _LIKE)
+    through = _seen(cohort, lens) if moved else seen
+    after = fingerprint.shifts(through)
+    means = ({kind: own.mean for kind, own in each.items()} for each in (seen, through))
+    return Fitted(lens, before, shares, after, polarity, fingerprint.likeness >= _LIKE, *means)
 
 
 def polarity_of(seen: Mapping[Kind, Seen], fingerprint: Fingerprint) -> Polarity:

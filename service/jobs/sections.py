@@ -55,6 +55,22 @@ class Curves(_Part):
     unsafe: tuple[int, ...] = Field(description="The epochs that a safety limit stopped.")
 
 
+class Line(_Part):
+    """A named line of a figure."""
+
+    name: str
+    values: tuple[float, ...]
+
+
+class Lines(_Part):
+    """At most three lines over the same places, in one figure."""
+
+    form: Literal["lines"] = "lines"
+    across: str = Field(description="What the places are.")
+    places: tuple[float, ...]
+    lines: tuple[Line, ...] = Field(min_length=1, max_length=3)
+
+
 class HeatMap(_Part):
     """Shares of the rows in each column, coloured by their ratio to equal shares."""
 
@@ -117,7 +133,7 @@ class Table(_Part):
     rows: tuple[Row, ...]
 
 
-Body = Annotated[Checks | Curves | HeatMap | Bars | Forest | Table, Field(discriminator="form")]
+Body = Annotated[Checks | Curves | Lines | HeatMap | Bars | Forest | Table, Field(discriminator="form")]
 
 
 class Section(_Part):

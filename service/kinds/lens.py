@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from model_store.artefact import Artefact
 from model_store.errors import StoreError
-from model_store.lens import FINGERPRINT, Fingerprint
-from service.jobs.sections import Row, Section, Table, figure, number
+from model_store.lens import CENTRES, FINGERPRINT, LEVELS, Fingerprint
+from service.jobs.sections import Line, Lines, Row, Section, Table, figure, number
 from service.kinds.kind import HospitalAdaptation, Parts
 
 WORK = "service.worker.lens:LensWork"
@@ -25,6 +26,25 @@ _TITLES = {
     "spectrum": "sharpness and noise",
     "quantiles": "contrast",
 }
+
+_LINES = ("the members", "these scans", "through the lens")
+# Kind, title, what is across, where, and a sentence.
+_FIGURES = (
+    (
+        "quantiles",
+        "Contrast of these scans, before and through the lens",
+        "share of the pixels that are darker",
+        tuple(map(float, LEVELS)),
+        "Intensities from the darkest to the brightest pixels, in deviations of an image from its mean.",
+    ),
+    (
+        "spectrum",
+        "Sharpness and noise of these scans, before and through the lens",
+        "logarithm of cycles per pixel, fine detail at the right",
+        tuple(map(float, np.log(CENTRES))),
+        "Logarithm of the power of each fineness of detail: blur lowers the right end, noise lifts it.",
+    ),
+)
 
 
 def has_lens(artefact: Artefact, parts: Parts) -> bool:
@@ -44,7 +64,8 @@ def through_lens(own: HospitalAdaptation[Any], artefact: Artefact) -> HospitalAd
     """The adaptation of an artefact's kind, with a lens before whatever else moves."""
 
     def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-        return (*_lens(result.get("lens"), _one_group(artefact)), *own.sections(result, epochs))
+        seen = *_lens(result.get("lens"), _one_group(artefact)), *_curves(result.get("curves"))
+        return (*seen, *own.sections(result, epochs))
 
     return replace(own, work=WORK, sections=sections)
 
@@ -98,3 +119,19 @@ def _lens(found: Any, known: tuple[str, ...]) -> tuple[Section, ...]:
         )
     body = Table(columns=("what", "as they are", "through the lens", "moved"), figures=3, rows=rows)
     return (Section(title="What the lens does to these scans", sentences=tuple(said), body=body),)
+
+
+def _curves(found: Any) -> tuple[Section, ...]:
+    """The members' mean features, and the scans' as they are and through the lens."""
+    made = []
+    for kind, title, across, places, said in _FIGURES:
+        try:
+            rows = [tuple(map(float, row)) for row in found[kind]]
+            lines = tuple(Line(name=name, values=row) for name, row in zip(_LINES, rows, strict=True))
+            if any(len(line.values) != len(places) for line in lines):
+                continue
+        except (KeyError, TypeError, ValueError):
+            continue
+        body = Lines(across=across, places=places, lines=lines)
+        made.append(Section(title=title, sentences=(said,), body=body))
+    return tuple(made)

@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_store.errors import ScanError
-from model_store.lens import LENS, Fitted, Lens, fingerprint_of, fit
+from model_store.lens import LENS, Fitted, Kind, Lens, fingerprint_of, fit
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.scan import decode
@@ -123,6 +123,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
         self.model = self.store.by_digest(parts.global_model, ModelManifest)
         self.manifest, self.task = self.model.manifest, self.model.manifest.task
         self.fingerprint = fingerprint_of(self.parent)
+        self.curves: dict[str, list[list[float]]] = {}
         self.device = device_of(self.attempt.settings)
 
     @cached_property
@@ -154,6 +155,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
             files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: graph_of(network, self.task)}
         if found.sees_through:
             files[LENS] = fitted.lens.to_bytes()
+        self.curves = self._curves(fitted)
         return FittedToScans(fitted, found, files, self.fingerprint.factor is not None)
 
     def _asked(self, cohort: CohortImages, lensed: Tensor | None, fitted: Fitted) -> Lensed:
@@ -172,6 +174,21 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
                 mistaken,
             )
         return by_lens_alone(self._see(), len(self.task.classes), *seen, mistaken)
+
+    def _curves(self, fitted: Fitted) -> dict[str, list[list[float]]]:
+        """Quantiles and spectrum, means over channels: of the members, of the scans, and through the lens."""
+        kinds: tuple[Kind, ...] = ("quantiles", "spectrum")
+        return {
+            kind: [
+                np.round(each.mean(axis=0), 4).tolist()
+                for each in (
+                    self.fingerprint.of_kind(kind).mean_CE,
+                    fitted.seen[kind],
+                    fitted.through[kind],
+                )
+            ]
+            for kind in kinds
+        }
 
     def _see(self) -> Callable[[Tensor], View]:
         """The masks of the graph that answers."""
@@ -243,7 +260,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
 
     @override
     def cost(self) -> dict[str, Any]:
-        return {"milliseconds": self.watch.stages}
+        return {"milliseconds": self.watch.stages, "curves": self.curves}
 
 
 def said_of_lens(made: FittedToScans) -> list[str]:

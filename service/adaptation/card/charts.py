@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from service.jobs.sections import Bars, Forest
+from service.jobs.sections import Bars, Forest, Lines
 
 # Of bars and forest plots, which have names at their left.
 NAMED_WIDTH = 640
@@ -143,6 +143,34 @@ def curve(points: Sequence[tuple[int, float | None]], marks: Sequence[Mark] = ()
     ]
     parts.append(f'<text class="x" x="{(WIDTH + _LEFT) / 2}" y="{HEIGHT - 3}">epoch</text>')
     return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-hidden="true">{"".join(parts)}</svg>')
+
+
+def lines(found: Lines) -> Markup:
+    """The lines of a figure, with their names above it in their colours."""
+    values = [value for line in found.lines for value in line.values]
+    across, levels = ticks(min(found.places), max(found.places)), ticks(min(values), max(values))
+    x = Scale(across[0], across[-1], _LEFT, NAMED_WIDTH - _RIGHT)
+    y = Scale(levels[0], levels[-1], HEIGHT, _TOP + _ROW)
+    parts = [
+        f'<line class="grid" x1="{_LEFT}" x2="{NAMED_WIDTH - _RIGHT}" y1="{y(level)}" y2="{y(level)}"/>'
+        f'<text class="y" x="{_LEFT - 7}" y="{y(level) + 3.5}">{level:.4g}</text>'
+        for level in levels
+    ]
+    parts += [f'<text class="x" x="{x(place)}" y="{HEIGHT + 16}">{place:.4g}</text>' for place in across]
+    for index, line in enumerate(found.lines):
+        points = zip(found.places, line.values, strict=True)
+        drawn = " ".join(f"{x(place)},{y(value)}" for place, value in points)
+        at = _LEFT + index * (NAMED_WIDTH - _LEFT) / len(found.lines)
+        parts.append(
+            f'<polyline class="line line-{index}" points="{drawn}"/>'
+            f'<line class="line line-{index}" x1="{at:g}" x2="{at + 18:g}" y1="10" y2="10"/>'
+            f'<text x="{at + 24:g}" y="14">{_shown(line.name)}</text>'
+        )
+    middle, below = (NAMED_WIDTH + _LEFT) / 2, HEIGHT + 31
+    parts.append(f'<text class="x" x="{middle}" y="{below}">{escape(found.across)}</text>')
+    said = escape(f"{', '.join(line.name for line in found.lines)}, over {found.across}")
+    view = f"0 0 {NAMED_WIDTH} {HEIGHT + 36}"
+    return Markup(f'<svg viewBox="{view}" role="img" aria-label="{said}">{"".join(parts)}</svg>')
 
 
 def _pieces(points: Sequence[tuple[int, float | None]], x: Scale, y: Scale) -> list[str]:

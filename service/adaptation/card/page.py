@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from service.about import NOTICE
-from service.adaptation.card.charts import Mark, bars, curve, forest
+from service.adaptation.card.charts import Mark, bars, curve, forest, lines
 from service.adaptation.card.model import Card
 from service.jobs.sections import Curves, HeatMap
 
@@ -84,7 +84,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"instant": _instant, "data_uri": _data_uri, "percent": _percent}
-    found.filters |= {"heat_map": heat_map, "bars": bars, "forest": forest, "charts": _charts}
+    found.filters |= {"heat_map": heat_map, "bars": bars, "forest": forest, "lines": lines, "charts": _charts}
     found.globals["duration"] = _duration
     return found
 

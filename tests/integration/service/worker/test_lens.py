@@ -33,6 +33,7 @@ from personalization.test_time.presets.ladder import shift_graph
 from service.catalog.ways import ways_of
 from service.inference.pipeline import Stopwatch, read, segment
 from service.inference.sessions import GraphSession
+from service.jobs.sections import Lines, Section
 from service.kinds import adaptation_of
 from service.settings import scan_limits
 from service.worker.runner import run_job
@@ -130,6 +131,12 @@ def adapted(place: Workplace, model: str, scans: list[NDArray[np.float32]]) -> t
     return found, None if digest is None else place.store.by_digest(digest)
 
 
+def _lens_sections(place: Workplace, job: Any) -> tuple[Section, ...]:
+    adaptation = adaptation_of(place.store.by_digest(job.parent), {})
+    assert adaptation is not None
+    return adaptation.sections(job.result, ())
+
+
 def dice(place: Workplace, version: Any, scan: NDArray[np.float32], truth: NDArray[np.bool_]) -> float:
     return dice_of(place, version, nifti(scan), truth)
 
@@ -161,6 +168,13 @@ def test_inverted_scans_get_a_lens_that_negates_them(place: Workplace, model: st
     assert job.gate["summary"][0] == "These scans look inverted: the lens negates those that do."
     pictures = place.folder(job.id).pictures()
     assert [[*of_scan] for of_scan in pictures.values()] == [["after", "before", "lens"]] * 4
+    sections = {section.title: section.body for section in _lens_sections(place, job)}
+    contrast = sections["Contrast of these scans, before and through the lens"]
+    assert isinstance(contrast, Lines)
+    members, before, after = (np.array(line.values) for line in contrast.lines)
+    assert np.abs(after - members).mean() < np.abs(before - members).mean() / 3
+    assert isinstance(sections["Sharpness and noise of these scans, before and through the lens"], Lines)
+    assert "curves" not in candidate.manifest.lineage.details
     scan, truth = phantom(990)
     as_it_is, before, after = (
         dice(place, version, values, truth)

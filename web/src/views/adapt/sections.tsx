@@ -45,6 +45,7 @@ function Drawn({ section }: { section: Section }) {
       {body.form === "heat-map" && <HeatMap body={body} />}
       {body.form === "bars" && <Bars body={body} />}
       {body.form === "forest" && <Forest body={body} />}
+      {body.form === "lines" && <Lines body={body} />}
       {body.form === "table" && <Table body={body} />}
     </Folded>
   );
@@ -142,6 +143,30 @@ function Curves({ body }: { body: Body<"curves"> }) {
 }
 
 const figure = (value: number) => (Number.isInteger(value) ? String(value) : value.toPrecision(3));
+
+function Lines({ body }: { body: Body<"lines"> }) {
+  const values = body.lines.flatMap((line) => line.values);
+  const x = between(body.places[0]!, body.places.at(-1)!, 400);
+  const y = between(Math.min(...values), Math.max(...values), 140);
+  const ends = [body.places[0]!, body.places.at(-1)!].map(figure).join(" to ");
+  return (
+    <figure class="lines">
+      <figcaption>
+        {body.lines.map(({ name }, i) => (
+          <span key={name} class={`line-${i}`}>
+            {name}
+          </span>
+        ))}
+      </figcaption>
+      <svg viewBox="-4 -4 408 148" role="img" aria-label={`${body.lines.map(({ name }) => name).join(", ")}, over ${body.across}`}>
+        {body.lines.map(({ name, values }, i) => (
+          <polyline key={name} class={`line-${i}`} points={values.map((value, at) => [x(body.places[at]!), 140 - y(value)].join()).join(" ")} />
+        ))}
+      </svg>
+      <div class="hint">{`${body.across}, ${ends}; from ${figure(Math.min(...values))} to ${figure(Math.max(...values))}`}</div>
+    </figure>
+  );
+}
 
 function HeatMap({ body }: { body: Body<"heat-map"> }) {
   return (

@@ -17,7 +17,8 @@ from service.adaptation.card.charts import (
     forest,
     ticks,
 )
-from service.jobs.sections import Bar, Bars, Forest, Interval
+from service.adaptation.card.charts import lines as lines_of
+from service.jobs.sections import Bar, Bars, Forest, Interval, Line, Lines
 
 
 @pytest.mark.parametrize(
@@ -114,3 +115,25 @@ def test_a_forest_plot_has_a_dot_in_its_range_per_row_and_a_line_at_0() -> None:
     ranges = [tuple(map(float, pair)) for pair in re.findall(r'"range" x1="([\d.]+)" x2="([\d.]+)"', drawn)]
     assert ranges[0][0] < zero < dots["dot"] < ranges[0][1]
     assert forest(Forest(rows=())) == ""
+
+
+def test_lines_lie_in_one_figure_by_their_values_and_their_names_are_escaped() -> None:
+    found = Lines(
+        across="levels",
+        places=(0.0, 0.5, 1.0),
+        lines=(
+            Line(name="<members>", values=(-2.0, 0.0, 2.0)),
+            Line(name="scans", values=(-1.0, 0.0, 1.0)),
+        ),
+    )
+    drawn = lines_of(found)
+    members, scans = (
+        [[float(value) for value in pair.split(",")] for pair in points.split()]
+        for points in re.findall(r'<polyline class="line line-\d" points="([^"]*)"', drawn)
+    )
+    assert [x for x, _ in members] == [x for x, _ in scans] == sorted(x for x, _ in members)
+    # Higher on the page, and twice as far from the middle.
+    assert members[2][1] < scans[2][1] < members[1][1] == scans[1][1] < scans[0][1] < members[0][1]
+    assert members[1][1] - members[2][1] == pytest.approx(2 * (scans[1][1] - scans[2][1]), abs=0.05)
+    assert "&lt;members&gt;" in drawn
+    assert "<members>" not in drawn
