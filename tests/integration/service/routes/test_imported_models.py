@@ -239,7 +239,7 @@ def test_an_imported_nnunet_is_fitted_without_masks_by_scans_of_where_it_came_fr
     upright, inverted = (written(tmp_path / "one.nii", each) for each in (body(300), 260 - body(300)))
     usual = _mask(api.segment(upright, model="blob"))
     own, before = (_mask(api.segment(inverted, model="blob", **more)) for more in ({"hospital": "dune"}, {}))
-    # Of random weights, whose masks depend on little of the scan.
+    # The weights are random, so that masks depend on little of the scan.
     away = np.mean(before != usual)
     assert away > 0.03
     assert np.mean(own != usual) < away / 2
