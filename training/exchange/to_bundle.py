@@ -74,7 +74,7 @@ def write(artefact: Artefact[BaseManifest], out: Path, *, closest: bool = False)
 
 
 def _instead(task: Task) -> str:
-    if task.is_volume:
+    if task.geometry is not None:
         return "export its parent, which sees them as they are"
     return "`python -m model_store export onnx` writes its graph with the lens in front"
 

@@ -33,7 +33,7 @@ from tests.helpers.gpu import Cuda
 from tests.helpers.personalization.discs import discs, headed
 from tests.helpers.personalization.discs import space as disc_space
 from tests.helpers.personalization.routing_cases import images, space_of
-from tests.helpers.personalization.scored_slices import practised, score_of
+from tests.helpers.personalization.scored_slices import Practised, practised, score_of
 
 # Median difference on a real device, where sums have another order. Adam's steps have the size of the rate
 # for any gradient, so a few weights part.
@@ -174,11 +174,9 @@ def test_dose_is_practised(cuda: Cuda) -> None:
     mean = {name: torch.stack([each[name] for each in sent]).mean(dim=0) for name in sent[0]}
     spread = Spread.of(members[0].layers, mean, len(sent))
     x, masks = discs(8, 9)
-    practice = Practice((0.0, 1.0))
+    scans, practice = Practised.of(2 * x, masks, patients), Practice((0.0, 1.0))
     with cuda.present() as device:
-        episodes = list(
-            practise(space, spread, 2 * x, patients, practised(masks, patients), practice, 0, device)
-        )
+        episodes = list(practise(space, spread, scans, practised, practice, 0, device))
     assert [each.severity for each in episodes] == [0.0, 1.0]
     assert all(math.isfinite(each.served) and each.shift > 0 for each in episodes)
 
