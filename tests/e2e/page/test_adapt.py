@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from model_store.lens import FINGERPRINT
+from model_store.manifest import GRAPH, WEIGHTS
+from model_store.store import Store
 from personalization.gate import CheckResult
 from tests.e2e.page.conftest import Service, opened_page, shows_all_sections
 from tests.helpers.model_store.dicom_files import series, turned
 from tests.integration.service.routes.test_segment_volume import nifti, publish, voxels
+from tests.integration.service.worker.test_lens import SLICES, fingerprint
 
 TABLET = {"width": 820, "height": 1180}
 
@@ -292,6 +296,36 @@ def test_page_shows_shares_of_attention(page: Any, service: Service) -> None:
     page.get_by_text("Attention by source").wait_for()
     assert shows_all_sections(page, service, job) == [None, "bars"]
     assert page.get_by_role("row", name="own").get_by_text("75.0 %").is_visible()
+
+
+def test_what_a_lens_does_is_drawn_beside_the_members(page: Any, service: Service) -> None:
+    store = Store(service.store)
+    retina = store.open("retina")
+    files = {WEIGHTS: b"none", GRAPH: retina.read(GRAPH), FINGERPRINT: fingerprint(SLICES).to_bytes()}
+    store.publish(retina.manifest.model_copy(update={"name": "lensed", "files": {}}), files)
+    shifts = dict.fromkeys(("field", "spectrum", "quantiles"), 3.0)
+    lens = {"before": shifts, "after": shifts, "shares": {}, "negated": True, "network": None}
+    curves = {
+        "quantiles": [[level * slope for level in range(25)] for slope in (1, -1, 1.1)],
+        "spectrum": [[4 - band * slope for band in range(12)] for slope in (1, 0.5, 0.9)],
+    }
+    job = service.finished_job(model="lensed", result={"lens": lens, "curves": curves})
+    page.goto(f"{service.address}/#/adapt?hospital=dune&model=lensed&job={job}")
+    page.get_by_text("What the lens does to these scans").wait_for()
+    assert shows_all_sections(page, service, job) == [None, "table", "lines", "lines"]
+    figures = page.locator("figure.lines")
+    assert figures.count() == 2
+    assert figures.first.locator("polyline").count() == 3
+    # The members' line rises from left to right, and that of the scans falls.
+    members, scans, _ = (
+        [tuple(map(float, pair.split(","))) for pair in points.split()]
+        for points in figures.first.locator("polyline").evaluate_all(
+            "all => all.map(each => each.getAttribute('points'))"
+        )
+    )
+    assert members[0][0] < members[-1][0]
+    assert members[0][1] > members[-1][1]
+    assert scans[0][1] < scans[-1][1]
 
 
 def test_decision_after_a_rejected_one_is_made_on_what_serves_by_then(page: Any, service: Service) -> None:
