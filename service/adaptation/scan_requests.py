@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
@@ -33,6 +33,7 @@ from service.inference.volumes import is_taken_together
 from service.job_kinds import scan as scan_job
 from service.jobs.files import StoredScan
 from service.kinds import SCAN_BY_JOB, adaptation_of, kind_of
+from service.kinds.kind import ScanAdaptation
 from service.kinds.lens import has_lens
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
@@ -89,24 +90,26 @@ class ScanRequest:
             )
         parent = resolve_adaptable(context.store, found.artefact)
         adaptation = adaptation_of(parent)
-        if (by_lens := _by_lens_alone(context, options, parent, found.home)) is not None:
+        scan = None if adaptation is None else adaptation.scan
+        has_dose = _has_dose(parent, scan)
+        if not has_dose and (by_lens := _by_lens_alone(context, options, parent, found.home)) is not None:
             return by_lens
-        if adaptation is None or adaptation.scan is None:
+        if scan is None:
             raise NotAdaptableToScan(
                 f"'{parent}' is of kind {parent.manifest.kind}: ask without personalization=scan, or name "
                 f"{SCAN_BY_JOB}."
             )
-        model = context.store.by_digest(adaptation.scan.network(parent), ModelManifest)
+        model = context.store.by_digest(scan.network(parent), ModelManifest)
         ways = ways_of(context.store, parent)
-        graphs = adaptation.scan.graphs
+        graphs = scan.graphs
         preset = options.preset or AUTO
-        if preset not in (AUTO, *adaptation.scan.presets):
+        if preset not in (AUTO, *scan.presets):
             raise NotAdaptableToScan(
                 f"preset '{preset}' weighs models of a federation's members, and '{parent}' is one model: "
-                f"leave `preset` out, or name one of {', '.join(adaptation.scan.presets)}."
+                f"leave `preset` out, or name one of {', '.join(scan.presets)}."
             )
         ways.check_scan(preset)
-        if preset == AUTO and not _has_dose(parent):
+        if preset == AUTO and not has_dose:
             preset = SCAN_FALLBACK
         why = f"`{preset}`, for this scan alone"
         predictor = SegmentationPredictor(
@@ -173,10 +176,10 @@ class ScanRequest:
 def _by_lens_alone(
     context: ServiceContext, options: SegmentOptions, parent: Artefact, home: str | None
 ) -> Selection | None:
-    """The global model behind a lens of the scan; None where there is none, or the network is moved too."""
+    """The global model behind a lens of the scan; None where none is fitted, or a preset is named."""
     parts = kind_of(parent).parts(parent)
     named = options.preset not in (None, AUTO) or options.shape_weight is not None
-    if named or not has_lens(parent, parts) or _has_dose(parent):
+    if named or not has_lens(parent, parts):
         return None
     assert parts.global_model is not None
     model = context.store.by_digest(parts.global_model, ModelManifest)
@@ -184,10 +187,8 @@ def _by_lens_alone(
     return adapted_to_scan(context.store, parent, model, home, why)
 
 
-def _has_dose(parent: Artefact) -> bool:
+def _has_dose(parent: Artefact, scan: ScanAdaptation[Any] | None) -> bool:
     """Whether its network is moved by a scan's shift."""
-    adaptation = adaptation_of(parent)
-    scan = None if adaptation is None else adaptation.scan
     graphs = {} if scan is None else scan.graphs
     return bool({SPREAD, graphs.get(AUTO)} & parent.manifest.files.keys())
 

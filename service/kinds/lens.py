@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from model_store.artefact import Artefact
 from model_store.errors import StoreError
-from model_store.lens import CENTRES, FINGERPRINT, LEVELS, Fingerprint
+from model_store.lens import CENTRES, FINGERPRINT, LEVELS, fingerprint_of
 from service.jobs.sections import Line, Lines, Row, Section, Table, figure, number
 from service.kinds.kind import HospitalAdaptation, Parts
 
@@ -73,8 +72,8 @@ def through_lens(own: HospitalAdaptation[Any], artefact: Artefact) -> HospitalAd
 def _one_group(artefact: Artefact) -> tuple[str, ...]:
     """What a fingerprint of one group does not know; nothing of one of several, or that cannot be read."""
     try:
-        factor = Fingerprint.model_validate_json(artefact.read(FINGERPRINT)).factor
-    except (StoreError, OSError, ValidationError):
+        factor = fingerprint_of(artefact).factor
+    except (StoreError, OSError):
         return ()
     if factor is None:
         return ()
