@@ -40,7 +40,10 @@ class LensForScan:
 
     def of(self, prepared: Prepared | PreparedVolume) -> OfScan:
         """Fit it. Deterministic. Raises ValueError for a fingerprint of other images."""
-        images = _images(prepared)
+        return self.of_images(_images(prepared))
+
+    def of_images(self, images: Images) -> OfScan:
+        """`of`, for the images [N, C, ...] of a scan as its network meets them: its slices, or one volume."""
         made = fit(lambda: [(0, images)], self.fingerprint)
         if made is None or not made.lens.steps:
             return OfScan(None)

@@ -22,12 +22,15 @@ from torch import Tensor, nn
 from benchmarks.accuracy.lens.rungs import AS_THEY_ARE, Change, change_of
 from benchmarks.accuracy.unseen.hospital import MOST_SLICES, changes_of, halves, short, some_of
 from model_store.guard import ReferenceStatistics, check, summarise
-from model_store.lens import FINGERPRINT, STEPS, Fingerprint, Fitted, Lens, Step, fit
+from model_store.lens import FINGERPRINT, STEPS, Fingerprint, Fitted, Lens, LensForScan, Step, fit
 from model_store.task import Task
 from personalization.dose import ByShift, Lensed, by_lens, by_lens_alone, by_shift, view
 from personalization.gate import GateVerdict, ThroughLens
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE, Spread
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import dose_by_shift
+from personalization.test_time.recipe import recipe_of
 from training.data.cases import Federation
 from training.local.data import Data
 from training.local.registry import kind_of
@@ -136,6 +139,28 @@ class Trained:
             self.space, self.spread, None, images, met.patients, self.device, mistaken=cohort.share_mistaken
         )
 
+    def scan_by_scan(self, data: Data) -> Scores:
+        """What `personalization=scan` answers: each patient's images through a lens of their own, then by the
+        dose that their shift asks for, where the network has batch norm."""
+        asked, scores = LensForScan(self.fingerprint), Scores()
+        for patient in dict.fromkeys(data.patients):
+            own = data.take([index for index, each in enumerate(data.patients) if each == patient])
+            lens = asked.of_images(np.concatenate([images for _, images in own.viewed()])).lens
+            seen = own if lens is None else own.changed_by(lens.apply)
+            scores |= scores_of(self._dosed(seen), seen)
+        return scores
+
+    def _dosed(self, data: Data) -> nn.Module:
+        network = self.network()
+        if self.spread is None:
+            return network
+        met = data.met()
+        images = torch.from_numpy(np.array(met.images)).to(self.device)
+        found = view(network, images, patients=met.patients).profile
+        assert found is not None
+        config = AdaptationConfig(preset="ladder", doses=dose_by_shift(found, self.spread).doses)
+        return recipe_of(config.preset).adapt(self.space, images, config, self.device).merged
+
     def served(self, cohort: Cohort, made: Fitted) -> Lensed:
         """What is served of a lens to a cohort."""
         met = cohort.data.met()
@@ -227,6 +252,8 @@ class Hospitals:
             "lens and dose": arms.get("lens then dose", arms["lens"]),
         }
         arms["served"] = by_name[served.served]
+        if reported.data.dense:
+            arms["each scan"] = trained.scan_by_scan(reported.data)
         if ablation:
             for step in STEPS:
                 others = tuple(each for each in STEPS if each != step)

@@ -15,7 +15,7 @@ from benchmarks.harness.tables import table
 
 POINT = 0.01
 INSTANCE, PHANTOM, POLYPS = "phantom, instance norm", "phantom", "polyp_centres"
-_ARMS = ("auto", "dose", "lens", "lens then dose", "served", "best")
+_ARMS = ("auto", "dose", "lens", "lens then dose", "served", "best", "each scan")
 # set, rung, hospital
 Unit = tuple[str, str, str]
 
