@@ -163,8 +163,8 @@ class PublishingOptions:
         bool,
         typer.Option(
             "--playbook",
-            help="iop-fl: practise the dose by shift on members that consent, each in turn as the hospital "
-            "from outside; trains the federation once more for each of them.",
+            help="fedavg, iop-fl: practise the lens and the dose by shift on members that consent, each in "
+            "turn as the hospital from outside; trains the federation once more for each of them.",
         ),
     ] = False
 

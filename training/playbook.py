@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import nn
 from typing_extensions import override
 
 from model_store.lens import FINGERPRINT, Fingerprint, fit
@@ -68,7 +69,7 @@ from training.engine.history import RoundEntry
 from training.errors import ConfigurationError, FederationError, TrainingError
 from training.local.data import Data, ScanSize
 from training.local.registry import kind_of
-from training.local.scores import dice_per_patient
+from training.local.scores import dice_per_patient, recall_by_class
 from training.local.site import AnyData, SiteData
 from training.parts.spread import SPREAD as APART
 from training.progress import Afterwards, Progress
@@ -85,6 +86,7 @@ _FEWEST = 2  # members that practise
 _NO_PLAYBOOK = "the federation's practice came to no playbook"
 
 DEFAULT = Practice()
+METHODS = ("fedavg", "iop-fl")
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def make_playbook(
         ).run()
     episodes = episodes_of(outcome.server)
     try:
-        playbook = Playbook.of(episodes, _typical(outcome.server.facts["targets"]), lensed=lensed)
+        playbook = Playbook.of(episodes, _typical(outcome.server.facts.get("targets", {})), lensed=lensed)
     except ValueError as error:
         raise FederationError(_NO_PLAYBOOK, [str(error)]) from error
     sent.update(_sent(outcome.history))
@@ -221,10 +223,10 @@ def check_practises(run: Run) -> tuple[str, ...]:
     privacy, or one with too few members, for a practice or for the defence. Each rotation has releases, keys
     and an epsilon of its own, which are not part of the run's account.
     """
-    if run.method != "iop-fl":
+    if run.method not in METHODS:
         raise ConfigurationError(
             "the federation cannot practise",
-            [f"expected --method iop-fl, which publishes a routing space, found {run.method}"],
+            [f"expected --method {' or '.join(METHODS)}, which publish a global model, found {run.method}"],
         )
     if run.federation.task.regions:
         raise ConfigurationError(
@@ -325,21 +327,22 @@ class Rotations(Algorithm):
 
     @override
     def plan(self) -> tuple[Phase, ...]:
-        """Measure targets, then practise."""
-        return (
-            Phase("measure", 1, (), (TARGETS,), self.measure, self.keep_targets, consent=True, everyone=True),
-            Phase(
-                "practise",
-                1,
-                (SPACE, SPREADS),
-                (EPISODES,),
-                self.practise,
-                self.keep_episodes,
-                self.send_space,
-                consent=True,
-                everyone=True,
-            ),
+        """Measure the targets of a segmentation, then practise."""
+        measure = Phase(
+            "measure", 1, (), (TARGETS,), self.measure, self.keep_targets, consent=True, everyone=True
         )
+        practise = Phase(
+            "practise",
+            1,
+            (SPACE, SPREADS),
+            (EPISODES,),
+            self.practise,
+            self.keep_episodes,
+            self.send_space,
+            consent=True,
+            everyone=True,
+        )
+        return (measure, practise) if kind_of(self._task).dense else (practise,)
 
     @override
     def initial(self, context: StepContext) -> Memory:
@@ -380,7 +383,7 @@ class Rotations(Algorithm):
             space,
             Spread.model_validate_json(known[SPREAD]),
             _scans(data, self._task),
-            partial(dice_per_patient, classes=len(self._task.classes)),
+            self._score,
             self._practice,
             int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
             context.device,
@@ -393,6 +396,11 @@ class Rotations(Algorithm):
         content = json.dumps([asdict(episode) for episode in episodes]).encode()
         packed = {"json": torch.tensor(list(content), dtype=torch.uint8)}
         return ClientResult({EPISODES.name: packed}, weight=1.0)
+
+    def _score(self, network: nn.Module, scans: Data) -> Mapping[str, float]:
+        if scans.dense:
+            return dice_per_patient(network, scans, len(self._task.classes))
+        return recall_by_class(network, scans)
 
     def keep_targets(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep what every member's targets look like."""
@@ -429,7 +437,8 @@ def _scans(data: SiteData[AnyData], task: Task) -> AnyData:
 
 
 def _typical(targets: Mapping[str, Mapping[str, float]]) -> Targets:
-    return typical_targets([Targets(**own) for own in targets.values()])
+    """Those of all members; unknown where none measured them, of a classification."""
+    return typical_targets([Targets(**own) for own in targets.values()]) if targets else Targets()
 
 
 def _packed(targets: Targets) -> State:

@@ -58,6 +58,7 @@ class ByShift:
         negative: how many times farther the scans are than in negative (`mirrored`); None: they are too near
             to be inverted.
         mistaken: share of the scans that no training scan resembles in kind.
+        practising: a member practises it now, so that a classifier needs no licence.
     """
 
     dose: Dose
@@ -72,6 +73,7 @@ class ByShift:
     record: ShiftRecord | None
     negative: float | None = None
     mistaken: float = 0.0
+    practising: bool = False
 
     @cached_property
     def verdict(self) -> GateVerdict:
@@ -87,7 +89,7 @@ class ByShift:
             mistaken=self.mistaken,
         )
         if candidate.maps.ndim == 1:
-            licensed = record is not None or not moves
+            licensed = record is not None or not moves or self.practising
             classes = ObservedClasses(candidate.maps, parent.maps, self.classes, shifted, licensed=licensed)
             return judge(BY_SHIFT_WITHOUT_MASKS, classes)
         dose = ObservedDose(
@@ -121,10 +123,13 @@ def by_shift(
     device: torch.device | None = None,
     check_cancelled: CancelCheck = never_cancelled,
     mistaken: float = 0.0,
+    *,
+    practising: bool = False,
 ) -> ByShift:
     """The dose by shift for images [N, C, H, W]; `patients` has that of every image. Deterministic.
 
-    `mistaken` is the share of the scans of which the guard says that they are of another kind.
+    `mistaken` is the share of the scans of which the guard says that they are of another kind; `practising`
+    says that a member practises.
 
     Costs three forward passes: of the global model, which measures the shift too; of the candidate's
     statistics; of the candidate. With a dose of 0 it is one; where the scans are far away, a twelfth more, to
@@ -157,6 +162,7 @@ def by_shift(
         record=None if playbook is None else playbook.by_shift,
         negative=negative,
         mistaken=mistaken,
+        practising=practising,
     )
 
 

@@ -111,17 +111,21 @@ def by_lens(
     device: torch.device | None = None,
     check_cancelled: CancelCheck = never_cancelled,
     mistaken: float = 0.0,
+    *,
+    practising: bool = False,
 ) -> Lensed:
     """Decide for images [N, C, H, W] and the same through a lens, None where it has no step.
 
     `patients` has the patient of every image, `lens` what its features say, `mistaken` the share of the scans
-    that no training scan resembles in kind, whatever their colour. Deterministic. Costs two to five forward
+    that no training scan resembles in kind, whatever their colour; `practising` says that a member practises,
+    so that a classifier needs no licence. Deterministic. Costs two to five forward
     passes. Raises as `by_shift`.
     """
     device = device or images_NCHW.device
 
     def dosed(images: Tensor) -> ByShift:
-        return by_shift(space, spread, playbook, images, patients, device, check_cancelled, mistaken)
+        common = images, patients, device, check_cancelled, mistaken
+        return by_shift(space, spread, playbook, *common, practising=practising)
 
     def without_lens(verdict: GateVerdict | None, shifts: tuple[float, float] | None) -> Lensed:
         made, shows = dosed(images_NCHW), judge(SHOWS, ObservedScans(lens))
@@ -151,7 +155,7 @@ def by_lens(
         ),
         targets=targets_known(spread, playbook),
         natural=spread.size,
-        practised=record is not None and record.lensed,
+        practised=practising or (record is not None and record.lensed),
     )
     verdict, both = judged.of(made.parent), None
     if not licensed(verdict):

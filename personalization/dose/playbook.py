@@ -10,8 +10,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from personalization.gate.parent import Targets
+from personalization.options.presets import PLAYBOOK
 
-FILE = "playbook.json"
+FILE = PLAYBOOK
 # Members that can be compared.
 FEWEST = 2
 # Change of Dice: an episode that loses more is counted.
@@ -23,7 +24,8 @@ class Episode:
     """The dose by shift at one member behind one scanner.
 
     `served` is the mean over the patients of their Dice minus that of the global model, as the gate serves
-    the dose: none where it refuses. `shift` is the larger of the two halves'.
+    the dose: none where it refuses; for a classification that of balanced accuracy. `shift` is the larger
+    of the two halves'.
     """
 
     severity: float

@@ -3,8 +3,8 @@
 Half of the patients are adapted to without labels and the other half is scored, in turn, as a hospital would
 use a candidate. The scans are taken as they are and through drawn scanners (`personalization.scanner`), since
 members are often alike and a hospital from outside need not be. What counts is the change as the gate
-serves it, a lens before the dose where the others know what their scans look like, of the masks that the
-service would answer: of volumes by windows, on each scan's own grid.
+serves it, a lens before the dose where the others know what their scans look like, of the answers that the
+service would give: masks on each scan's own grid, of volumes by windows, or classes.
 
 Legend: n images of one scan, C channels.
 """
@@ -70,8 +70,8 @@ AnyScans = TypeVar("AnyScans", bound=Scans)
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 # The lens of some scans, None where it has no step, and what its features say of them.
 FitLens = Callable[[AnyScans], tuple[Change | None, ThroughLens]]
-# The foreground Dice that a network reaches of every patient of some scans, by what the service would answer;
-# NaN without a target.
+# What a network scores at some scans, by what the service would answer: the foreground Dice of every patient,
+# NaN without a target, or of a classification the share of each class that is recognised.
 Score = Callable[[nn.Module, AnyScans], Mapping[str, float]]
 
 
@@ -98,17 +98,17 @@ def practise(
         seen = scans.changed_by(_Through(severity, generator)) if severity else scans
         changes: dict[str, float] = {}
         shifts = []
-        for learned, scored in (halves, halves[::-1]):
+        for half, (learned, scored) in enumerate((halves, halves[::-1])):
             own, others, plain = seen.take(learned), seen.take(scored), space.plain().to(device)
             images, patients = _cohort(own, practice.most)
             common = space, spread, None, images
             if fit_lens is None:
-                dosed = by_shift(*common, patients, device, check_cancelled)
+                dosed = by_shift(*common, patients, device, check_cancelled, practising=True)
                 served, through = dosed.adapted.merged if dosed.passed else None, None
             else:
                 change, features = fit_lens(own)
                 lensed = None if change is None else _cohort(own.changed_by(change), practice.most)[0]
-                made = by_lens(*common, lensed, patients, features, device, check_cancelled)
+                made = by_lens(*common, lensed, patients, features, device, check_cancelled, practising=True)
                 assert made.dosed is not None
                 dosed, through = made.dosed, change if made.sees_through else None
                 served = None if made.served == "nothing" else made.network or plain
@@ -118,7 +118,7 @@ def practise(
             after = before
             if served is not None:
                 after = _defined(score(served, others if through is None else others.changed_by(through)))
-            changes |= {name: after[name] - before[name] for name in before}
+            changes |= {f"{half}/{name}": after[name] - before[name] for name in before}
         yield Episode(severity, math.fsum(changes.values()) / len(changes), max(shifts))
 
 
@@ -143,9 +143,9 @@ def _cohort(scans: Scans, most: int) -> tuple[Tensor, list[str]]:
     return torch.from_numpy(met.images[used]), [met.patients[index] for index in used]
 
 
-def _defined(dice: Mapping[str, float]) -> dict[str, float]:
+def _defined(scores: Mapping[str, float]) -> dict[str, float]:
     """1 of a patient without a target in whom none is found."""
-    return {name: 1.0 if math.isnan(value) else value for name, value in dice.items()}
+    return {name: 1.0 if math.isnan(value) else value for name, value in scores.items()}
 
 
 def _halves(patients: Sequence[str]) -> tuple[list[int], list[int]] | None:

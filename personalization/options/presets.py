@@ -131,6 +131,8 @@ OF_ONE_MODEL_FOR_SCANS = tuple(name for name in FOR_SCANS if PRESETS[name].model
 AUTO = "auto"
 # The file of an artefact that says how far its members are apart (`personalization.iop_fl.spread`).
 SPREAD = "spread.json"
+# What the members practised.
+PLAYBOOK = "playbook.json"
 # What `auto` does with one scan where it is not known how far the members are apart: no gradient, and the
 # least spread of those that were compared.
 SCAN_FALLBACK = "intent"

@@ -43,7 +43,7 @@ from service.catalog.version import NewVersions, ResolvedVersion, serve_version
 from service.database import Database
 from service.errors import NoAdaptedVersion, ParametersContradict
 from service.kinds import ADAPTING_ITSELF, kind_of
-from service.kinds.lens import has_lens
+from service.kinds.lens import has_lens_of_one_scan
 
 __all__ = [
     "Personalization",
@@ -247,7 +247,7 @@ def adapted_to_scan(
 
     With `auto` it sees the scan through a lens of its own, where one can be fitted.
     """
-    through = preset == AUTO and has_lens(offered, kind_of(offered).parts(offered))
+    through = preset == AUTO and has_lens_of_one_scan(offered, kind_of(offered).parts(offered))
     return Selection(
         offered,
         model,

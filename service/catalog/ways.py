@@ -15,7 +15,7 @@ from personalization.options.movable import FALLBACKS, Movable, in_words, movabl
 from personalization.options.presets import AUTO, PRESETS, SCAN_FALLBACK
 from service.errors import NothingToMove, NothingToMoveByScan
 from service.kinds import Parts, adaptation_by_masks, adaptation_of, kind_of
-from service.kinds.lens import has_lens
+from service.kinds.lens import has_lens, has_lens_of_one_scan
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def ways_of(store: Store, artefact: Artefact) -> Ways:
     by_scan = () if adaptation.scan is None else able(tuple(adaptation.scan.presets), (SCAN_FALLBACK,))
     if lens:
         # Whatever there is to move in the network.
-        presets, by_scan = (_with_auto(each) for each in (presets, by_scan))
+        presets = _with_auto(presets)
+        by_scan = _with_auto(by_scan) if has_lens_of_one_scan(artefact, parts) else by_scan
     return Ways(
         summary=in_words(found, presets, by_masks=by_masks is not None),
         adaptable=bool(presets) or by_masks is not None,

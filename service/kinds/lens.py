@@ -1,7 +1,7 @@
 """Adaptation by a lens before the network: preset `auto` of an artefact with a fingerprint.
 
-It needs no weights and no norm, so every kind with a global model that segments by classes has it. No member
-has practised it for a classification, which its gate would refuse.
+It needs no weights and no norm, so every kind with a global model that segments by classes has it. A
+classifier has it where its members practised: its gate would refuse it elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.lens import CENTRES, FINGERPRINT, LEVELS, fingerprint_of
+from personalization.options.presets import PLAYBOOK
 from service.jobs.sections import Line, Lines, Row, Section, Table, figure, number
 from service.kinds.kind import HospitalAdaptation, Parts
 
@@ -47,16 +48,23 @@ _FIGURES = (
 
 
 def has_lens(artefact: Artefact, parts: Parts) -> bool:
-    """Whether a lens can be fitted for it: its scans are known, and there is a network to answer."""
+    """Whether a lens can be fitted to a cohort for it: its scans are known, there is a network to answer, and
+    of a classifier there is a record of what its members practised.
+    """
     offered = artefact.manifest
     return (
         FINGERPRINT in offered.files
         and parts.global_model is not None
         and offered.part_of is None
         and offered.adapted_to is None
-        and offered.task.kind == "segmentation"
+        and (offered.task.kind == "segmentation" or PLAYBOOK in offered.files)
         and not offered.task.regions
     )
+
+
+def has_lens_of_one_scan(artefact: Artefact, parts: Parts) -> bool:
+    """Whether a lens can be fitted to one scan for it. Members do not practise that for a classifier."""
+    return artefact.manifest.task.kind == "segmentation" and has_lens(artefact, parts)
 
 
 def through_lens(own: HospitalAdaptation[Any], artefact: Artefact) -> HospitalAdaptation[Any]:

@@ -30,6 +30,7 @@ from personalization.options.presets import SPREAD
 from personalization.state import to_safetensors
 from service.cohorts.files import ScanFile, label_of
 from service.errors import AdaptationRejected
+from service.inference.sessions import GraphSession
 from service.kinds import kind_of
 from service.settings import cohort_limits
 from service.worker.attempt import Attempt
@@ -38,7 +39,7 @@ from service.worker.cohort_images import CohortImages, load_images, patches_of, 
 from service.worker.cohort_job import CohortWork
 from service.worker.device import device_of
 from service.worker.kept import Kept
-from service.worker.pictures import draw_pictures, load
+from service.worker.pictures import draw_answers, draw_pictures, load
 from service.worker.routing_adapt import LoadedSpace, graph_of, load_space
 from service.worker.routing_space import dose_facts, said_of_dose
 
@@ -197,12 +198,17 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
         def see(images: Tensor) -> View:
             maps = []
             for image in images:
-                self.attempt.check_cancelled()
-                maps.append(session.run_alone(image[np.newaxis].numpy()).probabilities.argmax(axis=1))
+                maps.append(self._answer(session, image.numpy()).argmax(axis=1))
             found = torch.from_numpy(np.concatenate(maps).astype(np.uint8))
             return View(found, float((found > 0).double().mean()))
 
         return see
+
+    def _answer(self, session: GraphSession, image: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The probabilities [1, K, ...] of one image [C, ...]."""
+        self.attempt.check_cancelled()
+        found: NDArray[np.float32] = session.run_alone(image[np.newaxis]).probabilities
+        return found
 
     @override
     def judge(self, cohort: CohortImages, made: FittedToScans) -> GateVerdict:
@@ -214,7 +220,20 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
 
     @override
     def draw(self, cohort: CohortImages, made: FittedToScans) -> None:
-        draw_pictures(self.attempt, self.files, self.model, made.files[GRAPH], lens=made.lens)
+        if self.task.kind == "segmentation":
+            draw_pictures(self.attempt, self.files, self.model, made.files[GRAPH], lens=made.lens)
+            return
+        scans, images = cohort.scan_of_image, cohort.images.numpy()
+        seen = images if made.lens is None else made.lens.apply(images, scans=scans.tolist())
+        told = {}
+        for when, graph, shown in (
+            ("before", self.model.read(GRAPH), images),
+            ("after", made.files[GRAPH], seen),
+        ):
+            session = load(graph, self.attempt.settings)
+            answers = np.concatenate([self._answer(session, image) for image in shown])
+            told[when] = [answers[scans == scan].mean(axis=0) for scan in range(len(self.files))]
+        draw_answers(self.attempt, self.files, self.task, told)
 
     @override
     def result(self, cohort: CohortImages, made: FittedToScans) -> dict[str, Any]:

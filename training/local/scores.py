@@ -45,6 +45,15 @@ def dice_per_patient(network: nn.Module, data: Data, classes: int, batch_size: i
     return data.scores(predict(network, data, batch_size), classes) if len(data) else {}
 
 
+def recall_by_class(network: nn.Module, data: Data, batch_size: int = 16) -> dict[str, float]:
+    """Share of the images of each class that are answered right; their mean is the balanced accuracy."""
+    if not len(data):
+        return {}
+    ((found, truth, _),) = data.beside_truth(predict(network, data, batch_size))
+    right = torch.eq(found, truth).double()
+    return {str(each): float(right[truth == each].mean()) for each in torch.unique(truth).tolist()}
+
+
 def check_score(score: Tensor, most: int | None, largest: float = 1.0) -> None:
     """Raise ValueError unless this is a sum of numbers in 0..`largest` and their count, at most `most`."""
     if score.shape != (2,) or score.dtype != torch.float64:

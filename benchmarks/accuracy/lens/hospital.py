@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import ndimage
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.accuracy.lens.rungs import AS_THEY_ARE, Change, change_of
 from benchmarks.accuracy.unseen.hospital import MOST_SLICES, changes_of, halves, short, some_of
@@ -34,7 +34,7 @@ from personalization.test_time.recipe import recipe_of
 from training.data.cases import Federation
 from training.local.data import Data
 from training.local.registry import kind_of
-from training.local.scores import dice_per_patient, predict
+from training.local.scores import dice_per_patient, recall_by_class
 from training.run import Run, execute
 
 # Of patients; of a classification, of classes: the share that is recognised.
@@ -338,9 +338,7 @@ def scores_of(network: nn.Module, data: Data) -> Scores:
     """Dice of every patient; of a classification the share of each class that is recognised."""
     if data.dense:
         return dice_per_patient(network, data, _classes(data))
-    targets = cast(Any, data).targets
-    right = torch.eq(cast(Tensor, predict(network, data)), torch.from_numpy(targets))
-    return {str(each): float(right[targets == each].double().mean()) for each in sorted({*targets.tolist()})}
+    return recall_by_class(network, data)
 
 
 def _classes(data: Data) -> int:

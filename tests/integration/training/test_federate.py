@@ -318,10 +318,10 @@ def test_a_playbook_is_rejected_for_a_run_with_differential_privacy(data, tmp_pa
     assert not (tmp_path / "store").exists()
 
 
-def test_a_playbook_is_rejected_for_a_method_without_a_routing_space(data, config, tmp_path):
-    refused = invoke("--method", "fedavg", *options(data, config, tmp_path, "--playbook"))
+def test_a_playbook_is_rejected_for_a_method_of_other_models(data, config, tmp_path):
+    refused = invoke("--method", "fedbn", *options(data, config, tmp_path, "--playbook"))
     assert refused.exit_code == 2
-    assert "expected --method iop-fl" in " ".join(refused.output.split())
+    assert "expected --method fedavg or iop-fl" in " ".join(refused.output.split())
 
 
 @pytest.mark.usefixtures("no_pages")

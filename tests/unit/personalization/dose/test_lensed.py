@@ -64,8 +64,8 @@ def test_what_is_left_of_the_shift_is_dosed() -> None:
 def test_a_dose_that_is_refused_leaves_the_lens(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, nothing = shown(2.0, 9), torch.zeros(len(PATIENTS), 1, 32, 32)
 
-    def refused(*arguments: object) -> object:
-        made = by_shift(*arguments)  # type: ignore[arg-type]
+    def refused(*arguments: object, **options: object) -> object:
+        made = by_shift(*arguments, **options)  # type: ignore[arg-type]
         return replace(made, candidate=replace(made.candidate, maps=nothing[:, 0].to(torch.uint8)))
 
     monkeypatch.setattr(lensed, "by_shift", refused)
