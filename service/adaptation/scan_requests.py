@@ -34,7 +34,7 @@ from service.job_kinds import scan as scan_job
 from service.jobs.files import StoredScan
 from service.kinds import SCAN_BY_JOB, adaptation_of, kind_of
 from service.kinds.kind import ScanAdaptation
-from service.kinds.lens import has_lens
+from service.kinds.lens import has_lens_of_one_scan
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import ScanFile
@@ -179,7 +179,7 @@ def _by_lens_alone(
     """The global model behind a lens of the scan; None where none is fitted, or a preset is named."""
     parts = kind_of(parent).parts(parent)
     named = options.preset not in (None, AUTO) or options.shape_weight is not None
-    if named or not has_lens(parent, parts):
+    if named or not has_lens_of_one_scan(parent, parts):
         return None
     assert parts.global_model is not None
     model = context.store.by_digest(parts.global_model, ModelManifest)

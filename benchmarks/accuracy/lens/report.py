@@ -230,6 +230,14 @@ def _gate(rows: Sequence[Row]) -> list[str]:
         passed = sum(each["served"] in ("lens", "lens and dose") for each in bad)
         planted.append([kind, str(len(found)), str(len(bad)), str(passed)])
     parts = []
+    if doses := [facts for facts in _cohorts(rows) if facts["dose"] is not None]:
+        bad = [facts for facts in doses if facts["change"]["dose"] < -POINT]
+        accepted = sum(not facts["dose"][2] for facts in bad)
+        still = sum(facts["change"]["served"] < -POINT for facts in bad)
+        parts.append(
+            f"Of {len(doses)} cohorts {len(bad)} lose more than a point by the dose of today without a lens: "
+            f"its own gate accepted {accepted} of these, and what is served now loses a point at {still}."
+        )
     if body:
         parts.append(table(["check", "refused a lens", "that gains a point", "that loses one"], body))
     if planted:
