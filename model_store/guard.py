@@ -15,9 +15,11 @@ The guard does not know anatomy: an MR slice of another organ with a similar int
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +70,18 @@ _VOXELS = ("first_mm", "second_mm", "third_mm")
 _LENGTHS = ("first_length", "second_length", "third_length")
 # Factors beyond the range, as above: of voxels, of lengths, and of two lengths at once, which are gross.
 _VOXEL_FACTOR, _LENGTH_FACTOR, _GROSS_LENGTHS = 2.0, 2.0, 3.0
+# Beyond these factors a measure of an extent is unusual.
+Extent: TypeAlias = Literal["spacing", "size"]
+_EXTENTS: Mapping[Extent, Mapping[str, float]] = {
+    "spacing": {
+        **{name: _FACTORS[name] for name in ("row_mm", "column_mm", "slice_mm")},
+        **dict.fromkeys(_VOXELS, _VOXEL_FACTOR),
+    },
+    "size": {
+        **{name: _FACTORS[name] for name in ("rows", "columns", "slices")},
+        **dict.fromkeys(_LENGTHS, _LENGTH_FACTOR),
+    },
+}
 # The raw intensities of what the network looks for, or of its window.
 FOREGROUND = "foreground"
 _SAMPLES = 2**16
@@ -308,6 +322,45 @@ def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Tas
         return warnings + _along(summary, reference)
     seen = _appearance(summary, reference) if summary.appearance else []
     return warnings + [GuardWarning(text) for text in seen]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How a spacing or size lies to those of the training scans.
+
+    `ratio` is that to the nearest of them, 1 within their range, and `factor` the one from which on the guard
+    warns.
+    """
+
+    ratio: float
+    factor: float
+
+    @property
+    def shift(self) -> float:
+        """As R of the lens: 0 within the range, 1 half of the way to the factor by logarithm, 4 at it."""
+        return (2 * math.log(self.ratio) / math.log(self.factor)) ** 2
+
+
+def apart(summary: ScanSummary, reference: ReferenceStatistics | None) -> dict[Extent, Apart]:
+    """How far the spacing and size of a scan are beyond those of training: of each, the measure that is
+    farthest; without those that are not known of the scan or of training.
+    """
+    values = summary.measures | summary.along
+    ranges = {} if reference is None else reference.ranges
+    found: dict[Extent, Apart] = {}
+    for extent, factors in _EXTENTS.items():
+        known = [
+            Apart(_ratio(values[name], ranges[name]), factor)
+            for name, factor in factors.items()
+            if name in values and name in ranges and min(values[name], ranges[name].low) > 0
+        ]
+        if known:
+            found[extent] = max(known, key=lambda each: each.shift)
+    return found
+
+
+def _ratio(value: float, seen: Range) -> float:
+    return value / seen.low if value < seen.low else max(value / seen.high, 1.0)
 
 
 def is_mistaken(

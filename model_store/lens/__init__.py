@@ -5,10 +5,12 @@ seen_of       what a member, or a hospital, sees of its own scans
 fit           a cohort and a fingerprint -> a lens, as far as the cohort is further away than is natural
 Lens          four steps on a network's input (`lens.json`)
 fingerprint_of, lens_of  those of a version; `seen_through` applies it to a scan that was prepared
+Distances     how far scans are from the members', one by one and together, and what differs most
 LensForScan   a lens that is fitted to one scan as it comes
 """
 
-from model_store.lens.features import CENTRES, LEVELS, Feature, Kind
+from model_store.lens.distance import Distance, Distances, Measure
+from model_store.lens.features import CELLS, CENTRES, LEVELS, Feature, Kind
 from model_store.lens.fingerprint import FILE as FINGERPRINT
 from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, check_seen, seen_of
 from model_store.lens.fit import STEPS, Fitted, Polarity, Step, fit
@@ -18,18 +20,22 @@ from model_store.lens.published import fingerprint_of, lens_of, seen_through
 from model_store.lens.scan import LensForScan, OfScan
 
 __all__ = [
+    "CELLS",
     "CENTRES",
     "FINGERPRINT",
     "KINDS",
     "LENS",
     "LEVELS",
     "STEPS",
+    "Distance",
+    "Distances",
     "Feature",
     "Fingerprint",
     "Fitted",
     "Kind",
     "Lens",
     "LensForScan",
+    "Measure",
     "OfScan",
     "Polarity",
     "Seen",

@@ -92,6 +92,14 @@ class Sums:
         for kind in self._kinds:
             own[kind] = own.get(kind, 0.0) + FEATURES[kind](images).sum(axis=0)
 
+    def include(self, other: Sums) -> None:
+        """Add what another has summed of the same kinds."""
+        for patient, sums in other._sums.items():
+            own = self._sums.setdefault(patient, {})
+            self._counts[patient] = self._counts.get(patient, 0) + other._counts[patient]
+            for kind, each in sums.items():
+                own[kind] = own.get(kind, 0.0) + each
+
     def seen(self) -> dict[Kind, Seen]:
         """Every feature; empty where there was no image that says anything."""
         if not self._sums:

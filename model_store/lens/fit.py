@@ -36,7 +36,7 @@ _LOWEST = 2
 # A gain that is nearer to 1 than this share is none.
 _DAMPS = 0.01
 # The field says what is on the scans where every member is at least this much like the others.
-_LIKE = 0.5
+LIKE = 0.5
 # A shift that is as good as none.
 _NONE = 1e-12
 
@@ -132,8 +132,7 @@ def fit(
             continue
         # What was seen before a step moved the scans is not what this one meets.
         own = _seen(cohort, lens, (kind,))[kind] if moved else seen[kind]
-        shift = fingerprint.of_kind(kind).shift(own)
-        share = 1.0 if full else max(0.0, 1 - _FROM[kind] / max(shift, _NONE))
+        share = 1.0 if full else _share(kind, own, fingerprint)
         step = _STEPS[kind](lens, own.mean, fingerprint.of_kind(kind).mean_CE, share) if share else lens
         shares[kind] = share if step is not lens else 0.0
         if step is not lens:
@@ -142,7 +141,29 @@ def fit(
     through = _seen(cohort, lens) if moved else seen
     after = fingerprint.shifts(through)
     means = ({kind: own.mean for kind, own in each.items()} for each in (seen, through))
-    return Fitted(lens, before, shares, after, polarity, fingerprint.likeness >= _LIKE, *means)
+    return Fitted(lens, before, shares, after, polarity, fingerprint.likeness >= LIKE, *means)
+
+
+def foreseen(seen: Mapping[Kind, Seen], fingerprint: Fingerprint) -> dict[Step, float]:
+    """The steps that `fit` would take of a cohort of which only this is kept, each with its share a.
+
+    Every step is measured on the scans as they are, or on their negative where they look inverted: what a
+    step leaves to the next is not known.
+    """
+    found: dict[Step, float] = {}
+    lens = Lens(axes=fingerprint.axes, channels=len(fingerprint.field.mean))
+    if polarity_of(seen, fingerprint).inverted:
+        found["polarity"], seen = 1.0, negative(seen)
+    for kind, own in seen.items():
+        share = _share(kind, own, fingerprint)
+        if share and _STEPS[kind](lens, own.mean, fingerprint.of_kind(kind).mean_CE, share) is not lens:
+            found[kind] = share
+    return found
+
+
+def _share(kind: Kind, seen: Seen, fingerprint: Fingerprint) -> float:
+    """a: the share of the shift that is not natural."""
+    return max(0.0, 1 - _FROM[kind] / max(fingerprint.of_kind(kind).shift(seen), _NONE))
 
 
 def polarity_of(seen: Mapping[Kind, Seen], fingerprint: Fingerprint) -> Polarity:

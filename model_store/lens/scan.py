@@ -40,7 +40,7 @@ class LensForScan:
 
     def of(self, prepared: Prepared | PreparedVolume) -> OfScan:
         """Fit it. Deterministic. Raises ValueError for a fingerprint of other images."""
-        return self.of_images(_images(prepared))
+        return self.of_images(images_of(prepared))
 
     def of_images(self, images: Images) -> OfScan:
         """`of`, for the images [N, C, ...] of a scan as its network meets them: its slices, or one volume."""
@@ -53,7 +53,8 @@ class LensForScan:
         return OfScan(made.lens) if fits else OfScan(None, refused=True)
 
 
-def _images(prepared: Prepared | PreparedVolume) -> Images:
+def images_of(prepared: Prepared | PreparedVolume) -> Images:
+    """The images [N, C, ...] that stand for a scan: its one volume, or at most 32 of its slices."""
     if isinstance(prepared, PreparedVolume):
         return prepared.volume[np.newaxis]
     return prepared.slices[:: -(-len(prepared.slices) // _MOST_SLICES)]

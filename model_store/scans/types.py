@@ -18,6 +18,9 @@ MIN_SIDE = 8
 # Far above any intensity, far below the values for which sums of squares overflow float32 in a network.
 MAX_INTENSITY = 1e15
 
+# No scan has so few values, of so many that are looked at.
+_VALUES_OF_MASKS, _LOOKED_AT = 8, 2**16
+
 # Characters of a segment's name or code.
 _MOST_TEXT = 64
 
@@ -138,6 +141,12 @@ class Scan:
     def grid(self) -> tuple[int, ...]:
         """The shape of a mask of this scan: [H, W] or [I, J, K]."""
         return tuple(map(int, self.voxels.shape[:-1]))
+
+    @property
+    def values_of_mask(self) -> int | None:
+        """The number of different values where they are as few as a mask has, 2 to 8; None of a scan."""
+        found = len(np.unique(self.voxels.ravel()[:: -(-self.voxels.size // _LOOKED_AT)]))
+        return found if 1 < found <= _VALUES_OF_MASKS else None
 
     @property
     def voxel_volume_ml(self) -> float | None:

@@ -30,8 +30,6 @@ from training.errors import ImportRefused
 
 # As of a member of a federation.
 _FEWEST_PATIENTS = 3
-# No scan has so few values, of so many that are looked at.
-_MASK, _LOOKED_AT = 8, 2**16
 # Patients of each group, in the lineage.
 _COUNTS = "fingerprint_of"
 
@@ -112,8 +110,7 @@ def _images(scans: Iterable[Unmasked], task: Task) -> Iterator[tuple[str, NDArra
             series = _series_of(contents[0]) if read.format == "dicom" else None
         except LocumStoreError as error:
             raise ImportRefused(f"{place}: {error}") from error
-        values = len(np.unique(read.voxels.ravel()[:: -(-read.voxels.size // _LOOKED_AT)]))
-        if 1 < values <= _MASK:
+        if (values := read.values_of_mask) is not None:
             raise ImportRefused(
                 f"{place}: expected a scan, found {values} different values, as masks have: leave masks out, "
                 f"or put scans into {IMAGES[0]}/ and masks into {MASKS[0]}/"
