@@ -7,6 +7,7 @@ classifier has it where its members practised: its gate would refuse it elsewher
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,37 +15,48 @@ import numpy as np
 
 from model_store.artefact import Artefact
 from model_store.errors import StoreError
-from model_store.lens import CENTRES, FINGERPRINT, LEVELS, fingerprint_of
+from model_store.lens import CENTRES, FINGERPRINT, LEVELS, Kind, fingerprint_of
 from personalization.options.presets import PLAYBOOK
 from service.jobs.sections import Line, Lines, Row, Section, Table, figure, number
 from service.kinds.kind import HospitalAdaptation, Parts
 
 WORK = "service.worker.lens:LensWork"
 
-_TITLES = {
+TITLES: Mapping[Kind, str] = {
     "field": "brightness over the image",
     "spectrum": "sharpness and noise",
     "quantiles": "contrast",
 }
 
 _LINES = ("the members", "these scans", "through the lens")
-# Kind, title, what is across, where, and a sentence.
-_FIGURES = (
-    (
-        "quantiles",
-        "Contrast of these scans, before and through the lens",
+# Title, what is across, where, and a sentence.
+_FIGURES: Mapping[Kind, tuple[str, str, tuple[float, ...], str]] = {
+    "quantiles": (
+        "Contrast of these scans",
         "share of the pixels that are darker",
         tuple(map(float, LEVELS)),
         "Intensities from the darkest to the brightest pixels, in deviations of an image from its mean.",
     ),
-    (
-        "spectrum",
-        "Sharpness and noise of these scans, before and through the lens",
+    "spectrum": (
+        "Sharpness and noise of these scans",
         "logarithm of cycles per pixel, fine detail at the right",
         tuple(map(float, np.log(CENTRES))),
         "Logarithm of the power of each fineness of detail: blur lowers the right end, noise lifts it.",
     ),
-)
+}
+
+
+def curves_of(kind: Kind, rows: Sequence[Sequence[float]]) -> Section:
+    """Mean features of a kind, each a mean over channels: of the members, of scans, and through a lens.
+
+    There may be no row of the last. Raises TypeError and ValueError for what are no such rows.
+    """
+    title, across, places, said = _FIGURES[kind]
+    named = zip(_LINES[: len(rows)], rows, strict=True)
+    lines = tuple(Line(name=name, values=tuple(map(float, row))) for name, row in named)
+    if any(len(line.values) != len(places) for line in lines):
+        raise ValueError(f"expected rows of {len(places)} values")
+    return Section(title=title, sentences=(said,), body=Lines(across=across, places=places, lines=lines))
 
 
 def has_lens(artefact: Artefact, parts: Parts) -> bool:
@@ -98,14 +110,14 @@ def _lens(found: Any, known: tuple[str, ...]) -> tuple[Section, ...]:
         before, after, shares = found["before"], found["after"], found["shares"]
         rows = tuple(
             Row(
-                name=_TITLES[kind],
+                name=TITLES[kind],
                 cells=(
                     figure(float(before[kind])),
                     figure(float(after[kind])),
                     figure(100 * float(shares.get(kind, 0.0))),
                 ),
             )
-            for kind in _TITLES
+            for kind in TITLES
         )
         negated, network = bool(found["negated"]), found.get("network")
         through = None if network is None else [number(each) for each in network]
@@ -131,14 +143,8 @@ def _lens(found: Any, known: tuple[str, ...]) -> tuple[Section, ...]:
 def _curves(found: Any) -> tuple[Section, ...]:
     """The members' mean features, and the scans' as they are and through the lens."""
     made = []
-    for kind, title, across, places, said in _FIGURES:
-        try:
-            rows = [tuple(map(float, row)) for row in found[kind]]
-            lines = tuple(Line(name=name, values=row) for name, row in zip(_LINES, rows, strict=True))
-            if any(len(line.values) != len(places) for line in lines):
-                continue
-        except (KeyError, TypeError, ValueError):
-            continue
-        body = Lines(across=across, places=places, lines=lines)
-        made.append(Section(title=title, sentences=(said,), body=body))
+    for kind in _FIGURES:
+        with suppress(KeyError, TypeError, ValueError):
+            section = curves_of(kind, found[kind])
+            made.append(section.model_copy(update={"title": f"{section.title}, before and through the lens"}))
     return tuple(made)

@@ -7,6 +7,7 @@ that are fixed when the page is made.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -145,9 +146,15 @@ def curve(points: Sequence[tuple[int, float | None]], marks: Sequence[Mark] = ()
     return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-hidden="true">{"".join(parts)}</svg>')
 
 
-def lines(found: Lines) -> Markup:
-    """The lines of a figure, with their names above it in their colours."""
+def lines(found: Lines, usual: float = 0.0) -> Markup:
+    """The lines of a figure, with their names above it in their colours.
+
+    With `usual`, there is a band around the first line, so far above and below it.
+    """
     values = [value for line in found.lines for value in line.values]
+    first = found.lines[0].values
+    high, low = ([value + beyond for value in first] for beyond in (usual, -usual))
+    values += [*high, *low]
     across, levels = ticks(min(found.places), max(found.places)), ticks(min(values), max(values))
     x = Scale(across[0], across[-1], _LEFT, NAMED_WIDTH - _RIGHT)
     y = Scale(levels[0], levels[-1], HEIGHT, _TOP + _ROW)
@@ -157,6 +164,10 @@ def lines(found: Lines) -> Markup:
         for level in levels
     ]
     parts += [f'<text class="x" x="{x(place)}" y="{HEIGHT + 16}">{place:.4g}</text>' for place in across]
+    if usual:
+        border = [*zip(found.places, high, strict=True), *reversed([*zip(found.places, low, strict=True)])]
+        drawn = " ".join(f"{x(place)},{y(value)}" for place, value in border)
+        parts.append(f'<polygon class="band" points="{drawn}"/>')
     for index, line in enumerate(found.lines):
         points = zip(found.places, line.values, strict=True)
         drawn = " ".join(f"{x(place)},{y(value)}" for place, value in points)
@@ -171,6 +182,56 @@ def lines(found: Lines) -> Markup:
     said = escape(f"{', '.join(line.name for line in found.lines)}, over {found.across}")
     view = f"0 0 {NAMED_WIDTH} {HEIGHT + 36}"
     return Markup(f'<svg viewBox="{view}" role="img" aria-label="{said}">{"".join(parts)}</svg>')
+
+
+def cells(grids: Sequence[tuple[str, Sequence[Sequence[float]]]]) -> Markup:
+    """Grids of values beside each other, each with its name above, from the least of all in black to the
+    largest in white. They have one shape.
+    """
+    values = [value for _, rows in grids for row in rows for value in row]
+    grey = Scale(min(values), max(values), 0, 255)
+    parts = []
+    for index, (name, rows) in enumerate(grids):
+        left, side = _LEFT + index * (NAMED_WIDTH - _LEFT) / len(grids), HEIGHT / len(rows)
+        parts.append(f'<text x="{left:g}" y="14">{_shown(name)}</text>')
+        for down, row in enumerate(rows):
+            for right, value in enumerate(row):
+                tone = round(grey(value))
+                parts.append(
+                    f'<rect x="{left + right * side:g}" y="{_ROW + down * side:g}" width="{side:g}" '
+                    f'height="{side:g}" fill="rgb({tone},{tone},{tone})"/>'
+                )
+    said = escape(", ".join(name for name, _ in grids))
+    view = f"0 0 {NAMED_WIDTH} {HEIGHT + _ROW + _TOP}"
+    return Markup(f'<svg viewBox="{view}" role="img" aria-label="{said}">{"".join(parts)}</svg>')
+
+
+# Those of the page that is light.
+_STYLE = (
+    "text{font:11px system-ui,sans-serif;fill:#555}.title{font-size:14px;font-weight:600;fill:#222}"
+    ".x{text-anchor:middle}.y{text-anchor:end}.grid{stroke:#ddd}.band{fill:#888;opacity:.25}"
+    ".line{fill:none;stroke-width:2}.line-0{stroke:#888;stroke-dasharray:5 4}.line-1{stroke:#d08700}"
+    ".line-2{stroke:#1f6feb}"
+)
+_VIEW = re.compile(r'<svg viewBox="0 0 (\d+) (\d+)"')
+
+
+def file_of(figures: Sequence[tuple[str, Markup]]) -> str:
+    """Figures below one another, each with its title, as an SVG file with colours of its own."""
+    parts, top = [], 0
+    for title, drawn in figures:
+        found = _VIEW.match(drawn)
+        assert found is not None, "a figure has a view from 0 0"
+        if title:
+            parts.append(f'<text class="title" x="8" y="{top + _ROW}">{escape(title)}</text>')
+            top += _ROW + _TOP
+        placed = f'<svg y="{top}" width="{found[1]}" height="{found[2]}" viewBox="0 0 {found[1]} {found[2]}"'
+        parts.append(placed + str(drawn)[found.end() :])
+        top += int(found[2])
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" width="{NAMED_WIDTH}" height="{top}" '
+    view = f'viewBox="0 0 {NAMED_WIDTH} {top}"><style>{_STYLE}</style>'
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'
+    return f"{begin}{view}{paper}{''.join(parts)}</svg>\n"
 
 
 def _pieces(points: Sequence[tuple[int, float | None]], x: Scale, y: Scale) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,7 +14,9 @@ from service.adaptation.card.charts import (
     Mark,
     Scale,
     bars,
+    cells,
     curve,
+    file_of,
     forest,
     ticks,
 )
@@ -137,3 +140,33 @@ def test_lines_lie_in_one_figure_by_their_values_and_their_names_are_escaped() -
     assert members[1][1] - members[2][1] == pytest.approx(2 * (scans[1][1] - scans[2][1]), abs=0.05)
     assert "&lt;members&gt;" in drawn
     assert "<members>" not in drawn
+
+
+def test_a_band_is_as_far_above_the_first_line_as_below_and_within_the_figure() -> None:
+    found = Lines(across="levels", places=(0.0, 1.0), lines=(Line(name="members", values=(0.0, 1.0)),))
+    assert "band" not in lines_of(found)
+    drawn = lines_of(found, 1.0)
+    [band] = re.findall(r'class="band" points="([^"]*)"', drawn)
+    points = [[float(value) for value in pair.split(",")] for pair in band.split()]
+    [line] = re.findall(r'<polyline class="line line-0" points="([^"]*)"', drawn)
+    first = [float(pair.split(",")[1]) for pair in line.split()]
+    (above, below), (again, under) = (points[0], points[3]), (points[1], points[2])
+    assert [below[0], under[0]] == [above[0], again[0]]
+    assert first[0] - above[1] == pytest.approx(below[1] - first[0], abs=0.05)
+    assert min(above[1], again[1]) >= 0
+
+
+def test_grids_share_one_scale_of_grey() -> None:
+    drawn = str(cells((("<a>", ((0.0, 1.0), (2.0, 3.0))), ("b", ((4.0, 4.0), (4.0, 2.0))))))
+    assert "&lt;a&gt;" in drawn
+    tones = [int(each) for each in re.findall(r"rgb\((\d+),", drawn)]
+    assert tones == [0, 64, 128, 191, 255, 255, 255, 128]
+
+
+def test_a_file_of_figures_is_xml_with_each_below_the_one_before() -> None:
+    one = lines_of(Lines(across="levels", places=(0.0, 1.0), lines=(Line(name="a & b", values=(0.0, 1.0)),)))
+    root = ElementTree.fromstring(file_of([("Contrast <1>", one), ("", one)]))
+    inner = [each for each in root if each.tag.endswith("svg")]
+    assert [each.get("y") for each in inner] == ["38", str(38 + int(inner[0].get("height", 0)))]
+    assert int(root.get("height", 0)) == sum(int(each.get("height", 0)) for each in inner) + 38
+    assert "Contrast <1>" in [each.text for each in root]
