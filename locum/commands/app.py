@@ -168,6 +168,12 @@ def store(context: typer.Context) -> None:
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
+def distance(context: typer.Context) -> None:
+    """Say how far the scans of a folder are from those that a model was trained on; nothing is sent."""
+    _start(context.command_path, "service.distance", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
 def doctor(context: typer.Context) -> None:
     """Say what this machine has, what the service will use, and what is wrong."""
     _start("locum", "service", ["doctor", *context.args])
