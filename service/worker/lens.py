@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_store.errors import ScanError
-from model_store.lens import LENS, Fitted, Kind, Lens, fingerprint_of, fit
+from model_store.lens import LENS, Fitted, Kind, Lens, Scale, fingerprint_of, fit, scale_of
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.scan import decode
@@ -49,12 +49,14 @@ class FittedToScans:
     """A fitted lens, and what the network says of it. `files` are those of the candidate.
 
     `of_one_group`: how far hospitals are apart is not known, and stands for several times the patients'.
+    `scale`: of scans with smaller structures than the members'.
     """
 
     fitted: Fitted
     found: Lensed
     files: dict[str, bytes]
     of_one_group: bool = False
+    scale: Scale | None = None
 
     @property
     def usual(self) -> str:
@@ -157,7 +159,8 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
         if found.sees_through:
             files[LENS] = fitted.lens.to_bytes()
         self.curves = self._curves(fitted)
-        return FittedToScans(fitted, found, files, self.fingerprint.factor is not None)
+        scale = scale_of(partial(_upright, whole.viewed, fitted.lens), self.fingerprint)
+        return FittedToScans(fitted, found, files, self.fingerprint.factor is not None, scale)
 
     def _asked(self, cohort: CohortImages, lensed: Tensor | None, fitted: Fitted) -> Lensed:
         """What the network says of the lens."""
@@ -216,7 +219,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
 
     @override
     def summary(self, cohort: CohortImages, made: FittedToScans, verdict: GateVerdict) -> list[str]:
-        return said_of_lens(made)
+        return [*said_of_scale(made.scale), *said_of_lens(made)]
 
     @override
     def draw(self, cohort: CohortImages, made: FittedToScans) -> None:
@@ -248,6 +251,8 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
             "shares": {kind: round(share, 4) for kind, share in fitted.shares.items()},
             "network": None if found.shifts is None else [round(shift, 4) for shift in found.shifts],
         }
+        if made.scale is not None:
+            facts["scale"] = made.scale.zoom
         if polarity is not None:
             facts["correlation"] = round(polarity.correlation, 4)
         return {
@@ -280,6 +285,27 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
     @override
     def cost(self) -> dict[str, Any]:
         return {"milliseconds": self.watch.stages, "curves": self.curves}
+
+
+def _upright(
+    cohort: Callable[[], Iterator[tuple[int, NDArray[np.float32]]]], lens: Lens
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """The images as they are, inverted ones negated."""
+    turned = Lens(axes=lens.axes, channels=lens.channels, upright=lens.upright)
+    for patient, images in cohort():
+        yield patient, turned.apply(images) if turned.negated else images
+
+
+def said_of_scale(scale: Scale | None) -> list[str]:
+    """Say that structures are smaller than the members', and what a person can do."""
+    if scale is None:
+        return []
+    return [
+        f"Structures look about {scale.zoom:g} times smaller in these scans than in the members': the "
+        f"central part of each image is at a distance of {scale.after:.1f} from the members' whole images, "
+        f"and all of it at {scale.before:.1f}. No lens changes the scale: crop the scans to the members' "
+        "field of view."
+    ]
 
 
 def said_of_lens(made: FittedToScans) -> list[str]:

@@ -20,7 +20,18 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from model_store.artefact import Artefact
-from model_store.lens import FINGERPRINT, LENS, Fingerprint, Kind, LensForScan, Seen, lens_of, seen_of
+from model_store.lens import (
+    FINGERPRINT,
+    LENS,
+    Fingerprint,
+    Kind,
+    LensForScan,
+    Scale,
+    Seen,
+    fit,
+    lens_of,
+    seen_of,
+)
 from model_store.manifest import GRAPH, SHIFT_GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.preprocessing import Prepared, PreparedVolume, prepare, prepare_for, restore
 from model_store.scan import decode
@@ -36,6 +47,7 @@ from service.inference.sessions import GraphSession
 from service.jobs.sections import Lines, Section
 from service.kinds import adaptation_of
 from service.settings import scan_limits
+from service.worker import lens as worker
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import ORGAN, outside_scans, volume
 from tests.helpers.service.workplace import Workplace, opened
@@ -206,6 +218,26 @@ def test_of_one_group_alone_inverted_scans_are_put_right_and_it_is_said(place: W
     assert "where 1 counts as usual, of one group alone" in job.gate["summary"][1]
     scan, truth = phantom(990)
     assert dice(place, candidate, 260 - scan, truth) > 0.75
+
+
+def test_smaller_structures_are_said_to_the_hospital(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def twice_smaller(cohort: Callable[[], Any], known: Fingerprint) -> Scale:
+        fitted = fit(cohort, known, ("polarity",))
+        assert fitted is not None
+        assert fitted.polarity is not None
+        seen.append(fitted.polarity.correlation)
+        return Scale(2.0, 20.0, 1.5)
+
+    monkeypatch.setattr(worker, "scale_of", twice_smaller)
+    job, _ = adapted(place, "slices", [260 - phantom(800 + number)[0] for number in range(3)])
+    assert job.result["lens"]["scale"] == 2
+    assert "Structures look about 2 times smaller in these scans" in job.gate["summary"][0]
+    # It is asked of inverted scans as they are upright.
+    assert seen[0] > 0.5
 
 
 @pytest.mark.parametrize("model", ["slices", "volumes"])
