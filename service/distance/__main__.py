@@ -56,7 +56,9 @@ def distance(
       locum distance organ scans/ --store store --picture distance.svg
     """
     if picture is not None and picture.suffix.lower() != ".svg":
-        raise typer.BadParameter(f"expected a name that ends in .svg, found '{picture.name}'")
+        raise typer.BadParameter(
+            f"expected a name that ends in .svg, which every browser shows, found '{picture.name}'"
+        )
     # They import the readers of scans, which help does not need.
     from rich.progress import track
 

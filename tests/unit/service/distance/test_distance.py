@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from model_store.artefact import Artefact
+from model_store.guard import Range, ReferenceStatistics
 from model_store.lens import FINGERPRINT, Fingerprint, seen_of
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.scan import Limits
 from model_store.store import Store
-from model_store.task import Normalisation, Task
+from model_store.task import Channel, Normalisation, Task, VolumeGeometry
 from service.distance import report
 from service.distance.__main__ import main
 from service.distance.picture import drawn
 from tests.helpers.model_store.graphs import graph_of
+from tests.helpers.model_store.scan_files import nifti1
 
 SIDE = 48
 
@@ -221,3 +223,45 @@ def test_the_picture_has_the_curves_of_the_members_and_of_the_scans(store: Store
     assert len(grids) == 2 * 36
     assert len(text) < 20_000
     assert io.StringIO(text).readline().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+
+
+def test_files_of_channels_are_one_scan_and_a_case_without_one_is_named(
+    run: Run, tmp_path: Path, store: Store
+) -> None:
+    whole = Normalisation(scope="volume", method="zscore")
+    task = Task(
+        name="brain",
+        labels={"lesion": (1,)},
+        channels=tuple(Channel(name=name, normalisation=whole) for name in ("T1", "FLAIR")),
+        geometry=VolumeGeometry(spacing=None, patch=(16, 16, 16)),
+    )
+
+    def volume(seed: int) -> NDArray[np.int16]:
+        planes = [pixels(100 * seed + plane)[::2, ::2] for plane in range(16)]
+        return np.stack(planes, axis=-1).astype(np.int16)
+
+    patients = ((seed, np.stack([volume(seed), -volume(seed)])[None].astype(np.float32)) for seed in range(4))
+    manifest = ModelManifest(
+        name="brain",
+        task=task,
+        network=NetworkSpec(name="graph", arguments={}),
+        lineage=Lineage(method="imported", run="test", sites=(), rounds=0, seed=0),
+        statistics=ReferenceStatistics(
+            count=0, kinds={"2-channel volume": 1}, ranges={"first_mm": Range(low=2, high=2)}
+        ),
+    )
+    known = Fingerprint.of_one(seen_of(patients)).to_bytes()
+    store.publish(manifest, {WEIGHTS: b"", GRAPH: graph_of("brain"), FINGERPRINT: known})
+    for name, seed, sign in (("a_T1", 9, 1), ("a_FLAIR", 9, -1), ("b_0000", 8, 1), ("b_0001", 8, -1)):
+        (tmp_path / f"{name}.nii").write_bytes(nifti1(sign * volume(seed)))
+    (tmp_path / "c_T1.nii").write_bytes(nifti1(volume(7)))
+    code, said, errors = run("brain", tmp_path, "--json")
+    found = json.loads(said)
+    assert code == 1
+    assert [(each["name"], each["spacing"], each["size"]) for each in found["scans"]] == [
+        ("a", 1.0, None),
+        ("b", 1.0, None),
+    ]
+    assert "skipped c: expected the channels T1, FLAIR, found c_T1.nii: FLAIR is missing" in errors
+    assert found["all"]["most"] is None
+    assert found["sentences"][-1].startswith("The model knows the scans of one group alone")
