@@ -1,4 +1,4 @@
-"""Draw README's picture: the page that `make demo` leaves, with the answer beside the true mask.
+"""Draw the picture of docs/how-to/page.md: what `make demo` leaves, the answer beside the true mask.
 
     python -m tests.helpers.page_picture ADDRESS docs/images/page.png
 

@@ -36,8 +36,8 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     assert len(files) == 2 * 3 + 2 * 2
     for path in files:
         assert decode(Path(path).read_bytes()).voxels.size
-    # The request in the README posts one of these scans.
-    (scan,) = re.findall(r"scan=@\.locum/demo/(\S+)", (ROOT / "README.md").read_text())
+    # The request in the developer page posts one of these scans.
+    (scan,) = re.findall(r"scan=@\.locum/demo/(\S+)", (ROOT / "docs" / "developer.md").read_text())
     assert (tmp_path / scan).is_file()
 
     # Joining prints its epochs; without masks nothing is learned: how far the scans are is measured.
