@@ -680,3 +680,27 @@ def test_window_and_place_are_in_the_scan_s_own_units(page: Any, service: Servic
     index = np.rint(np.linalg.inv(scan.affine) @ [x, y, z, 1])[:3].astype(int)
     assert float(found[7]) == pytest.approx(float(np.asanyarray(scan.dataobj)[tuple(index)]), rel=1e-3)
     assert int(found[8]) == level + 1
+
+
+def test_an_address_that_asks_for_it_has_the_answer_drawn_once(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=service.scans[SCAN].read_bytes())
+    page.goto(f"{service.address}/?now#/look?model=organ&hospital=dune&cohort={cohort[-32:]}&scan=a&answer=now")
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert "answer=now" not in page.url
+    assert "scan=a" in page.url
+    # Read again, the scan is open and nothing was asked.
+    page.reload()
+    page.get_by_label("Scan a").first.wait_for()
+    assert page.get_by_role("heading", name="Answer").count() == 0
+
+
+def test_a_question_mark_lists_the_keys_but_not_where_a_person_writes(page: Any, service: Service) -> None:
+    page.goto(f"{service.address}/?keys#/look")
+    page.get_by_role("heading", name="Look at a scan").click()
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keyboard")
+    keys.get_by_text("Takes a stroke back.").wait_for()
+    page.keyboard.press("Escape")
+    assert keys.count() == 0
+    page.get_by_role("button", name="Keyboard").click()
+    keys.wait_for()

@@ -6,6 +6,7 @@ import { Notice, Rejection } from "../ui/notice";
 import { VIEWS } from "../views/registry";
 import { Glossary } from "./glossary";
 import icon from "./icon.svg";
+import { Keys } from "./keys";
 import { address, place } from "./router";
 import { actor, has, refusal, resume, returns, session, signOut, state } from "./session";
 import { SignIn, SignInAgain } from "./sign-in";
@@ -41,6 +42,7 @@ export function Frame() {
         </nav>
         <span class="grow" />
         {isOpen && <Glossary />}
+        {isOpen && <Keys />}
         <span class="research">Research use only</span>
         <Segmented label="Theme" value={theme.value} options={THEMES} onChange={chooseTheme} />
         {session.value?.authenticated && (

@@ -1,12 +1,13 @@
 /** A scan of a cohort, in place of one from this computer. */
 import { useEffect, useState } from "preact/hooks";
-import { hospitals } from "../../app/catalogue";
+import { hospitals, referenceOf } from "../../app/catalogue";
 import { CohortSelect, type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
 import { keepInAddress, place } from "../../app/router";
 import { Select } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
+import { answering, classifies } from "./choices";
 import { choose, firstChosen } from "./first";
-import { openStored, question, scan } from "./state";
+import { answerNow, openStored, question, scan } from "./state";
 
 export function StoredScans() {
   const wanted = place.peek().parameters;
@@ -19,11 +20,17 @@ export function StoredScans() {
   const open = async (found: CohortScan | undefined) => {
     if (found === undefined) return;
     keepInAddress({ cohort, scan: found.name });
-    void openStored({ hospital, cohort, name: found.name }, found.mask ?? null);
+    const opening = openStored({ hospital, cohort, name: found.name }, found.mask ?? null);
     await firstChosen();
     // Unless another scan or view was opened meanwhile.
-    const { view, parameters } = place.peek();
-    if (view === "look" && parameters.get("scan") === found.name) choose({ ...question.peek(), hospital });
+    const isHere = () => place.peek().view === "look" && place.peek().parameters.get("scan") === found.name;
+    if (!isHere()) return;
+    choose({ ...question.peek(), hospital });
+    if (place.peek().parameters.get("answer") !== "now") return;
+    keepInAddress({ answer: null });
+    await opening;
+    const model = answering().find((each) => referenceOf(each) === question.peek().model);
+    if (isHere() && model !== undefined && scan.peek()?.name === found.name) void answerNow(classifies(model));
   };
   useEffect(() => {
     setScans([]);
