@@ -684,7 +684,9 @@ def test_window_and_place_are_in_the_scan_s_own_units(page: Any, service: Servic
 
 def test_an_address_that_asks_for_it_has_the_answer_drawn_once(page: Any, service: Service) -> None:
     cohort = service.cohort(a=service.scans[SCAN].read_bytes())
-    page.goto(f"{service.address}/?now#/look?model=organ&hospital=dune&cohort={cohort[-32:]}&scan=a&answer=now")
+    page.goto(
+        f"{service.address}/?now#/look?model=organ&hospital=dune&cohort={cohort[-32:]}&scan=a&answer=now"
+    )
     page.get_by_role("heading", name="Answer").wait_for()
     assert "answer=now" not in page.url
     assert "scan=a" in page.url
