@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 install: .venv/.installed
 
 demo: install
-	$(BIN)/python -m demo
+	$(BIN)/python -m demo --train
 
 # Three hospitals as processes of their own, with certificates, on loopback.
 demo-network: install

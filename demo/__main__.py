@@ -1,12 +1,14 @@
-"""`make demo`: train a phantom federation, serve it, and fit it to a hospital from outside.
+"""`locum demo`: serve a trained model and fit it to a scan from outside; or train it first.
 
-The phantom is synthetic: known anatomy seen by simulated scanners. Three hospitals train together; a fourth,
-`heath`, was never part of the federation. The scans that are posted belong to patients outside every
-training set, and their true masks are known, so each answer comes with its Dice.
+Without `--train` the model is the one that the distribution carries (`demo/store`), and nothing needs torch.
+With it three phantom hospitals train together first, and a fourth, `heath`, which was never part of the
+federation, adapts and joins. All scans are synthetic, and their true masks are known: each answer comes with
+its Dice.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,19 +16,39 @@ import typer
 
 
 def main(
-    folder: Annotated[Path, typer.Option(help="Folder for the store, the state and all files.")] = Path(
-        ".locum/demo"
-    ),
+    train: Annotated[
+        bool, typer.Option("--train", help="Train the hospitals first; three minutes on two cores.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the store, the state and all files.",
+            show_default=".locum/demo-abdomen, .locum/demo",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(help="TCP port of the service.")] = 8000,
-    rounds: Annotated[int | None, typer.Option(help="Train for fewer rounds than the default.")] = None,
-    scans: Annotated[int, typer.Option(min=1, help="Scans that heath sends without masks.")] = 8,
+    rounds: Annotated[int | None, typer.Option(help="With --train: fewer rounds than the default.")] = None,
+    scans: Annotated[
+        int, typer.Option(min=1, help="With --train: scans that heath sends without masks.")
+    ] = 8,
     once: Annotated[bool, typer.Option(help="Stop the service at the end.")] = False,
+    browser: Annotated[bool, typer.Option(help="Open the page, where this machine has a browser.")] = True,
 ) -> None:
-    """Train the phantom federation, serve it, and fit it to a hospital from outside."""
+    """Serve a trained model, and fit it to a scan of a hospital from outside."""
+    if not train:
+        from demo.first_mask import run as show
+
+        show(folder or Path(".locum/demo-abdomen"), port, once=once, browser=browser and not once)
+        return
+    if find_spec("torch") is None or find_spec("training") is None:
+        raise SystemExit(
+            "--train needs torch, which locum-serve leaves out: `pip install -c constraints.txt .` in a "
+            "checkout of Locum, in an environment of its own, installs all of it"
+        )
     # It imports torch, which help does not need.
     from demo.course import run
 
-    run(folder, port, rounds, scans, once=once)
+    run(folder or Path(".locum/demo"), port, rounds, scans, once=once)
 
 
 if __name__ == "__main__":

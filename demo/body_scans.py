@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from demo.body import SHAPE, VOXEL_MM, Field, draw_body, smooth
+from demo.body import LESION, LIVER, SHAPE, VOXEL_MM, Field, draw_body, smooth
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Scanner:
     inverted: bool = False
 
 
+# Values of the mask, by what they are parts of: the lesion is a part of the liver.
+REGIONS = {"liver": (LIVER, LESION), "lesion": (LESION,)}
 MEMBERS = ("aster", "birch", "cedar")
 OUTSIDE = "heath"
 # The members differ as three good scanners do. Heath's export is a negative, of a noisy and shaded scanner.
@@ -73,11 +75,14 @@ class BodyScan:
         """The true mask, as `locum.Client` takes it."""
         return _nifti(self.mask)
 
-    def dice_of(self, mask: NDArray[np.generic], label: int) -> float:
-        """Return the Dice of one label of a mask on the scan's grid; 1 where neither mask has it."""
-        found, true = mask == label, self.mask == label
-        total = int(found.sum()) + int(true.sum())
-        return 2 * int((found & true).sum()) / total if total else 1.0
+    def dice_of(self, mask: NDArray[np.generic]) -> dict[str, float]:
+        """Return each region's Dice, of a mask on the scan's grid; 1 where neither mask has it."""
+        scores = {}
+        for name, values in REGIONS.items():
+            found, true = np.isin(mask, values), np.isin(self.mask, values)
+            total = int(found.sum()) + int(true.sum())
+            scores[name] = 2 * int((found & true).sum()) / total if total else 1.0
+        return scores
 
 
 def nifti_bytes(voxels: NDArray[np.generic]) -> bytes:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -53,8 +53,11 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 @contextmanager
-def running_service(store: Path, state: Path, port: int, *options: str) -> Iterator[httpx.Client]:
-    """Start `python -m service`, with further options, wait until it is ready, and stop it at the end.
+def running_service(
+    store: Path, state: Path, port: int, *options: str, settings: Mapping[str, str] | None = None
+) -> Iterator[httpx.Client]:
+    """Start `python -m service` with options and settings (LOCUM_…), wait until it is ready, and stop it at
+    the end.
 
     Raises RuntimeError with the end of its log if it does not become ready, SystemExit if something listens
     on the port already.
@@ -68,7 +71,7 @@ def running_service(store: Path, state: Path, port: int, *options: str) -> Itera
             command,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "LOCUM_STATE_DIR": str(state)},
+            env={**os.environ, "LOCUM_STATE_DIR": str(state), **(settings or {})},
             # Ctrl-C reaches the demo alone, which then stops the service in order.
             start_new_session=True,
         )

@@ -21,7 +21,7 @@ _ROOM: dict[str, Any] = {
 _EXAMPLES = """Examples
 
 \b
-  locum demo                                    see it work, in three minutes
+  locum demo                                    see it work, in a minute
   locum serve --store store                     serve a store on this machine
   locum segment scans/ -m phantom -o masks      masks and a table of volumes
   locum adapt scans/ -m phantom -H dune -f      fit a model to a hospital
@@ -133,7 +133,7 @@ class _Missing(LocumError): ...
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def demo(context: typer.Context) -> None:
-    """Train three phantom hospitals, serve them, and adapt to a fourth."""
+    """Serve a trained model, and fit it to a scan from outside; --train trains it first."""
     _start(context.command_path, "demo", context.args)
 
 

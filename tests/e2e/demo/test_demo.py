@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 # The limit is for a demo that hangs, not for a busy machine.
 @pytest.mark.timeout(1200)
 def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
-    command = ["--once", "--folder", str(tmp_path), "--port", str(free_port())]
+    command = ["--train", "--once", "--folder", str(tmp_path), "--port", str(free_port())]
     done = subprocess.run(
         [sys.executable, "-m", "demo", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )

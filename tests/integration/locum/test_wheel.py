@@ -33,6 +33,10 @@ DATA = (
     ".png",
     ".woff2",
     ".map",
+    ".safetensors",
+    ".onnx",
+    ".sig",
+    ".pem",
 )
 
 
@@ -147,8 +151,9 @@ def test_service_alone_has_what_serves_and_needs_nothing_that_trains(tmp_path: P
     with zipfile.ZipFile(wheel_of(tmp_path / "source/service", tmp_path / "wheel")) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     rooms = {name.partition("/")[0] for name in found}
-    assert rooms == {"model_store", "personalization", "service", "locum"}
+    assert rooms == {"model_store", "personalization", "service", "locum", "demo"}
     assert {"service/app.py", "service/adaptation/card/templates/card.html", "locum/client.py"} <= found
+    assert {"demo/first_mask.py", "demo/store/signed-by.pub.pem"} <= found
     of_science = {name for name in found if name.startswith("personalization/")}
     assert all(name.count("/") == 1 or "/options/" in name for name in of_science)
     assert not [name for name in found if name.startswith("service/worker/")]

@@ -67,9 +67,9 @@ def test_only_the_hospital_from_outside_shows_bright_tissue_dark(
     assert sign < -0.7 if hospital not in MEMBERS else sign > 0.8
 
 
-def test_dice_of_a_mask_counts_one_label(drawn: tuple[Field, np.ndarray]) -> None:
+def test_dice_counts_the_lesion_as_a_part_of_the_liver(drawn: tuple[Field, np.ndarray]) -> None:
     scan = BodyScan("aster", np.zeros(SHAPE, np.int16), drawn[1])
 
-    assert scan.dice_of(drawn[1], LESION) == 1
-    assert scan.dice_of(np.where(drawn[1] == LESION, LIVER, drawn[1]), LESION) == 0
-    assert scan.dice_of(np.zeros(SHAPE, np.uint8), LIVER) == 0
+    assert scan.dice_of(drawn[1]) == {"liver": 1, "lesion": 1}
+    assert scan.dice_of(np.where(drawn[1] == LESION, LIVER, drawn[1])) == {"liver": 1, "lesion": 0}
+    assert scan.dice_of(np.zeros(SHAPE, np.uint8)) == {"liver": 0, "lesion": 0}
