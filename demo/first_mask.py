@@ -22,7 +22,7 @@ from locum import Client
 from locum.answers import Segmentation
 
 # Beyond the patients that the model was trained on.
-_PATIENT = 1000
+PATIENT = 1000
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -75,6 +75,7 @@ def keep(scan: BodyScan, client: Client, url: str) -> str:
         "personalization": "scan",
         "cohort": cohort,
         "scan": name,
+        "answer": "now",
     }
     return f"{url}/#/look?{urlencode(shown)}"
 
@@ -95,7 +96,7 @@ def run(folder: Path, port: int, *, once: bool, browser: bool) -> None:
     console.print(f"{MODEL}, trained by {', '.join(MEMBERS)}; its files are whole, signed by the key {key}")
     with ThreadPoolExecutor(1) as drawing:
         # While the service starts.
-        drawn = {name: drawing.submit(BodyScan.at, name, _PATIENT) for name in (MEMBERS[0], OUTSIDE)}
+        drawn = {name: drawing.submit(BodyScan.at, name, PATIENT) for name in (MEMBERS[0], OUTSIDE)}
         with (
             running_service(store, folder / "state", port, settings=settings) as http,
             Client(str(http.base_url)) as client,
@@ -108,7 +109,7 @@ def run(folder: Path, port: int, *, once: bool, browser: bool) -> None:
                     console.print(f"the first mask after {time.monotonic() - started:.0f} s", style="dim")
             page = keep(drawn[OUTSIDE].result(), client, str(http.base_url))
             console.print(
-                f"\nThe page shows the scan with its true mask; press Segment there:\n[bold]{page}[/]"
+                f"\nThe page shows the scan with its true mask and the fitted answer:\n[bold]{page}[/]"
             )
             if browser:
                 open_browser(page)

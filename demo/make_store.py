@@ -22,6 +22,7 @@ from demo.body_scans import MEMBERS, REGIONS, BodyScan, nifti_bytes
 from demo.carried import KEY, MODEL, STORE
 from model_store.signing import Signer, make_key
 from model_store.store import Store
+from personalization.options.presets import SPREAD
 
 PATIENTS = 8
 SEED = 0
@@ -86,14 +87,15 @@ def main(
         raise typer.Exit(1)
     if out.exists():
         shutil.rmtree(out)
-    shutil.copytree(trained, out)
+    source = Store(trained).open(MODEL)
+    # The dose of one scan is a worker's job. Without the spread the lens is all, and answers at once.
+    files = {name: source.read(name) for name in source.manifest.files if name != SPREAD}
     with tempfile.TemporaryDirectory() as folder:
         # Only this store is signed with it.
         private = Path(folder) / "signing.pem"
         made = make_key(private)
         store = Store(out, signer=Signer.load(private))
-        store.sign_parts(store.open(MODEL))
-        store.sign(MODEL)
+        store.publish(source.manifest.model_copy(update={"files": {}}), files)
         shutil.copy(private.with_name("signing.pub.pem"), out / KEY.name)
     typer.echo(f"{out}: {MODEL}, signed by the key {made}, which is thrown away")
 

@@ -1,1 +1,1 @@
-{"key": "TLhzm8sHg2K+nCLlBui3exsBndIbFPops8j2taYI7W8=", "signature": "wYXXyUHQiuSCBNPfCcZf170xI9NnKmPL02FRTDwk7G+f48Q0ZYLYB9ZARmxKT2knP3W7d9B/VB5PqZ7/uH4hAg=="}
+{"key": "LXDCtblN+x3J3GR6kjsnO55Aa2ZVBZKgoPj6dqCqMoA=", "signature": "wCZxBfKpDZoDGQiiMvm3uPX6dejrpSL+M3/7ysq6he2nCMMwtYxpCDnJG25OaiUXJiXs1AeAprv/09kLMhJnBQ=="}
