@@ -13,7 +13,7 @@ scale_of      whether a cohort has smaller structures than the members, which no
 from model_store.lens.distance import Distance, Distances, Measure
 from model_store.lens.features import CELLS, CENTRES, LEVELS, Feature, Kind
 from model_store.lens.fingerprint import FILE as FINGERPRINT
-from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, check_seen, seen_of
+from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, check_seen, mean_shift, seen_of
 from model_store.lens.fit import STEPS, Fitted, Polarity, Step, fit
 from model_store.lens.lens import FILE as LENS
 from model_store.lens.lens import Lens
@@ -47,6 +47,7 @@ __all__ = [
     "fingerprint_of",
     "fit",
     "lens_of",
+    "mean_shift",
     "scale_of",
     "seen_of",
     "seen_through",

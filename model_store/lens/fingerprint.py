@@ -44,6 +44,8 @@ from model_store.lens.features import (
 
 FILE: Final = "fingerprint.json"
 KINDS: tuple[Kind, ...] = ("field", "spectrum", "quantiles")
+# A shift that is as good as none.
+NONE: Final = 1e-12
 # Squared shift between hospitals over the variance between the patients of one, where it is not known: above
 # the largest that was measured (docs/explanation/lens.md has the table).
 ONE_GROUP: Final = 5.0
@@ -240,6 +242,13 @@ class Fingerprint(BaseModel):
     def to_bytes(self) -> bytes:
         """As JSON; equal fingerprints give equal bytes."""
         return (self.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
+
+
+def mean_shift(shifts: Mapping[Kind, float]) -> float:
+    """The geometric mean of R over the kinds; infinite without any, where no image says anything."""
+    if not shifts:
+        return math.inf
+    return math.exp(math.fsum(math.log(max(shift, NONE)) for shift in shifts.values()) / len(shifts))
 
 
 def _axes_of(member: Mapping[Kind, Seen]) -> Literal[2, 3]:

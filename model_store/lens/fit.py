@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from model_store.lens.features import Feature, Images, Kind, as_rows, correlation
-from model_store.lens.fingerprint import KINDS, Fingerprint, Seen, Sums
+from model_store.lens.fingerprint import KINDS, NONE, Fingerprint, Seen, Sums
 from model_store.lens.lens import GAINS, Curve, Lens, rising
 
 Step: TypeAlias = Literal["polarity", "field", "spectrum", "quantiles"]
@@ -37,8 +37,6 @@ _LOWEST = 2
 _DAMPS = 0.01
 # The field says what is on the scans where every member is at least this much like the others.
 LIKE = 0.5
-# A shift that is as good as none.
-_NONE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Fitted:
     def left(self) -> float:
         """The shift through the lens over that of the scans as they are: geometric mean over the kinds."""
         logarithms = [
-            math.log(max(self.after[kind], _NONE) / max(self.before[kind], _NONE)) for kind in self.before
+            math.log(max(self.after[kind], NONE) / max(self.before[kind], NONE)) for kind in self.before
         ]
         return math.exp(math.fsum(logarithms) / len(logarithms))
 
@@ -99,7 +97,7 @@ class Fitted:
         """How many times nearer the scans are than in negative, or the reverse; None as of `grid`."""
         if self.polarity is None or not self.shows:
             return None
-        return math.exp(abs(math.log(max(self.polarity.nearer, _NONE))))
+        return math.exp(abs(math.log(max(self.polarity.nearer, NONE))))
 
 
 def fit(
@@ -163,7 +161,7 @@ def foreseen(seen: Mapping[Kind, Seen], fingerprint: Fingerprint) -> dict[Step, 
 
 def _share(kind: Kind, seen: Seen, fingerprint: Fingerprint) -> float:
     """a: the share of the shift that is not natural."""
-    return max(0.0, 1 - _FROM[kind] / max(fingerprint.of_kind(kind).shift(seen), _NONE))
+    return max(0.0, 1 - _FROM[kind] / max(fingerprint.of_kind(kind).shift(seen), NONE))
 
 
 def polarity_of(seen: Mapping[Kind, Seen], fingerprint: Fingerprint) -> Polarity:

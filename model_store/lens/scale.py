@@ -6,7 +6,6 @@ whole images, the scans have structures about z times smaller, and no other step
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from model_store.lens.features import Images, Kind
-from model_store.lens.fingerprint import Fingerprint, Sums
+from model_store.lens.fingerprint import Fingerprint, Sums, mean_shift
 from model_store.lens.fit import Cohort
 from model_store.preprocessing.lines import across
 
@@ -46,12 +45,12 @@ def scale_of(cohort: Cohort, fingerprint: Fingerprint) -> Scale | None:
     if fingerprint.axes != 2:
         return None
     whole = _shifts(cohort, fingerprint, 1.0)
-    before = _mean(whole)
+    before = mean_shift(whole)
     if not whole or before <= _FAR:
         return None
     parts = {zoom: _shifts(cohort, fingerprint, zoom) for zoom in ZOOMS}
-    zoom = min(ZOOMS, key=lambda each: _mean(parts[each]))
-    after = _mean(parts[zoom])
+    zoom = min(ZOOMS, key=lambda each: mean_shift(parts[each]))
+    after = mean_shift(parts[zoom])
     nearer = after <= _NEAR and all(parts[zoom][kind] < whole[kind] for kind in whole)
     return Scale(zoom, before, after) if nearer else None
 
@@ -67,10 +66,3 @@ def _centre(images_NCHW: Images, zoom: float) -> Images:
     """The central 1/zoom of each side, interpolated to the size of the whole."""
     places = [(side - 1) / 2 + (np.arange(side) - (side - 1) / 2) / zoom for side in images_NCHW.shape[2:]]
     return across(images_NCHW, places, first=2)
-
-
-def _mean(shifts: Mapping[Kind, float]) -> float:
-    """Infinite where no image says anything."""
-    if not shifts:
-        return math.inf
-    return math.exp(math.fsum(math.log(max(shift, 1e-12)) for shift in shifts.values()) / len(shifts))

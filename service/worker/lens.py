@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_store.errors import ScanError
-from model_store.lens import LENS, Fitted, Kind, Lens, Scale, fingerprint_of, fit, scale_of
+from model_store.lens import LENS, Fitted, Kind, Lens, Scale, fingerprint_of, fit, mean_shift, scale_of
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.scan import decode
@@ -311,7 +311,7 @@ def said_of_scale(scale: Scale | None) -> list[str]:
 def said_of_lens(made: FittedToScans) -> list[str]:
     """Say how far the scans are from the members', what the lens does, and what is left."""
     fitted, found = made.fitted, made.found
-    before, after = (_mean(shifts.values()) for shifts in (fitted.before, fitted.after))
+    before, after = (mean_shift(shifts) for shifts in (fitted.before, fitted.after))
     if not fitted.lens.steps or not found.sees_through:
         if found.dosed is not None:
             return said_of_dose(found.dosed)
@@ -330,9 +330,3 @@ def said_of_lens(made: FittedToScans) -> list[str]:
     if found.candidate == "lens and dose" and found.dosed is not None:
         said += said_of_dose(found.dosed, through=True)
     return said
-
-
-def _mean(shifts: Iterable[float]) -> float:
-    """The geometric mean."""
-    values = np.array([*shifts])
-    return float(np.exp(np.log(np.maximum(values, 1e-12)).mean()))

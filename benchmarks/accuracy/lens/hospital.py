@@ -28,9 +28,6 @@ from personalization.dose import ByShift, Lensed, by_lens, by_lens_alone, by_shi
 from personalization.gate import GateVerdict, ThroughLens
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import FILE, Spread
-from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.ladder import dose_by_shift
-from personalization.test_time.recipe import recipe_of
 from training.data.cases import Federation
 from training.local.data import Data
 from training.local.registry import kind_of
@@ -84,8 +81,8 @@ class Cohort:
 
     @property
     def share_mistaken(self) -> float:
-        """Share of the scans."""
-        return float(np.mean([self.mistaken[name] for name in {*self.data.cases}]))
+        """Share of the scans; a scan that was not compared with those of training is none."""
+        return float(np.mean([self.mistaken.get(name, False) for name in {*self.data.cases}]))
 
     def through(self, lens: Lens | None) -> Cohort:
         """The scans as the lens shows them."""
@@ -147,19 +144,9 @@ class Trained:
             own = data.take([index for index, each in enumerate(data.patients) if each == patient])
             lens = asked.of_images(np.concatenate([images for _, images in own.viewed()])).lens
             seen = own if lens is None else own.changed_by(lens.apply)
-            scores |= scores_of(self._dosed(seen), seen)
+            dosed = self.auto(Cohort(seen, {}))
+            scores |= scores_of(self.network() if dosed is None else dosed.adapted.merged, seen)
         return scores
-
-    def _dosed(self, data: Data) -> nn.Module:
-        network = self.network()
-        if self.spread is None:
-            return network
-        met = data.met()
-        images = torch.from_numpy(np.array(met.images)).to(self.device)
-        found = view(network, images, patients=met.patients).profile
-        assert found is not None
-        config = AdaptationConfig(preset="ladder", doses=dose_by_shift(found, self.spread).doses)
-        return recipe_of(config.preset).adapt(self.space, images, config, self.device).merged
 
     def served(self, cohort: Cohort, made: Fitted) -> Lensed:
         """What is served of a lens to a cohort."""
