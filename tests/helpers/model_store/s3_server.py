@@ -6,13 +6,16 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
 import boto3
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
 from tests.helpers.model_store.ceph import ceph_gateway
@@ -41,9 +44,23 @@ def _moto() -> Iterator[str]:
     server.start()
     host, port = server.get_host_and_port()
     try:
-        yield f"http://{host}:{port}"
+        with _one_put_at_a_time():
+            yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+@contextmanager
+def _one_put_at_a_time() -> Iterator[None]:
+    """Make conditional writes atomic: moto looks for the object and writes it in two steps."""
+    lock, put = threading.Lock(), S3Response.put_object
+
+    def alone(self: S3Response) -> Any:
+        with lock:
+            return put(self)
+
+    with patch.object(S3Response, "put_object", alone):
+        yield
 
 
 @contextmanager
