@@ -1,4 +1,4 @@
-"""A service with one classifier and no hospital: register one, and look at a picture."""
+"""A service with no model; one with a classifier and no hospital: register one, and look at a picture."""
 
 from __future__ import annotations
 
@@ -17,6 +17,36 @@ from tests.e2e.page.conftest import opened_page
 from tests.helpers.service.pool_federation import publish_pool
 
 PICTURES = Task(name="pictures", kind="classification", class_names=("a", "b", "c"), size=(16, 16))
+
+
+def test_empty_service_explains_itself_and_takes_up_a_model(browser: Any, tmp_path: Path) -> None:
+    from tests.helpers.training.backbones import vit
+
+    (tmp_path / "store").mkdir()
+    with (
+        running_service(tmp_path / "store", tmp_path / "state", free_port()) as running,
+        opened_page(browser, str(running.base_url), expected=()) as page,
+    ):
+        page.get_by_role("heading", name="This service has no model yet").wait_for()
+        commands = {
+            "See it work": "locum demo",
+            "Serve the model you have": "locum store import nnunet FOLDER",
+            "Train one": "locum train --method iop-fl --data FOLDER",
+        }
+        for name, command in commands.items():
+            page.get_by_role("button", name=name).click()
+            assert page.locator("pre").inner_text().startswith(command)
+        for view, title in (("adapt", "nothing to adapt yet"), ("draw", "nothing to draw yet")):
+            page.goto(f"{running.base_url}/#/{view}")
+            page.get_by_role("heading", name=title).wait_for()
+            assert page.get_by_role("button", name="See it work").is_visible()
+        page.goto(f"{running.base_url}/#/look")
+        page.get_by_role("heading", name="This service has no model yet").wait_for()
+
+        # Nothing is pressed and no page is read again.
+        publish_pool(tmp_path / "store", PICTURES, vit(PICTURES), "pictures")
+        expect = pytest.importorskip("playwright.sync_api").expect
+        expect(page.get_by_label("Model")).to_have_value("pictures", timeout=30_000)
 
 
 @pytest.fixture(scope="module")

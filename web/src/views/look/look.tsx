@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Problem } from "../../api/client";
 import { catalogueError, catalogueLoaded, hospitals, referenceOf } from "../../app/catalogue";
-import { NoModel } from "../../app/empty";
+import { isEmpty, Missing, NoModel } from "../../app/empty";
 import { keepInAddress } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
@@ -55,6 +55,12 @@ const isDouble = computed(() => comparison.value === "side" || comparison.value 
 const first = computed(() => (isDouble.value || comparison.value === "kept" ? kept.value : answer.value));
 
 export default function Look() {
+  // Without a model a scan that is open can still be looked at.
+  if (isEmpty() && scan.value === null) return <Missing title="This service has no model yet" lacks="No model" hospital={false} />;
+  return <Workbench />;
+}
+
+function Workbench() {
   const [viewer, setViewer] = useState<Viewer | null>(null);
   const [beside, setBeside] = useState<Viewer | null>(null);
   useEffect(chooseFirst, []);
