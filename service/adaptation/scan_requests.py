@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyio import to_thread
 from starlette.requests import ClientDisconnect, Request
@@ -19,22 +19,20 @@ from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import PreparedVolume
 from model_store.scan import choose_series
-from personalization.options.presets import AUTO, SCAN_FALLBACK, SPREAD
+from personalization.options.presets import AUTO, SCAN_FALLBACK
 from service.adaptation.scan_jobs import create, kept_of
 from service.catalog.adapted import require_parts, resolve_adaptable
-from service.catalog.network import Selection, adapted_to_scan
-from service.catalog.precision import decided_precision
+from service.catalog.network import Selection, adapted_to_scan, by_lens_of_scan, has_dose_of_scan
+from service.catalog.precision import require_float32
 from service.catalog.version import ResolvedVersion
 from service.catalog.ways import ways_of
 from service.context import ServiceContext
-from service.errors import NotAdaptableToScan, ParametersContradict, PrecisionUnavailable
+from service.errors import NotAdaptableToScan, ParametersContradict
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.volumes import is_taken_together
 from service.job_kinds import scan as scan_job
 from service.jobs.files import StoredScan
-from service.kinds import SCAN_BY_JOB, adaptation_of, kind_of
-from service.kinds.kind import ScanAdaptation
-from service.kinds.lens import has_lens_of_one_scan
+from service.kinds import SCAN_BY_JOB, adaptation_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
 from service.runtime.spool import ScanFile
@@ -82,17 +80,12 @@ class ScanRequest:
             raise ParametersContradict(
                 "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
             )
-        if (entry := decided_precision(found)) is not None:
-            raise PrecisionUnavailable(
-                f"'{found.artefact}' is assigned to hospital '{entry.hospital}' in {entry.precision}, and "
-                "adapting to a scan is in float32: ask with personalization=auto, or assign the version "
-                "again with precision=float32."
-            )
+        require_float32(found)
         parent = resolve_adaptable(context.store, found.artefact)
         adaptation = adaptation_of(parent)
         scan = None if adaptation is None else adaptation.scan
-        has_dose = _has_dose(parent, scan)
-        if not has_dose and (by_lens := _by_lens_alone(context, options, parent, found.home)) is not None:
+        named = options.preset not in (None, AUTO) or options.shape_weight is not None
+        if not named and (by_lens := by_lens_of_scan(context.store, found)) is not None:
             return by_lens
         if scan is None:
             raise NotAdaptableToScan(
@@ -109,7 +102,7 @@ class ScanRequest:
                 f"leave `preset` out, or name one of {', '.join(scan.presets)}."
             )
         ways.check_scan(preset)
-        if preset == AUTO and not has_dose:
+        if preset == AUTO and not has_dose_of_scan(parent):
             preset = SCAN_FALLBACK
         why = f"`{preset}`, for this scan alone"
         predictor = SegmentationPredictor(
@@ -171,26 +164,6 @@ class ScanRequest:
         predictor = self.predictor
         scan = StoredScan(content, self.upload.sha256, self.upload.size, series=predictor.options.series)
         return create(self.context, scan_job.KIND, predictor.options, self.parent, scan, predictor.request_id)
-
-
-def _by_lens_alone(
-    context: ServiceContext, options: SegmentOptions, parent: Artefact, home: str | None
-) -> Selection | None:
-    """The global model behind a lens of the scan; None where none is fitted, or a preset is named."""
-    parts = kind_of(parent).parts(parent)
-    named = options.preset not in (None, AUTO) or options.shape_weight is not None
-    if named or not has_lens_of_one_scan(parent, parts):
-        return None
-    assert parts.global_model is not None
-    model = context.store.by_digest(parts.global_model, ModelManifest)
-    why = "the global model, by a lens of this scan alone"
-    return adapted_to_scan(context.store, parent, model, home, why)
-
-
-def _has_dose(parent: Artefact, scan: ScanAdaptation[Any] | None) -> bool:
-    """Whether its network is moved by a scan's shift."""
-    graphs = {} if scan is None else scan.graphs
-    return bool({SPREAD, graphs.get(AUTO)} & parent.manifest.files.keys())
 
 
 def _is_small(reading: PreparedScan) -> bool:

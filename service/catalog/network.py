@@ -14,7 +14,7 @@ served; else the newest that is not withdrawn. The network within it, by persona
              model
     scan     that of each scan: an ssf-pool adapts its one network to every scan by itself, and offers nothing
              else, so that it is `auto` there too. Other kinds are adapted to a scan by a lens before the
-             global model, or by a job
+             global model, or where that moves, too, by a job (`service.adaptation.scan_requests`)
 
 Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from. An
 adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
@@ -35,21 +35,23 @@ from model_store.lens import FINGERPRINT, LENS, Lens, LensForScan, fingerprint_o
 from model_store.manifest import ModelManifest, NetworkManifest, Precision
 from model_store.store import Store
 from model_store.task import TaskKind
-from personalization.options.presets import AUTO
-from service.catalog.adapted import parent_behind
+from personalization.options.presets import AUTO, SPREAD
+from service.catalog.adapted import parent_behind, resolve_adaptable
 from service.catalog.parts import PartRequest, Personalization, choose
-from service.catalog.precision import decided_precision, in_precision
+from service.catalog.precision import decided_precision, in_precision, require_float32
 from service.catalog.version import NewVersions, ResolvedVersion, serve_version
 from service.database import Database
-from service.errors import NoAdaptedVersion, ParametersContradict
-from service.kinds import ADAPTING_ITSELF, kind_of
+from service.errors import NoAdaptedVersion, NotAdaptable, ParametersContradict
+from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB, adaptation_of, kind_of
 from service.kinds.lens import has_lens_of_one_scan
 
 __all__ = [
     "Personalization",
     "Selection",
     "adapted_to_scan",
+    "by_lens_of_scan",
     "chosen_before",
+    "has_dose_of_scan",
     "resolve_network",
     "select_network",
 ]
@@ -204,9 +206,13 @@ def _selected(
     if (through := kind_of(artefact).adapts_itself_by) is not None:
         return _by_itself(found, personalization, through)
     if personalization == "scan":
+        if (by_lens := by_lens_of_scan(store, found)) is not None:
+            return by_lens
         raise ParametersContradict(
-            f"'{artefact}' is of kind {artefact.manifest.kind}, which adapts to no scan by itself: expected "
-            f"{ADAPTING_ITSELF} with personalization=scan; leave it out, or ask for another model."
+            f"'{artefact}' is of kind {artefact.manifest.kind}, and a lens of the scan alone does not answer "
+            f"for it: expected {ADAPTING_ITSELF}, or a network with a fingerprint and without a spread, with "
+            f"personalization=scan. Leave it out, or send the scan to POST /segment, where a job adapts "
+            f"{SCAN_BY_JOB}."
         )
     if owner is not None and personalization in ("auto", "hospital"):
         adapted = artefact.expect(ModelManifest)
@@ -232,6 +238,32 @@ def _selected(
         cluster=chosen.cluster,
         unknown_site=_unknown_site(artefact, found.home),
     )
+
+
+def by_lens_of_scan(store: Store, found: ResolvedVersion) -> Selection | None:
+    """The global model behind a lens of the scan; None where none is fitted, or where a dose follows it.
+
+    Raises PrecisionUnavailable for a version that answers in another precision, StoreError.
+    """
+    try:
+        parent = resolve_adaptable(store, found.artefact)
+    except NotAdaptable:
+        return None
+    parts = kind_of(parent).parts(parent)
+    if has_dose_of_scan(parent) or not has_lens_of_one_scan(parent, parts):
+        return None
+    require_float32(found)
+    assert parts.global_model is not None
+    model = store.by_digest(parts.global_model, ModelManifest)
+    return adapted_to_scan(store, parent, model, found.home, "the global model, by a lens of this scan alone")
+
+
+def has_dose_of_scan(parent: Artefact) -> bool:
+    """Whether its network is moved by the shift of a scan."""
+    adaptation = adaptation_of(parent)
+    scan = None if adaptation is None else adaptation.scan
+    graphs = {} if scan is None else scan.graphs
+    return bool({SPREAD, graphs.get(AUTO)} & parent.manifest.files.keys())
 
 
 def adapted_to_scan(

@@ -45,6 +45,16 @@ def decided_precision(found: ResolvedVersion) -> Assignment | None:
     return entry
 
 
+def require_float32(found: ResolvedVersion) -> None:
+    """Raise PrecisionUnavailable for a version that is to answer in another precision: scans adapt none."""
+    if (entry := decided_precision(found)) is not None:
+        raise PrecisionUnavailable(
+            f"'{found.artefact}' is assigned to hospital '{entry.hospital}' in {entry.precision}, and "
+            "adapting to a scan is in float32: ask with personalization=auto, or assign the version "
+            "again with precision=float32."
+        )
+
+
 def in_precision(store: Store, network: Artefact, entry: Assignment) -> Artefact[ModelManifest]:
     """The version with the graph of `network` that the entry pins.
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from sqlalchemy.orm import Session
 
-from service.catalog.network import Selection, select_network
-from service.catalog.version import ResolvedVersion, serve_version
+from service.catalog.network import Selection, resolve_network
 from service.cohorts import cohorts
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
@@ -27,7 +26,6 @@ from service.job_kinds import pacs_cohort, pacs_segment
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.records import Asked, Work
-from service.kinds import SCAN_BY_JOB
 from service.pacs.configuration import PacsServer, server_for
 from service.prediction.answer import check_routing
 from service.prediction.dicom_seg import check_codes
@@ -192,23 +190,15 @@ class PacsSubmission:
                 "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave them "
                 "out."
             )
-
-        def choose(found: ResolvedVersion) -> Selection:
-            if options.personalization == "scan" and not found.adapts_itself:
-                raise ParametersContradict(
-                    f"personalization=scan with {SCAN_BY_JOB} is not offered on a PACS: leave it out, or "
-                    "fetch the series and send it to POST /segment."
-                )
-            return select_network(store, found, options.personalization, options.site)
-
-        selection = serve_version(
+        selection = resolve_network(
             store,
             database,
             options.model,
             options.hospital,
-            "segmentation",
-            self.context.settings.new_versions,
-            choose,
+            options.personalization,
+            options.site,
+            kind="segmentation",
+            new_versions=self.context.settings.new_versions,
         )
         check_routing(options, selection.offered)
         if options.output in ("dicom-seg", "dicom-sr"):

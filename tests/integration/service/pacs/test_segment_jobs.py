@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from model_store.artefact import Artefact
+from model_store.lens import FINGERPRINT
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from service.audit import trail
 from service.context import ServiceContext
 from service.database import Job
@@ -32,11 +34,12 @@ from service.worker.attempt import Attempt
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import series, uid
 from tests.helpers.service.adapted_store import publish_space
-from tests.helpers.service.coded import CODED, SERIES, STUDY, VOLUME, coded_series
+from tests.helpers.service.coded import CODED, CODES, SERIES, STUDY, VOLUME, coded_series
 from tests.helpers.service.orthanc import Gate, Orthanc
 from tests.helpers.service.pacs_jobs import Unqueued
 from tests.helpers.service.workplace import Workplace
 from tests.helpers.waiting import wait_for
+from tests.integration.service.worker.test_lens import AT, SLICES, fingerprint, phantom
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +79,35 @@ def test_stored_seg_has_the_mask_and_the_job_keeps_only_its_uids(place: Workplac
     assert answer is not None
     assert json.loads(answer.body)["SOPInstanceUID"] == stored.SOPInstanceUID
     assert place.folder(job_id).names == ["result", "result.json"]
+
+
+def test_inverted_series_is_answered_through_a_lens_of_its_own(
+    place: Workplace, orthanc: Orthanc, threshold_graph: Callable[..., bytes]
+) -> None:
+    task = SLICES.model_copy(update={"codes": {"organ": CODES}, "colour": "luminance"})
+    manifest = ModelManifest(
+        name="known",
+        task=task,
+        network=NetworkSpec(name="graph", arguments={}),
+        lineage=Lineage(method="imported", run="test", sites=(), rounds=0, seed=0),
+    )
+    content = {GRAPH: threshold_graph(AT, slope=4.0), FINGERPRINT: fingerprint(SLICES).to_bytes()}
+    place.store.publish(manifest, {WEIGHTS: b"", **content})
+    voxels, organ = (each.transpose(2, 1, 0) for each in phantom(990))
+    orthanc.clear()
+    orthanc.add(series((260 - voxels).astype(np.int16)))
+    found = {}
+    for personalization in ("global", "scan"):
+        job = done(place, ask(place, model="known", personalization=personalization))
+        assert job.state == "succeeded", job.reason
+        stored = next(each for each in orthanc.instances("SEG") if each.SOPInstanceUID not in found)
+        sources = sorted(orthanc.instances("CT"), key=lambda each: float(each.ImagePositionPatient[2]))
+        seg = hd.seg.Segmentation.from_dataset(stored)
+        drawn = seg.get_pixels_by_source_instance([each.SOPInstanceUID for each in sources], [1])[..., 0] > 0
+        found[stored.SOPInstanceUID] = 2 * (drawn & organ).sum() / (drawn.sum() + organ.sum())
+    as_it_is, through = found.values()
+    assert as_it_is < 0.1
+    assert through > 0.75
 
 
 def test_second_request_finds_the_seg_and_stores_nothing(

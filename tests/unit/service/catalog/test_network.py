@@ -16,7 +16,7 @@ from model_store.store import Store
 from service.catalog.network import Selection, resolve_network
 from service.catalog.served import serving
 from service.database import Caller, Database, Hospital, upgrade
-from service.errors import HospitalUnknown, SelectionError, SiteNotShared
+from service.errors import HospitalUnknown, ParametersContradict, SelectionError, SiteNotShared
 from service.serving.assignments import assign, history, roll_back
 from tests.helpers.service.adapted_versions import Catalogue, publish_model, publish_space
 
@@ -67,6 +67,11 @@ def told(selection: Selection) -> tuple[str, str, str]:
 
 def test_resolve_without_name_returns_the_newest_global_of_an_only_model(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue)) == ("brain@2", "brain.global@2", "global")
+
+
+def test_scan_of_what_only_a_job_adapts_is_refused_with_the_way_to_it(catalogue: Catalogue) -> None:
+    with pytest.raises(ParametersContradict, match="send the scan to POST /segment"):
+        resolve_network(*catalogue, "brain", personalization="scan")
 
 
 def test_resolve_without_name_among_several_models_is_rejected(catalogue: Catalogue) -> None:
