@@ -17,11 +17,11 @@ export PYTHONDONTWRITEBYTECODE :=
 install: .venv/.installed
 
 demo: install
-	$(BIN)/python -m demo --train
+	$(BIN)/python -m locum.demo --train
 
 # Three hospitals as processes of their own, with certificates, on loopback.
 demo-network: install
-	$(BIN)/python -m demo.network
+	$(BIN)/python -m locum.demo.network
 
 # In the order of the folders: the long tests of tests/e2e start first, not last. Four processes keep two cores busy,
 # since tests wait for the processes that they start; six take as long, and half as much memory again.

@@ -30,7 +30,7 @@ from benchmarks.harness.gpu import device_of
 from benchmarks.harness.measuring import processor_seconds
 from benchmarks.harness.random_space import publish_random_space
 from benchmarks.harness.tables import table
-from demo.service_process import running_service
+from locum.demo.service_process import running_service
 from model_store.store import Store
 from service.runtime.embedded_worker import worker_command
 

@@ -27,7 +27,7 @@ from benchmarks.harness.chromium import launch
 from benchmarks.harness.measuring import alternated
 from benchmarks.harness.random_space import publish_random_space
 from benchmarks.harness.tables import table
-from demo.service_process import free_port, running_service
+from locum.demo.service_process import free_port, running_service
 from model_store.store import Store
 
 NAME = "page"

@@ -40,7 +40,7 @@ from benchmarks.harness.gpu import CPU, device_of
 from benchmarks.harness.measuring import processor_seconds
 from benchmarks.harness.random_space import publish_random_space
 from benchmarks.harness.tables import table
-from demo.service_process import free_port, running_service
+from locum.demo.service_process import free_port, running_service
 from model_store.manifest import GRAPH
 from model_store.preprocessing import prepare
 from model_store.scan import decode

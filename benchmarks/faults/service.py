@@ -28,7 +28,7 @@ from sqlalchemy import select
 from benchmarks.faults.space import NAME, scan_bytes
 from benchmarks.faults.workers import Start, Started, api_by_command, forked, left_of, session_of
 from benchmarks.harness.campaign import NeverHappened
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from service.catalog.adapted import adapted_name
 from service.database import Database, Job, upgrade
 from service.database.job_states import HELD, TERMINAL

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from training.network import kits
 
 POLICY = "allows: [weights, features, statistics, images]\nconsents: true\n"

@@ -113,7 +113,9 @@ def _start(name: str, module: str, arguments: list[str]) -> None:
     """
     import os
 
-    if find_spec(module.partition(".")[0]) is None:
+    # The parent of a module is imported to find it: only this package's own, not one of the working folder.
+    room = module if module.startswith("locum.") else module.partition(".")[0]
+    if find_spec(room) is None:
         raise _Missing(
             f"{module} is not installed: this is the client alone (locum-client); `pip install -c "
             "constraints.txt .` in a checkout of Locum installs all of it"
@@ -134,7 +136,7 @@ class _Missing(LocumError): ...
 @app.command(rich_help_panel=_HERE, **_ROOM)
 def demo(context: typer.Context) -> None:
     """Serve a trained model, and fit it to a scan from outside; --train trains it first."""
-    _start(context.command_path, "demo", context.args)
+    _start(context.command_path, "locum.demo", context.args)
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)

@@ -38,7 +38,6 @@ FOLDERS = (
     "service",
     "locum",
     "benchmarks",
-    "demo",
     "tests",
     "docs",
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 
 PYTHON = "BENCHMARK_PEERS"
 _HERE = Path(__file__).parent

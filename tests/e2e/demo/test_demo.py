@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from model_store.scan import decode
 from model_store.store import Store
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     command = ["--train", "--once", "--folder", str(tmp_path), "--port", str(free_port())]
     done = subprocess.run(
-        [sys.executable, "-m", "demo", *command], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "locum.demo", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
     said = done.stdout
     assert done.returncode == 0, said + done.stderr

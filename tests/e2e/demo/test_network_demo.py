@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.timeout(1200)
 def test_weights_and_masks_of_a_network_are_those_of_the_demo(tmp_path: Path) -> None:
     options = ["--folder", str(tmp_path / "demo"), "--port", str(free_port()), "--rounds", "2"]
-    command = [sys.executable, "-m", "demo.network", *options]
+    command = [sys.executable, "-m", "locum.demo.network", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The weights of 4 models are the same, byte by byte." in done.stdout

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from benchmarks.harness.chromium import CHROMIUM, launch
-from demo.service_process import free_port, running_service
+from locum.demo.service_process import free_port, running_service
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Normalisation, Task

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from demo.service_process import free_port, running_service
+from locum.demo.service_process import free_port, running_service
 from model_store.task import Task
 from tests.e2e.page.conftest import opened_page
 from tests.helpers.service.pool_federation import publish_pool

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from tests.helpers.waiting import wait_for
 
 _MEMORY = 4 << 30

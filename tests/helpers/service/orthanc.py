@@ -21,7 +21,7 @@ import pytest
 import yaml
 from pydicom import Dataset
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 
 PLUGIN = "/usr/share/orthanc/plugins/libOrthancDicomWeb.so"
 USER, PASSWORD = "locum", "only-for-tests"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from demo.body import SHAPE
-from demo.service_process import free_port
+from locum.demo.body import SHAPE
+from locum.demo.service_process import free_port
 from model_store.scan import decode
 
 ROOT = Path(__file__).parents[3]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CLIENT = tomllib.loads((ROOT / "locum/pyproject.toml").read_text())
 SERVICE = tomllib.loads((ROOT / "service/pyproject.toml").read_text())
-ROOMS = ("model_store", "personalization", "training", "service", "locum", "demo")
+ROOMS = ("model_store", "personalization", "training", "service", "locum")
 # What packages have beside modules, and need.
 DATA = (
     ".html",
@@ -75,7 +75,7 @@ def test_wheel_has_every_file_of_every_room(whole: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", *DATA)
     }
     assert there - found == set()
-    assert {"demo/__main__.py", "service/static/index.html", "service/worker/__main__.py"} <= found
+    assert {"locum/demo/__main__.py", "service/static/index.html", "service/worker/__main__.py"} <= found
 
 
 def test_installed_wheel_starts_every_room_without_the_repository(whole: Path, tmp_path: Path) -> None:
@@ -116,7 +116,8 @@ def test_client_alone_has_the_whole_package_and_few_needs(tmp_path: Path) -> Non
     wheel = wheel_of(source, tmp_path / "wheel")
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    modules = (*(ROOT / "locum").rglob("*.py"), ROOT / "locum/py.typed")
+    folder = ROOT / "locum"
+    modules = (*folder.glob("*.py"), *(folder / "commands").rglob("*.py"), folder / "py.typed")
     assert found == {path.relative_to(ROOT).as_posix() for path in modules}
     mine, all_of_them = CLIENT["project"], WHOLE["project"]
     assert mine["version"] == all_of_them["version"]
@@ -151,9 +152,9 @@ def test_service_alone_has_what_serves_and_needs_nothing_that_trains(tmp_path: P
     with zipfile.ZipFile(wheel_of(tmp_path / "source/service", tmp_path / "wheel")) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     rooms = {name.partition("/")[0] for name in found}
-    assert rooms == {"model_store", "personalization", "service", "locum", "demo"}
+    assert rooms == {"model_store", "personalization", "service", "locum"}
     assert {"service/app.py", "service/adaptation/card/templates/card.html", "locum/client.py"} <= found
-    assert {"demo/first_mask.py", "demo/store/signed-by.pub.pem"} <= found
+    assert {"locum/demo/first_mask.py", "locum/demo/store/signed-by.pub.pem"} <= found
     of_science = {name for name in found if name.startswith("personalization/")}
     assert all(name.count("/") == 1 or "/options/" in name for name in of_science)
     assert not [name for name in found if name.startswith("service/worker/")]

@@ -18,7 +18,7 @@ import pytest
 from pydicom import Dataset
 from pydicom.dataelem import DataElement
 
-from demo.service_process import free_port, running_service
+from locum.demo.service_process import free_port, running_service
 from model_store.task import Code, LabelCodes
 from tests.helpers.model_store.dicom_files import PLANES, series, turned, uid, zipped
 from tests.helpers.service.routing_federation import ORGAN, volume

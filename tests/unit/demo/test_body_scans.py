@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from demo.body import LESION, LIVER, SHAPE, VOXEL_MM, Field, draw_body
-from demo.body_scans import MEMBERS, OUTSIDE, SCANNERS, BodyScan, scan_body
+from locum.demo.body import LESION, LIVER, SHAPE, VOXEL_MM, Field, draw_body
+from locum.demo.body_scans import MEMBERS, OUTSIDE, SCANNERS, BodyScan, scan_body
 
 
 @pytest.fixture(scope="module")

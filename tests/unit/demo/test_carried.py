@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.body import LESION, LIVER
-from demo.carried import KEY, MODEL, STORE, unpack
+from locum.demo.body import LESION, LIVER
+from locum.demo.carried import KEY, MODEL, STORE, unpack
 from model_store.errors import ArtefactDamaged, ArtefactUntrusted
 from model_store.signing import Signer, TrustedKeys, make_key
 from model_store.store import Store
@@ -42,8 +42,8 @@ def test_classes_of_the_model_are_the_values_of_the_phantoms_masks() -> None:
 def test_wheel_has_the_package_and_every_file_of_the_store(file: str) -> None:
     setuptools = tomllib.loads((ROOT / file).read_text())["tool"]["setuptools"]
 
-    assert "demo*" in setuptools["packages"]["find"]["include"]
-    patterns = setuptools["package-data"]["demo"]
+    assert "locum*" in setuptools["packages"]["find"]["include"]
+    patterns = setuptools["package-data"]["locum.demo"]
     found = {path for pattern in patterns for path in STORE.parent.glob(f"{pattern}/*") if path.is_file()}
     assert found == {path for path in STORE.rglob("*") if path.is_file()}
 
@@ -69,7 +69,7 @@ def test_damaged_store_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    monkeypatch.setattr("demo.carried.STORE", damaged)
+    monkeypatch.setattr("locum.demo.carried.STORE", damaged)
 
     with pytest.raises(ArtefactDamaged, match=weights.name):
         unpack(tmp_path / "folder")

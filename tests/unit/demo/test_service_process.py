@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from demo import __main__ as demo
-from demo import network, service_process
-from demo.service_process import free_port, running_service
+from locum.demo import __main__ as demo
+from locum.demo import network, service_process
+from locum.demo.service_process import free_port, running_service
 
 
 class _Ready(BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ def test_signal_that_ends_a_demo_ends_its_service(number: signal.Signals, tmp_pa
     )
     port = free_port()
     command = (
-        "import signal; from pathlib import Path; from demo import service_process\n"
+        "import signal; from pathlib import Path; from locum.demo import service_process\n"
         "service_process.end_by_signals()\n"
         f"with service_process.running_service(Path('store'), Path('state'), {port}):\n"
         "    print('ready', flush=True); signal.pause()\n"
@@ -103,7 +103,7 @@ def test_signal_that_ends_a_demo_ends_its_service(number: signal.Signals, tmp_pa
     started = subprocess.Popen(
         [sys.executable, "-c", command],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(service_process.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(service_process.__file__).parents[2])},
         stdout=subprocess.PIPE,
         text=True,
     )

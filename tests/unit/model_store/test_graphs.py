@@ -217,7 +217,7 @@ def _called(module: Path) -> set[str]:
 
 
 def test_no_module_but_one_reads_onnx() -> None:
-    rooms = ("benchmarks", "demo", "locum", "model_store", "personalization", "service", "training", "tools")
+    rooms = ("benchmarks", "locum", "model_store", "personalization", "service", "training", "tools")
     modules = [module for room in rooms for module in (ROOT / room).rglob("*.py")]
     readers = {str(each.relative_to(ROOT)) for each in modules if _called(each)}
     assert readers == {"model_store/graphs.py"}

@@ -22,7 +22,7 @@ from training.local.slices import Slices
 from training.local.volumes import Volumes
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("training", "benchmarks", "demo")
+ROOMS = ("training", "benchmarks", "locum/demo")
 # The objects, and the folders in which the files of a kind lie.
 HOMES = ("training/local", "training/data/classification", "training/data/segmentation")
 TYPE_TEST = re.compile(

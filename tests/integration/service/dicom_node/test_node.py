@@ -32,7 +32,7 @@ from pynetdicom import AE
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 
 from benchmarks.harness import forked
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from service.database import Hospital
 from service.dicom_node.__main__ import run
 from service.dicom_node.configuration import load_node

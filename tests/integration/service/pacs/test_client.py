@@ -13,7 +13,7 @@ import pydicom
 import pytest
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from model_store.errors import ScanTooLarge
 from model_store.scan import Limits, decode
 from service.errors import JobCancelled, PacsRefused, PacsUnavailable, SeriesMissing

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from demo.service_process import free_port, running_service
+from locum.demo.service_process import free_port, running_service
 from model_store.digest import sha256
 from tests.helpers.model_store.dicom_files import uid
 from tests.helpers.service.coded import SERIES, STUDY, coded_series, publish_coded

@@ -21,7 +21,7 @@ from pynetdicom import AE, evt
 from pynetdicom.events import Event
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from service.dicom_node import forward
 from service.dicom_node import spool as spool_module
 from service.dicom_node.configuration import Destination, NodeConfiguration

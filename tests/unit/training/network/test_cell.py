@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.service_process import free_port
+from locum.demo.service_process import free_port
 from training.network.cell import CHANNEL, CHUNK, Cell
 from training.network.kits import Kit, provision
 

@@ -1,8 +1,8 @@
-"""`python -m demo.make_store`: train the store that `locum demo` serves, and sign it.
+"""`python -m locum.demo.make_store`: train the store that `locum demo` serves, and sign it.
 
 Three phantom hospitals train a small U-Net with `training.federate`, as a person would; the same command goes
-on after an interruption. What it writes is committed (`demo/store`) and part of the distribution: a model
-store, and in it the public key of the pair that signed it. The private key is thrown away.
+on after an interruption. What it writes is committed (`locum/demo/store`) and part of the distribution: a
+model store, and in it the public key of the pair that signed it. The private key is thrown away.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from demo.body import SHAPE
-from demo.body_scans import MEMBERS, REGIONS, BodyScan, nifti_bytes
-from demo.carried import KEY, MODEL, STORE
+from locum.demo.body import SHAPE
+from locum.demo.body_scans import MEMBERS, REGIONS, BodyScan, nifti_bytes
+from locum.demo.carried import KEY, MODEL, STORE
 from model_store.signing import Signer, make_key
 from model_store.store import Store
 from personalization.options.presets import SPREAD

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from demo.body import LESION, LIVER, SHAPE, VOXEL_MM, Field, draw_body, smooth
+from locum.demo.body import LESION, LIVER, SHAPE, VOXEL_MM, Field, draw_body, smooth
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from demo.phantom_scans import NEW_PATIENT, PhantomScan, cohort_of
-from demo.service_process import check_port, end_by_signals, running_service
-from demo.visit import ANY_ORGAN, MODEL, Visit, answered_by
 from locum import Client
+from locum.demo.phantom_scans import NEW_PATIENT, PhantomScan, cohort_of
+from locum.demo.service_process import check_port, end_by_signals, running_service
+from locum.demo.visit import ANY_ORGAN, MODEL, Visit, answered_by
 
 # Its scanner is brighter and noisier than the members', which batch norm's statistics can undo.
 OUTSIDE = "heath"

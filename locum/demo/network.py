@@ -21,11 +21,11 @@ import typer
 import yaml
 from rich.console import Console
 
-from demo.course import MEMBERS, OUTSIDE, federate
-from demo.phantom_scans import PhantomScan
-from demo.service_process import check_port, end_by_signals, free_port, running_service
-from demo.visit import MODEL, answered_by
 from locum import Client
+from locum.demo.course import MEMBERS, OUTSIDE, federate
+from locum.demo.phantom_scans import PhantomScan
+from locum.demo.service_process import check_port, end_by_signals, free_port, running_service
+from locum.demo.visit import MODEL, answered_by
 from model_store.manifest import WEIGHTS
 from model_store.store import Store
 from training.phantom import phantom_of

@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from demo.phantom_scans import PhantomScan
 from locum import Client, Problem
 from locum.answers import Check, Receipt
 from locum.commands.following import follow
+from locum.demo.phantom_scans import PhantomScan
 
 # The routing space (IOP-FL) is adapted without masks; the FedOAP model is joined with masks.
 MODEL, ANY_ORGAN = "phantom", "any-organ"

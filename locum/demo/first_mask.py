@@ -15,11 +15,11 @@ from urllib.parse import urlencode
 
 from rich.console import Console
 
-from demo.body_scans import MEMBERS, OUTSIDE, BodyScan
-from demo.carried import MODEL, unpack
-from demo.service_process import check_port, end_by_signals, running_service
 from locum import Client
 from locum.answers import Segmentation
+from locum.demo.body_scans import MEMBERS, OUTSIDE, BodyScan
+from locum.demo.carried import MODEL, unpack
+from locum.demo.service_process import check_port, end_by_signals, running_service
 
 # Beyond the patients that the model was trained on.
 PATIENT = 1000

@@ -1,9 +1,9 @@
 """`locum demo`: serve a trained model and fit it to a scan from outside; or train it first.
 
-Without `--train` the model is the one that the distribution carries (`demo/store`), and nothing needs torch.
-With it three phantom hospitals train together first, and a fourth, `heath`, which was never part of the
-federation, adapts and joins. All scans are synthetic, and their true masks are known: each answer comes with
-its Dice.
+Without `--train` the model is the one that the distribution carries (`locum/demo/store`), and nothing needs
+torch. With it three phantom hospitals train together first, and a fourth, `heath`, which was never part of
+the federation, adapts and joins. All scans are synthetic, and their true masks are known: each answer comes
+with its Dice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(
 ) -> None:
     """Serve a trained model, and fit it to a scan of a hospital from outside."""
     if not train:
-        from demo.first_mask import run as show
+        from locum.demo.first_mask import run as show
 
         show(folder or Path(".locum/demo-abdomen"), port, once=once, browser=browser and not once)
         return
@@ -46,7 +46,7 @@ def main(
             "checkout of Locum, in an environment of its own, installs all of it"
         )
     # It imports torch, which help does not need.
-    from demo.course import run
+    from locum.demo.course import run
 
     run(folder or Path(".locum/demo"), port, rounds, scans, once=once)
 

@@ -1,6 +1,6 @@
 """The store that the distribution carries: a model of three phantom hospitals, signed.
 
-`python -m demo.make_store` makes it.
+`python -m locum.demo.make_store` makes it.
 """
 
 from __future__ import annotations
