@@ -115,7 +115,7 @@ def test_caller_above_its_limit_reads_so_when_it_signs_in_or_out_or_returns(
             views(page)
             page.get_by_role("button", name="Sign out").click()
             # Beside the view, which is rejected, too.
-            page.locator(".frame > [role=alert]").get_by_text(alert).wait_for()
+            page.locator(".frame-notes [role=alert]").get_by_text(alert).wait_for()
             assert page.get_by_role("button", name="Sign out").is_visible()
             page.reload()
             page.get_by_role("button", name="Try again").wait_for()

@@ -109,10 +109,21 @@ export async function send(method: Method, url: string, given: Sending = {}): Pr
         });
   } catch (error) {
     if (given.signal?.aborted) throw error;
-    throw new Problem(0, "unreachable", "The service does not answer", "Check the connection, then try again.", {});
+    throw unreachable(0);
   }
   if (answer.ok) return answer;
   throw await problemOf(answer);
+}
+
+const UNREACHABLE = "unreachable";
+
+/** Whether the service did not answer: it does not run, or the connection is lost. */
+export const isUnreachable = (error: unknown): boolean => error instanceof Problem && error.slug === UNREACHABLE;
+
+/** `status`: what a proxy answered in the service's place, or 0. */
+function unreachable(status: number): Problem {
+  window.dispatchEvent(new Event("locum:unreachable"));
+  return new Problem(status, UNREACHABLE, "The service did not answer", "Try again once it does.", {});
 }
 
 async function problemOf(answer: Response): Promise<Problem> {
@@ -121,6 +132,7 @@ async function problemOf(answer: Response): Promise<Problem> {
     found = (await answer.json()) as Record<string, unknown>;
   } catch {
     // A proxy's own page.
+    if ([502, 503, 504].includes(answer.status)) return unreachable(answer.status);
   }
   const slug = String(found.type ?? "").replace("urn:locum:problem:", "");
   if (answer.status === 401) window.dispatchEvent(new Event("locum:unauthenticated"));

@@ -2,13 +2,24 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useState } from "preact/hooks";
 import { CopyButton, Segmented } from "../ui/controls";
-import { catalogueLoaded, loadCatalogue, models, unreadable } from "./catalogue";
+import { Rejection } from "../ui/notice";
+import { Loading, Whole } from "../ui/states";
+import { catalogueError, catalogueLoaded, loadCatalogue, models, unreadable } from "./catalogue";
 import "./empty.css";
 import { RegisterHospital } from "./register";
 import { has } from "./session";
 
 /** A model may be published at any time, and the page shows it then. */
 const LOOK_AGAIN_MS = 5000;
+
+/** In the place of a view until models and hospitals were read. */
+export function Catalogue({ title }: { title: string }) {
+  return (
+    <Whole title={title}>
+      {catalogueError.value ? <Rejection error={catalogueError.value} onRetry={() => void loadCatalogue()} /> : <Loading what="models and hospitals" />}
+    </Whole>
+  );
+}
 
 /** Whether the service has no model at all. */
 export const isEmpty = () => catalogueLoaded.value && models.value.length === 0 && unreadable.value.length === 0;

@@ -3,7 +3,9 @@ import type { FunctionComponent } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Segmented } from "../ui/controls";
 import { Notice, Rejection } from "../ui/notice";
+import { Empty, Loading, Whole } from "../ui/states";
 import { VIEWS } from "../views/registry";
+import { ask, Away, isAway } from "./away";
 import { Glossary } from "./glossary";
 import icon from "./icon.svg";
 import { Keys } from "./keys";
@@ -54,7 +56,10 @@ export function Frame() {
           </span>
         )}
       </header>
-      {state.value === "signed-in" && <Rejection error={refusal.value} />}
+      <div class="frame-notes">
+        <Away />
+        {state.value === "signed-in" && <Rejection error={refusal.value} />}
+      </div>
       <main id="main" tabIndex={-1}>
         <Content view={current?.name} />
       </main>
@@ -70,27 +75,16 @@ function skip(event: Event): void {
 }
 
 function Content({ view }: { view: string | undefined }) {
-  if (state.value === "starting") return <p class="center soft">Loading …</p>;
+  if (state.value === "starting" || (state.value === "unknown" && isAway.value)) return <Whole title="Locum"><Loading /></Whole>;
   if (state.value === "signed-out") return <div class="center"><SignIn /></div>;
-  if (state.value === "unknown") {
-    return (
-      <div class="center">
-        <div class="stack">
-          <Rejection error={refusal.value} />
-          <button type="button" class="button" onClick={() => void resume()}>
-            Try again
-          </button>
-        </div>
-      </div>
-    );
-  }
+  if (state.value === "unknown") return <Whole title="Locum"><Rejection error={refusal.value} onRetry={() => void resume()} /></Whole>;
   if (view === undefined) {
     return (
-      <div class="center">
+      <Whole title="Locum">
         <Notice title="Your roles do not include this view">
           {`${actor.value} has the roles: ${session.value?.roles.join(", ") || "none"}. Ask an admin for another key.`}
         </Notice>
-      </div>
+      </Whole>
     );
   }
   return <Loaded key={`${view} ${returns.value}`} name={view} />;
@@ -98,16 +92,23 @@ function Content({ view }: { view: string | undefined }) {
 
 function Loaded({ name }: { name: string }) {
   const [component, setComponent] = useState<{ View: FunctionComponent } | null>(null);
-  const [failed, setFailed] = useState(false);
+  const [failure, setFailure] = useState<unknown>(null);
+  const view = VIEWS.find((each) => each.name === name)!;
   useEffect(() => {
-    const view = VIEWS.find((each) => each.name === name)!;
     document.title = `${view.title} · Locum`;
     view.load().then(
       (module) => setComponent({ View: module.default }),
-      () => setFailed(true),
+      () => {
+        // Its file may be missing since the service is away: then the view is loaded again when it is back.
+        void ask();
+        setFailure(new Error("The view could not be loaded."));
+      },
     );
   }, [name]);
-  if (failed) return <div class="center"><Notice tone="bad" title="The view could not be loaded">Reload the page.</Notice></div>;
-  if (component === null) return <p class="center soft">Loading …</p>;
+  if (failure !== null && isAway.value) {
+    return <Whole title={view.title}><Empty title="This view is not here yet">It opens when the service answers again.</Empty></Whole>;
+  }
+  if (failure !== null) return <Whole title={view.title}><Rejection error={failure} onRetry={() => location.reload()} /></Whole>;
+  if (component === null) return <Whole title={view.title}><Loading /></Whole>;
   return <component.View />;
 }

@@ -1,8 +1,8 @@
 /** The words of the page, for a person who meets them first here. `docs/reference/glossary.md` has the same. */
 import { useState } from "preact/hooks";
-import { Dialog } from "../ui/dialog";
+import { type Definition, Definitions } from "../ui/definitions";
 
-const WORDS: readonly { word: string; meaning: string }[] = [
+const WORDS: readonly Definition[] = [
   { word: "Adapting", meaning: "Fitting a model to the scans of one hospital, without anyone drawing on them. It makes a candidate." },
   { word: "Assigning", meaning: "The decision that a version answers for a hospital from now on. The log keeps who decided, and why." },
   { word: "Candidate", meaning: "A new version that a job made. It answers for no hospital until a person assigns it." },
@@ -40,18 +40,7 @@ export function Glossary() {
       <button type="button" class="button quiet small" onClick={() => setOpen(true)}>
         Glossary
       </button>
-      {isOpen && (
-        <Dialog title="Glossary" onClose={() => setOpen(false)}>
-          <dl class="glossary">
-            {WORDS.map(({ word, meaning }) => (
-              <div key={word}>
-                <dt>{word}</dt>
-                <dd>{meaning}</dd>
-              </div>
-            ))}
-          </dl>
-        </Dialog>
-      )}
+      {isOpen && <Definitions title="Glossary" entries={WORDS} onClose={() => setOpen(false)} />}
     </>
   );
 }

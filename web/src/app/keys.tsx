@@ -1,19 +1,19 @@
 /** What the keyboard does, opened by `?` or a button. `docs/how-to/page.md` has the same. */
 import { useEffect, useState } from "preact/hooks";
-import { Dialog } from "../ui/dialog";
+import { type Definition, Definitions } from "../ui/definitions";
 
-const KEYS: readonly { keys: string; does: string }[] = [
-  { keys: "?", does: "Opens this list." },
-  { keys: "Tab, Shift+Tab", does: "Go to the next control, and back. The first one skips to the content." },
-  { keys: "Escape", does: "Closes a dialog." },
-  { keys: "Arrows", does: "On a picture that is drawn on: move the cross-hair by a voxel." },
-  { keys: "Page Up, Page Down", does: "Change the slice." },
-  { keys: "Space", does: "Draws with the brush at the cross-hair." },
-  { keys: "Shift+Arrow", does: "Draws a line." },
-  { keys: "B, E", does: "Choose brush and eraser." },
-  { keys: "1 to 9", does: "Choose the label." },
-  { keys: "[, ]", does: "Make the brush narrower, and wider." },
-  { keys: "Ctrl+Z", does: "Takes a stroke back." },
+const KEYS: readonly Definition[] = [
+  { word: "?", meaning: "Opens this list." },
+  { word: "Tab, Shift+Tab", meaning: "Go to the next control, and back. The first one skips to the content." },
+  { word: "Escape", meaning: "Closes a dialog." },
+  { word: "Arrows", meaning: "On a picture that is drawn on: move the cross-hair by a voxel." },
+  { word: "Page Up, Page Down", meaning: "Change the slice." },
+  { word: "Space", meaning: "Draws with the brush at the cross-hair." },
+  { word: "Shift+Arrow", meaning: "Draws a line." },
+  { word: "B, E", meaning: "Choose brush and eraser." },
+  { word: "1 to 9", meaning: "Choose the label." },
+  { word: "[, ]", meaning: "Make the brush narrower, and wider." },
+  { word: "Ctrl+Z", meaning: "Takes a stroke back." },
 ];
 
 export function Keys() {
@@ -32,18 +32,7 @@ export function Keys() {
       <button type="button" class="button quiet small" aria-label="Keyboard" title="Keyboard (?)" onClick={() => setOpen(true)}>
         ?
       </button>
-      {isOpen && (
-        <Dialog title="Keyboard" onClose={() => setOpen(false)}>
-          <dl class="glossary">
-            {KEYS.map(({ keys, does }) => (
-              <div key={keys}>
-                <dt>{keys}</dt>
-                <dd>{does}</dd>
-              </div>
-            ))}
-          </dl>
-        </Dialog>
-      )}
+      {isOpen && <Definitions title="Keyboard" entries={KEYS} onClose={() => setOpen(false)} />}
     </>
   );
 }

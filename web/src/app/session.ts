@@ -44,9 +44,23 @@ function begin(found: SessionView): void {
     csrf.value = found.csrf ?? null;
     refusal.value = null;
     state.value = "signed-in";
-    if (isReturn && (work.peek()?.isSafe.peek() ?? true)) returns.value += 1;
+    if (isReturn) readAgain();
   });
   if (isReturn) void retry();
+}
+
+/** Read the view again, unless that would lose what a person draws or writes. */
+function readAgain(): void {
+  const writes = document.querySelector("dialog[open]:not(.cover)") !== null;
+  if (!writes && (work.peek()?.isSafe.peek() ?? true)) returns.value += 1;
+}
+
+/** Take up the work where the service answers again. */
+export function goOn(): void {
+  if (state.peek() === "unknown") void resume();
+  if (state.peek() !== "signed-in") return;
+  readAgain();
+  void retry();
 }
 
 /** Take up the session of the cookie, if there is one. */

@@ -1,15 +1,16 @@
 /** Adapt: a cohort, a job on it, the verdict, and which version serves. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
+import { catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type Cohort, useCohorts } from "../../app/cohorts";
-import { Missing } from "../../app/empty";
+import { Catalogue, Missing } from "../../app/empty";
 import { rememberHospital } from "../../app/remembered";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
 import { moment, sentence } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
+import { Empty } from "../../ui/states";
 import "./adapt.css";
 import { FINISHED, type Job, sought } from "./following";
 import { JobPanel } from "./job";
@@ -28,8 +29,7 @@ export default function Adapt() {
   const model = named.model ? adaptable.find((each) => each.name === named.model) : adaptable[0];
   const job = parameters.get("job");
   const jobs = useJobs(hospital?.id ?? "", `${job} ${latest?.id} ${latest?.state}`);
-  if (catalogueError.value) return <div class="center"><Rejection error={catalogueError.value} /></div>;
-  if (!catalogueLoaded.value && (hospital === undefined || model === undefined)) return <p class="center soft">Loading …</p>;
+  if (!catalogueLoaded.value) return <Catalogue title="Adapt" />;
   if (hospitals.value.length === 0 || adaptable.length === 0) {
     const lacks = adaptable.length === 0 ? "No model that can be adapted" : null;
     return <Missing title="There is nothing to adapt yet" lacks={lacks} hospital={hospitals.value.length === 0} />;
@@ -99,11 +99,11 @@ export default function Adapt() {
         {job ? (
           <JobPanel key={job} id={job} onChange={setLatest} />
         ) : (
-          <Notice title="No job is open">
+          <Empty title="No job is open">
             {needsMasks
               ? `Drop scans of ${hospital.name}, draw masks of some, then start the adaptation: it learns from the masks.`
               : `Drop scans of ${hospital.name}, or choose a cohort that is there, then start the adaptation: it learns from scans without masks.`}
-          </Notice>
+          </Empty>
         )}
         <ServingPanel
           key={`${hospital.id} ${model.name}`}

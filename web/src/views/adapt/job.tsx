@@ -4,6 +4,7 @@ import { call } from "../../api/client";
 import { has } from "../../app/session";
 import { duration, moment, sentence } from "../../ui/format";
 import { Notice, Rejection, Words } from "../../ui/notice";
+import { Loading } from "../../ui/states";
 import { MaskCheck } from "./checks";
 import { FINISHED, follow, type Job, sought } from "./following";
 import { Sections } from "./sections";
@@ -31,7 +32,7 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
     const top = panel.current?.getBoundingClientRect().top ?? 0;
     if (top < 0 || top > window.innerHeight / 2) panel.current?.scrollIntoView();
   }, [isLoaded, id]);
-  if (job === null) return error ? <Rejection error={error} /> : <p class="soft">Loading …</p>;
+  if (job === null) return error ? <Rejection error={error} /> : <Loading what="the job" />;
   const running = !FINISHED.includes(job.state);
   const cancel = () => call("delete", "/jobs/{job}", { path: { job: id } }).then((answer) => show(answer.data), setError);
   return (

@@ -6,6 +6,7 @@ import { Select } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
+import { Loading } from "../../ui/states";
 import type { Job } from "./following";
 
 type Serving = Schema<"ServingView">;
@@ -78,6 +79,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
     <section class="card stack" aria-label="Serving">
       <h2>What serves {name}</h2>
       <Rejection error={error} />
+      {serving === null && !error && <Loading />}
       {serving && (
         <p>
           <strong class="mono">{serving.artefact ?? "nothing"}</strong>{" "}
@@ -142,7 +144,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
           )}
         </div>
       )}
-      <History entries={entries} isWithdrawn={serving?.withdrawn === true} />
+      {serving !== null && <History entries={entries} isWithdrawn={serving.withdrawn} />}
       {decision && (
         <Decide
           decision={decision}

@@ -1,14 +1,15 @@
 /** Draw: masks on the scans of a cohort, and a job that learns from them. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
+import { catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
-import { Missing } from "../../app/empty";
+import { Catalogue, Missing } from "../../app/empty";
 import { keepInAddress, place } from "../../app/router";
 import { leave, saved } from "../../app/unsaved";
 import { Select } from "../../ui/controls";
 import { many } from "../../ui/format";
 import { usePage } from "../../ui/pager";
 import { Rejection } from "../../ui/notice";
+import { Empty, Loading } from "../../ui/states";
 import "../../viewer/stage.css";
 import { CohortScans, StartJob } from "../adapt/scans";
 import { type Label, labelsOf } from "./labels";
@@ -23,6 +24,7 @@ const drawable = () => {
   return [...all].sort((one, other) => ORDER.indexOf(one.masks) - ORDER.indexOf(other.masks));
 };
 const ORDER: readonly Model["masks"][] = ["required", "optional", "none"];
+const NONE: readonly CohortScan[] = [];
 const joins = (model: Model) => model.kind === "cross-attention";
 
 export default function Draw() {
@@ -34,9 +36,8 @@ export default function Draw() {
     hospitals.value.find((each) => each.site === null) ??
     hospitals.value[0];
   const model = all.find((each) => each.name === parameters.get("model")) ?? all[0];
-  if (catalogueError.value) return <div class="center"><Rejection error={catalogueError.value} /></div>;
+  if (!catalogueLoaded.value) return <Catalogue title="Draw" />;
   if (hospital === undefined || model === undefined) {
-    if (!catalogueLoaded.value) return <p class="center soft">Loading …</p>;
     const lacks = model === undefined ? "No model that draws masks" : null;
     return <Missing title="There is nothing to draw yet" lacks={lacks} hospital={hospital === undefined} />;
   }
@@ -46,11 +47,11 @@ export default function Draw() {
 function Masks(given: { hospital: string; isMember: boolean; model: Model; all: readonly Model[] }) {
   const { hospital, isMember, model, all } = given;
   const [version, setVersion] = useState(0);
-  const [scans, setScans] = useState<readonly CohortScan[]>([]);
+  const [found, setScans] = useState<readonly CohortScan[] | null>(null);
+  const scans = found ?? NONE;
   const [labels, setLabels] = useState<readonly Label[]>([]);
   const [error, setError] = useState<unknown>(null);
-  const found = useCohorts(hospital, version, setError);
-  const cohorts = found ?? [];
+  const cohorts = useCohorts(hospital, version, setError) ?? [];
   const wanted = place.value.parameters.get("cohort");
   const cohort = wanted === "new" ? "" : (wanted ?? cohorts[0]?.id ?? "");
   const named = place.value.parameters.get("scan");
@@ -106,6 +107,8 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
             onCohort={(id) => go({ cohort: id || "new", scan: null })}
             onChange={() => setVersion((last) => last + 1)}
           />
+          {cohort !== "" && found === null && error === null && <Loading what="the scans" />}
+          {found?.length === 0 && <Empty title="No scan yet">Add scans above: each is listed here, with its mask.</Empty>}
           <ul class="picks" aria-label="Scans of the cohort">
             {shown.map((each) => (
               <li key={each.name}>
@@ -153,7 +156,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
         model={model}
         labels={labels}
         onMask={(name, mask) =>
-          setScans((list) => list.map((each) => (each.name === name ? { ...each, mask } : each)))
+          setScans((list) => (list ?? []).map((each) => (each.name === name ? { ...each, mask } : each)))
         }
       />
     </div>

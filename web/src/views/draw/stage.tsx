@@ -9,6 +9,7 @@ import { work } from "../../app/unsaved";
 import { Range, Segmented } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
 import { Rejection } from "../../ui/notice";
+import { Empty, Loading } from "../../ui/states";
 import type { Drawing, Tool } from "../../viewer/drawing";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
 import { css, labelColour, maskColours } from "../../viewer/palette";
@@ -182,9 +183,13 @@ export function Stage(given: {
             onClose={() => setViewer(null)}
           />
         ) : (
-          <p class="stage-empty">Choose a scan of the cohort on the left, or add one.</p>
+          <Empty title="No scan is open">Choose a scan of the cohort on the left, or add one.</Empty>
         )}
-        {scan && !open && !error && <p class="stage-over">Loading …</p>}
+        {scan && !open && !error && (
+          <div class="stage-over">
+            <Loading what="the scan" />
+          </div>
+        )}
         {error != null && (
           <div class="stage-over">
             <Rejection error={error} />

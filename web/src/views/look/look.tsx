@@ -9,6 +9,7 @@ import { keepInAddress } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection, Words } from "../../ui/notice";
+import { Empty } from "../../ui/states";
 import { count, percent } from "../../ui/format";
 import { css, DIFFERENCE, drawnColour, drawnColours, labelColour, maskColours, UNCERTAINTY } from "../../viewer/palette";
 import { Pane } from "../../viewer/pane";
@@ -85,7 +86,7 @@ function Workbench() {
             <span class="hint">NIfTI (a file for each channel), NRRD, MetaImage, PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
           )}
         </DropZone>
-        <Rejection error={catalogueError.value} />
+        <Rejection error={catalogueError.value} onRetry={chooseFirst} />
         {catalogueLoaded.value && answering().length === 0 && (
           <Notice tone="warn" title="No model answers for scans here">
             <NoModel lacks="No model that answers for scans" />
@@ -200,7 +201,7 @@ function Workbench() {
             )}
           </div>
         ) : (
-          <p class="stage-empty">Drop a scan on the left to see it here.</p>
+          <Empty title="No scan is open">{progress.value ? `${progress.value.words} …` : "Drop a scan on the left to see it here."}</Empty>
         )}
       </section>
     </div>

@@ -4,6 +4,7 @@ import { call, type Schema } from "../../api/client";
 import { type Hospital, models } from "../../app/catalogue";
 import { day, percent } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
+import { Empty, Loading } from "../../ui/states";
 import { Table } from "../../ui/table";
 import { readEach } from "../../app/each";
 
@@ -44,7 +45,8 @@ export function Drift({ hospitals }: { hospitals: readonly Hospital[] }) {
         training images did. 1: they have no entry in common. Of few scans the figure is too large.
       </p>
       <Rejection error={error} />
-      {rows?.length === 0 && <p class="hint">No scan of a hospital was answered by such a model yet.</p>}
+      {rows === null && !error && <Loading />}
+      {rows?.length === 0 && <Empty title="No scan yet">No scan of a hospital was answered by such a model.</Empty>}
       {rows !== null && rows.length > 0 && (
         <Table
           rows={rows}

@@ -2,12 +2,13 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, pagesOf } from "../../api/client";
 import { hospitals } from "../../app/catalogue";
-import { NoModel } from "../../app/empty";
+import { isEmpty, NoModel } from "../../app/empty";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
 import { moment } from "../../ui/format";
-import { Notice, Rejection } from "../../ui/notice";
+import { Rejection } from "../../ui/notice";
+import { Loading } from "../../ui/states";
 import { Table } from "../../ui/table";
 import { graphOf, type Graph, type Node, referenceOf, type Version } from "./layout";
 import { Scores } from "./scores";
@@ -29,6 +30,7 @@ const LONGEST = { reference: 28, line: 36, serves: 34 };
 export function Lineage({ served }: { served: Served }) {
   const [versions, setVersions] = useState<readonly Version[] | null>(null);
   const [error, setError] = useState<unknown>(null);
+  const [version, setVersion] = useState(0);
   const [root, setRoot] = useState("");
   const [older, setOlder] = useState(false);
   const [chosen, setChosen] = useState("");
@@ -44,11 +46,11 @@ export function Lineage({ served }: { served: Served }) {
     return () => {
       over = true;
     };
-  }, [hospital]);
-  if (error) return <Models><Rejection error={error} /></Models>;
-  if (versions === null) return <Models><p class="soft">Loading …</p></Models>;
+  }, [hospital, version, isEmpty()]);
+  if (error) return <Models><Rejection error={error} onRetry={() => (setError(null), setVersion(version + 1))} /></Models>;
+  if (versions === null) return <Models><Loading what="the versions" /></Models>;
   const whole = graphOf(versions);
-  if (whole.nodes.length === 0) return <Models><Notice><NoModel lacks="No model" /></Notice></Models>;
+  if (whole.nodes.length === 0) return <Models><NoModel lacks="No model" /></Models>;
   const roots = [...new Set(whole.nodes.filter((node) => node.version.hospital === null).map((node) => node.version.name))];
   const family = root === "" ? null : descendantsOf(whole, root);
   const graph = graphOf(versions, (node) => (family?.has(node.reference) ?? true) && (older || isCurrent(node, whole, served)));

@@ -8,6 +8,7 @@ import { has } from "../../app/session";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import { usePage } from "../../ui/pager";
+import { Empty, Loading } from "../../ui/states";
 import { Table } from "../../ui/table";
 import { Drift } from "./drift";
 import { readEach } from "../../app/each";
@@ -33,7 +34,7 @@ export default function Oversee() {
   return (
     <div class="oversee">
       <h1>Oversee</h1>
-      <Rejection error={catalogueError.value} />
+      <Rejection error={catalogueError.value} onRetry={() => void loadCatalogue()} />
       <Health />
       {isOfHospitals && (
         <Hospitals rows={rows} failure={failure} offered={offered} listed={listed}>
@@ -109,6 +110,7 @@ function Health() {
     <section class="card stack tight" aria-label="Health">
       <h2>Health</h2>
       <Rejection error={error} />
+      {found === null && !error && <Loading />}
       <ul class="parts">
         {Object.entries(found?.parts ?? {}).map(([name, part]) => (
           <li key={name}>
@@ -193,7 +195,12 @@ function Hospitals(given: {
         <RegisterHospital />
       </div>
       <Rejection error={failure} />
-      {hospitals.value.length === 0 && <Notice>No hospital is registered.</Notice>}
+      {!catalogueLoaded.value && !catalogueError.value && <Loading what="the hospitals" />}
+      {catalogueLoaded.value && hospitals.value.length === 0 && (
+        <Empty title="No hospital is registered">
+          {has("admin") ? "Register one: its scans are answered by its own version." : "An admin registers hospitals."}
+        </Empty>
+      )}
       {children}
       {hospitals.value.length > 0 && (
         <Table
@@ -247,7 +254,8 @@ function Jobs() {
     <section class="card stack tight" aria-label="Jobs">
       <h2>Latest jobs</h2>
       <Rejection error={error} />
-      {found?.length === 0 && <p class="hint">No job yet.</p>}
+      {found === null && !error && <Loading what="the jobs" />}
+      {found?.length === 0 && <Empty title="No job yet">Adaptations, and scans that take long, are listed here.</Empty>}
       {found !== null && found.length > 0 && (
         <Table
           rows={found}

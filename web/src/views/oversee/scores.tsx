@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../../api/client";
 import { Rejection } from "../../ui/notice";
+import { Loading } from "../../ui/states";
 import { Table } from "../../ui/table";
 import type { Version } from "./layout";
 
@@ -37,7 +38,7 @@ export function Scores({ version }: { version: Version }) {
     return () => ending.abort();
   }, [version.name, version.version]);
   if (error) return <Rejection error={error} />;
-  if (manifest === null) return null;
+  if (manifest === null) return <Loading />;
   const metrics = (manifest.metrics ?? {}) as Record<string, number>;
   const rows = rowsOf(metrics);
   if (rows.length === 0) return null;
