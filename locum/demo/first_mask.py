@@ -20,6 +20,9 @@ from locum.answers import Segmentation
 from locum.demo.body_scans import MEMBERS, OUTSIDE, BodyScan
 from locum.demo.carried import MODEL, unpack
 from locum.demo.service_process import check_port, end_by_signals, running_service
+from model_store.lens import Distances, fingerprint_of, mean_shift
+from model_store.scan import decode
+from model_store.store import Store
 
 # Beyond the patients that the model was trained on.
 PATIENT = 1000
@@ -44,6 +47,21 @@ _STEPS = (
     Step("fitted: through a lens of this scan", "fitted", OUTSIDE, "scan"),
     Step("undone: the federation's model again", "undone", OUTSIDE, "global"),
 )
+
+
+def say_distance(store: Path, scan: BodyScan, folder: Path) -> None:
+    """Write a scan, and say how far it is from those that the model was trained on."""
+    file = folder / f"{scan.hospital}-scan.nii.gz"
+    scan.volume.to_filename(file)
+    model = Store(store).open(MODEL)
+    distances = Distances(fingerprint_of(model), model.manifest.task, None)
+    found = distances.add(scan.hospital, decode(file.read_bytes()))
+    inverted = "; it looks inverted" if found.polarity.inverted else ""
+    console.print(
+        f"{scan.hospital}: squared distance [bold]{mean_shift(found.shifts):.1f}[/] from the members' scans, "
+        f"where 1 is usual{inverted}"
+    )
+    console.print(f"  more     locum distance {MODEL} {file} --store {store}", style="dim")
 
 
 def show(step: Step, scan: BodyScan, client: Client, folder: Path) -> Segmentation:
@@ -104,7 +122,10 @@ def run(folder: Path, port: int, *, once: bool, browser: bool) -> None:
             for hospital in (*MEMBERS, OUTSIDE):
                 client.register(hospital, hospital.capitalize(), hospital if hospital in MEMBERS else None)
             for step in _STEPS:
-                show(step, drawn[step.hospital].result(), client, folder)
+                scan = drawn[step.hospital].result()
+                if step.file in ("member", "before"):
+                    say_distance(store, scan, folder)
+                show(step, scan, client, folder)
                 if step is _STEPS[0]:
                     console.print(f"the first mask after {time.monotonic() - started:.0f} s", style="dim")
             page = keep(drawn[OUTSIDE].result(), client, str(http.base_url))

@@ -54,6 +54,9 @@ def test_demo_without_torch_shows_a_scan_before_and_after_it_is_fitted(
     assert scores["before"][0] < 0.5
     assert scores["fitted"][0] > scores["before"][0] + 0.3
     assert scores["undone"] == scores["before"]
+    far = {name: float(shift) for name, shift in re.findall(r"^(\w+): squared distance ([\d.]+)", said, re.M)}
+    assert far["aster"] < 3 < 10 < far["heath"]
+    assert len(re.findall(r"where 1 is usual; it looks inverted$", said, re.M)) == 1
     pictures, masks = (re.findall(rf"^  {what} +(\S+)$", said, re.M) for what in ("picture", "mask"))
     assert len(pictures) == len(masks) == 4
     for picture in pictures:
