@@ -17,6 +17,7 @@ from training.methods.registry import method, methods
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+HOW_TO = sorted(ROOT.glob("docs/how-to/*.md"))
 CONFIGURATION = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
 
 
@@ -41,6 +42,20 @@ def test_every_anchor_of_a_link_is_a_heading(page: Path) -> None:
         for target, anchor in targets
         if target.suffix == ".md" and anchor not in anchors(target)
     ] == []
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
+def test_how_to_begins_with_its_command(page: Path) -> None:
+    title, *blocks = page.read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    prose = [] if blocks[0].startswith("    ") else blocks[:1]
+    assert sum(len(re.findall(r"[.!?](?=\s|$)", block)) for block in prose) <= 1
+    assert blocks[len(prose)].startswith("    ")
+
+
+def test_every_how_to_is_in_the_index() -> None:
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8").partition("## All pages")[2]
+    assert [page.stem for page in HOW_TO if f"](how-to/{page.name})" not in index] == []
 
 
 def test_every_setting_of_the_service_is_documented() -> None:
