@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast test-gpu test-pacs test-s3 test-web check check-deploy openapi web lock sbom clean
+.PHONY: install demo demo-network test test-fast test-gpu test-pacs test-s3 test-web check check-deploy wheels openapi web lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 # Where an environment forbids to keep bytecode, every process that is started would compile Locum anew.
@@ -69,6 +69,10 @@ check: install
 # compose.yaml and the Helm chart, by validators that uv installs apart from Locum's packages (380 MB).
 check-deploy: install
 	$(BIN)/uv run --quiet --script tools/check-deploy
+
+# The three distributions, into dist/: the same commit gives the same bytes.
+wheels: install
+	tools/build-wheels
 
 openapi: install
 	$(BIN)/python -m service.openapi > openapi.yaml
