@@ -54,6 +54,7 @@ ENV PATH=/opt/locum/bin:$PATH \
     LOCUM_STORE=/var/lib/locum/store \
     LOCUM_STATE_DIR=/var/lib/locum/state \
     LOCUM_AUTH=keys \
+    LOCUM_HOST=0.0.0.0 \
     NVIDIA_VISIBLE_DEVICES=void \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
@@ -65,8 +66,9 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD \
     ["python", "-c", "import os, urllib.request as r; \
 host = (os.environ.get('LOCUM_ALLOWED_HOSTS') or 'localhost').split(',')[0].strip(); \
 r.urlopen(r.Request('http://127.0.0.1:8000/health/live', headers={'Host': host}), timeout=2)"]
-# All interfaces of the container, so callers need a key; compose.yaml publishes the port on the host's loopback only.
-CMD ["python", "-m", "service", "--no-worker", "--host", "0.0.0.0"]
+# All interfaces of the container (LOCUM_HOST), so callers need a key; compose.yaml publishes the port on the host's
+# loopback only. The command `locum demo --serve` serves the trained store that Locum carries.
+CMD ["python", "-m", "service", "--no-worker"]
 
 FROM run AS serve
 COPY --from=build-serve /opt/locum /opt/locum

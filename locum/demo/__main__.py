@@ -8,11 +8,16 @@ with its Dice.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+
+_FOLDER = Path(".locum/demo-abdomen")
+_PORT = 8000
 
 
 def main(
@@ -26,19 +31,26 @@ def main(
             show_default=".locum/demo-abdomen, .locum/demo",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="TCP port of the service.")] = 8000,
+    port: Annotated[int | None, typer.Option(help="TCP port of the service.", show_default="8000")] = None,
     rounds: Annotated[int | None, typer.Option(help="With --train: fewer rounds than the default.")] = None,
     scans: Annotated[
         int, typer.Option(min=1, help="With --train: scans that heath sends without masks.")
     ] = 8,
     once: Annotated[bool, typer.Option(help="Stop the service at the end.")] = False,
     browser: Annotated[bool, typer.Option(help="Open the page, where this machine has a browser.")] = True,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Serve alone, by the settings LOCUM_… here, as a container does."),
+    ] = False,
 ) -> None:
     """Serve a trained model, and fit it to a scan of a hospital from outside."""
+    if serve:
+        _serve(folder, port)
+    port = _PORT if port is None else port
     if not train:
         from locum.demo.first_mask import run as show
 
-        show(folder or Path(".locum/demo-abdomen"), port, once=once, browser=browser and not once)
+        show(folder or _FOLDER, port, once=once, browser=browser and not once)
         return
     if find_spec("torch") is None or find_spec("training") is None:
         raise SystemExit(
@@ -49,6 +61,23 @@ def main(
     from locum.demo.course import run
 
     run(folder or Path(".locum/demo"), port, rounds, scans, once=once)
+
+
+def _serve(folder: Path | None, port: int | None) -> NoReturn:
+    """Become the service on the carried store.
+
+    Without a folder, that of the store is in LOCUM_STATE_DIR: all that a container can write.
+    """
+    from locum.demo.carried import unpack
+
+    state = os.environ.get("LOCUM_STATE_DIR")
+    folder = folder or (Path(state) / "demo" if state else _FOLDER)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store, _, settings = unpack(folder)
+    environment = {"LOCUM_STATE_DIR": str(folder / "state"), **os.environ, **settings}
+    command = [sys.executable, "-m", "service", "--store", str(store)]
+    command += [] if port is None else ["--port", str(port)]
+    os.execve(sys.executable, command, environment)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ class Installed:
         """Keep a service running."""
         with self.start(command) as process:
             try:
-                wait_for(self._ready, psutil.Process(process.pid))
+                wait_for(self._ready, psutil.Process(process.pid), patience_s=200)
                 yield
             finally:
                 process.terminate()
@@ -259,6 +259,9 @@ def test_wheel_that_serves_shows_a_scan_before_and_after_it_is_fitted(serving: I
     pattern = r"^(member|before|fitted|undone)\S*.*: Dice liver ([01]\.\d\d), lesion ([01]\.\d\d)$"
     scores = {name: (float(liver), float(lesion)) for name, liver, lesion in re.findall(pattern, said, re.M)}
     assert min(scores["member"]) > 0.8
+    far = {name: float(shift) for name, shift in re.findall(r"^(\w+): squared distance ([\d.]+)", said, re.M)}
+    assert far["aster"] < 3 < 10 < far["heath"]
+    assert len(re.findall(r"where 1 is usual; it looks inverted$", said, re.M)) == 1
     # The inverted scan is beyond the model; the lens of it brings it back, and is kept nowhere.
     assert scores["before"][0] < 0.5
     assert scores["fitted"][0] > scores["before"][0] + 0.3
@@ -274,6 +277,15 @@ def test_wheel_that_serves_shows_a_scan_before_and_after_it_is_fitted(serving: I
     assert before == undone != fitted
     assert decode(fitted).voxels.shape[:3] == SHAPE
     assert re.search(r"http://127\.0\.0\.1:\d+/#/look\?hospital=heath&model=abdomen&\S+scan=heath-1", said)
+
+
+def test_command_of_image_and_chart_serves_the_carried_store_alone(serving: Installed) -> None:
+    with serving.running("locum demo --serve --folder alone"):
+        (model,) = httpx.get(f"{serving.url}/models").raise_for_status().json()["models"]
+
+    assert model["name"] == "abdomen"
+    # Jobs publish into a copy, of which the carried store knows nothing.
+    assert (serving.folder / "alone/store/abdomen/1/manifest.json").exists()
 
 
 def test_wheel_that_serves_says_what_training_needs(serving: Installed) -> None:

@@ -14,14 +14,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import typer
 import yaml
 from click.testing import CliRunner
 from typer.main import get_command
 
+from locum.demo.__main__ import main as show_demo
 from service.__main__ import app
 from service.dicom_node.configuration import load_node
 from service.pacs.configuration import load_servers
 from service.settings import Settings
+
+demo = typer.Typer(add_completion=False)
+demo.command()(show_demo)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -126,6 +131,16 @@ def test_chart_has_only_known_settings_and_runs_as_the_user_of_the_image() -> No
     )
     paths = re.findall(r"path: (/health/\w+)", text)
     assert set(paths) == {"/health/live", "/health/ready"}
+
+
+def test_demo_of_chart_is_a_command_of_the_wheel_in_the_image() -> None:
+    template = (REPOSITORY / "deploy/helm/locum/templates/api.yaml").read_text()
+    (found,) = re.findall(r"{{- if \.Values\.demo }}\s+command: \[locum, demo, (--\w+)\]", template)
+    shown = CliRunner().invoke(get_command(demo), ["--help"])
+    assert found in shown.output
+    assert f"`locum demo {found}`" in (REPOSITORY / "Dockerfile").read_text()
+    # Where clients reach it, as without the demo.
+    assert "LOCUM_HOST=0.0.0.0" in (REPOSITORY / "Dockerfile").read_text()
 
 
 def test_state_folder_of_chart_is_made_by_the_process_inside_the_volume() -> None:

@@ -76,7 +76,9 @@ securityContext:
   capabilities: {drop: [ALL]}
 envFrom:
   - configMapRef: {name: {{ include "locum.name" . }}}
+  {{- if not .Values.demo }}
   - secretRef: {name: {{ .Values.secret }}}
+  {{- end }}
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: state, mountPath: /var/lib/locum/state}
