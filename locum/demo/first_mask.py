@@ -94,6 +94,7 @@ def keep(scan: BodyScan, client: Client, url: str) -> str:
         "cohort": cohort,
         "scan": name,
         "answer": "now",
+        "tour": "now",
     }
     return f"{url}/#/look?{urlencode(shown)}"
 

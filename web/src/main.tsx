@@ -8,4 +8,6 @@ import { applyTheme } from "./app/theme";
 
 applyTheme();
 void resume();
-render(<Frame />, document.getElementById("page")!);
+const page = document.getElementById("page")!;
+page.replaceChildren();
+render(<Frame />, page);

@@ -696,6 +696,41 @@ def test_an_address_that_asks_for_it_has_the_answer_drawn_once(page: Any, servic
     assert page.get_by_role("heading", name="Answer").count() == 0
 
 
+def test_tour_is_shown_once_where_an_address_asks_and_again_by_the_keys(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=service.scans[SCAN].read_bytes())
+    shown = f"#/look?model=organ&hospital=dune&cohort={cohort[-32:]}&scan=a&answer=now&tour=now"
+    page.goto(f"{service.address}/?tour{shown}")
+    tour, following = page.get_by_role("dialog"), page.get_by_role("button", name="Next")
+    for number in range(1, 6):
+        tour.get_by_text(f"Step {number} of 6").wait_for()
+        assert following.evaluate("button => button === document.activeElement")
+        # What the step is about is seen, and the card is beside it.
+        ring = page.locator(".tour-ring").bounding_box()
+        assert ring["width"] > 0
+        following.click()
+    tour.get_by_role("button", name="Done").click()
+    assert tour.count() == 0
+
+    page.goto(f"{service.address}/?again{shown}")
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert "tour=now" not in page.url
+    assert tour.count() == 0
+    page.get_by_role("heading", name="Look at a scan").click()
+    page.keyboard.press("?")
+    tour.get_by_role("button", name="Take the tour").click()
+    tour.get_by_text("Step 1 of 6").wait_for()
+    page.keyboard.press("Escape")
+    assert tour.count() == 0
+
+    # Each word of the glossary is linked once in a view, and opens it there.
+    words = page.locator(".term").evaluate_all("all => all.map((each) => each.title)")
+    assert len(set(words)) == len(words) > 2
+    page.locator(".term", has_text="Uncertainty").click()
+    assert page.evaluate("document.activeElement.textContent").startswith("Uncertainty")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.className") == "term"
+
+
 def test_a_question_mark_lists_the_keys_but_not_where_a_person_writes(page: Any, service: Service) -> None:
     page.goto(f"{service.address}/?keys#/look")
     page.get_by_role("heading", name="Look at a scan").click()

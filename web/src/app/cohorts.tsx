@@ -5,6 +5,7 @@ import { Select } from "../ui/controls";
 import { Dialog } from "../ui/dialog";
 import { bytes, many, moment } from "../ui/format";
 import { Rejection } from "../ui/notice";
+import { Terms } from "./glossary";
 
 export type Cohort = Schema<"CohortView">;
 export type CohortScan = Schema<"ScanView">;
@@ -158,7 +159,7 @@ export function CohortSelect(given: {
         ...given.cohorts.map((each) => ({ value: each.id, label: `${cohortName(each)}, ${many(each.scans, "scan")}` })),
         { value: "", label: given.none.label },
       ]}
-      {...(hint ? { hint } : {})}
+      {...(hint ? { hint: <Terms text={hint} /> } : {})}
       onChange={given.onChange}
     />
   );

@@ -6,13 +6,14 @@ import { Notice, Rejection } from "../ui/notice";
 import { Empty, Loading, Whole } from "../ui/states";
 import { VIEWS } from "../views/registry";
 import { ask, Away, isAway } from "./away";
-import { Glossary } from "./glossary";
+import { Glossary, Glossed } from "./glossary";
 import icon from "./icon.svg";
 import { Keys } from "./keys";
 import { address, place } from "./router";
 import { actor, has, refusal, resume, returns, session, signOut, state } from "./session";
 import { SignIn, SignInAgain } from "./sign-in";
 import { chooseTheme, theme } from "./theme";
+import { Tour } from "./tour";
 import { leave, Leaving } from "./unsaved";
 
 const THEMES = [
@@ -35,7 +36,7 @@ export function Frame() {
           <img src={icon} alt="" />
           Locum
         </a>
-        <nav class="tabs" aria-label="Views">
+        <nav class="tabs" aria-label="Views" data-tour="views">
           {views.map((view) => (
             <a key={view.name} href={address(view.name)} aria-current={view === current ? "page" : undefined}>
               {view.title}
@@ -43,8 +44,12 @@ export function Frame() {
           ))}
         </nav>
         <span class="grow" />
-        {isOpen && <Glossary />}
-        {isOpen && <Keys />}
+        {isOpen && (
+          <span class="row" data-tour="help">
+            <Glossary />
+            <Keys />
+          </span>
+        )}
         <span class="research">Research use only</span>
         <Segmented label="Theme" value={theme.value} options={THEMES} onChange={chooseTheme} />
         {session.value?.authenticated && (
@@ -64,6 +69,7 @@ export function Frame() {
         <Content view={current?.name} />
       </main>
       {state.value === "signed-in" && <Leaving />}
+      {state.value === "signed-in" && <Tour />}
       {state.value === "ended" && <SignInAgain />}
     </div>
   );
@@ -110,5 +116,5 @@ function Loaded({ name }: { name: string }) {
   }
   if (failure !== null) return <Whole title={view.title}><Rejection error={failure} onRetry={() => location.reload()} /></Whole>;
   if (component === null) return <Whole title={view.title}><Loading /></Whole>;
-  return <component.View />;
+  return <Glossed><component.View /></Glossed>;
 }

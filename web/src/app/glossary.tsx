@@ -1,6 +1,9 @@
 /** The words of the page, for a person who meets them first here. `docs/reference/glossary.md` has the same. */
-import { useState } from "preact/hooks";
+import { signal } from "@preact/signals";
+import { type ComponentChildren, createContext } from "preact";
+import { useContext, useEffect, useId, useMemo } from "preact/hooks";
 import { type Definition, Definitions } from "../ui/definitions";
+import { Words } from "../ui/notice";
 
 const WORDS: readonly Definition[] = [
   { word: "Adapting", meaning: "Fitting a model to the scans of one hospital, without anyone drawing on them. It makes a candidate." },
@@ -32,15 +35,66 @@ const WORDS: readonly Definition[] = [
   { word: "Zero-shot", meaning: "An answer for a hospital that the model does not know yet, and that no hospital should rely on." },
 ];
 
+/** Other forms in which the page writes a word, beside its plural. */
+const FORMS: Readonly<Record<string, readonly string[]>> = {
+  Adapting: ["adaptation", "adapted"],
+  Assigning: ["assigned", "assigns"],
+  "Federation's model": ["global model"],
+  Joining: ["joins"],
+  "Rolling back": ["roll back", "rolled back"],
+  Serving: ["serves"],
+};
+
+const wordOf = new Map(WORDS.flatMap(({ word }) => [word, ...(FORMS[word] ?? [])].map((form) => [form.toLowerCase(), word])));
+// Longer words first: a federation's model is no federation.
+const FOUND = new RegExp(`\\b((?:${[...wordOf.keys()].sort((one, other) => other.length - one.length).join("|")})s?)\\b`, "gi");
+
+/** The word at which the list is open: "" is its beginning, null is closed. */
+const shown = signal<string | null>(null);
+
+/** Which text of a view links a word; it is the first one that has it. */
+const Links = createContext(new Map<string, string>());
+
+/** A view, in which each word of the glossary is linked once. */
+export function Glossed({ children }: { children: ComponentChildren }) {
+  const links = useMemo(() => new Map<string, string>(), []);
+  return <Links.Provider value={links}>{children}</Links.Provider>;
+}
+
+/** `Words`, of which those of the glossary open it where they stand first in the view. Not for labels and buttons. */
+export function Terms({ text }: { text: string }) {
+  const id = useId();
+  const links = useContext(Links);
+  useEffect(
+    () => () => {
+      for (const [word, owner] of links) if (owner === id) links.delete(word);
+    },
+    [],
+  );
+  const inText = new Set<string>();
+  const linked = (part: string) =>
+    part.split(FOUND).map((piece, i) => {
+      const word = i % 2 ? wordOf.get(piece.toLowerCase()) ?? wordOf.get(piece.toLowerCase().replace(/s$/, "")) : undefined;
+      if (word === undefined || inText.has(word) || (links.get(word) ?? id) !== id) return piece;
+      links.set(word, id);
+      inText.add(word);
+      return (
+        <button key={i} type="button" class="term" title={`${word}: open the glossary`} onClick={() => (shown.value = word)}>
+          {piece}
+        </button>
+      );
+    });
+  return <Words text={text} plain={linked} />;
+}
+
 /** A button that opens the list. */
 export function Glossary() {
-  const [isOpen, setOpen] = useState(false);
   return (
     <>
-      <button type="button" class="button quiet small" onClick={() => setOpen(true)}>
+      <button type="button" class="button quiet small" onClick={() => (shown.value = "")}>
         Glossary
       </button>
-      {isOpen && <Definitions title="Glossary" entries={WORDS} onClose={() => setOpen(false)} />}
+      {shown.value !== null && <Definitions title="Glossary" entries={WORDS} at={shown.value} onClose={() => (shown.value = null)} />}
     </>
   );
 }

@@ -1,6 +1,8 @@
 /** What the keyboard does, opened by `?` or a button. `docs/how-to/page.md` has the same. */
 import { useEffect, useState } from "preact/hooks";
 import { type Definition, Definitions } from "../ui/definitions";
+import { address, place } from "./router";
+import { beginTour } from "./tour";
 
 const KEYS: readonly Definition[] = [
   { word: "?", meaning: "Opens this list." },
@@ -32,7 +34,21 @@ export function Keys() {
       <button type="button" class="button quiet small" aria-label="Keyboard" title="Keyboard (?)" onClick={() => setOpen(true)}>
         ?
       </button>
-      {isOpen && <Definitions title="Keyboard" entries={KEYS} onClose={() => setOpen(false)} />}
+      {isOpen && (
+        <Definitions title="Keyboard" entries={KEYS} onClose={() => setOpen(false)}>
+          <button
+            type="button"
+            class="button small"
+            onClick={() => {
+              setOpen(false);
+              if (place.peek().view !== "look") location.hash = address("look");
+              beginTour();
+            }}
+          >
+            Take the tour
+          </button>
+        </Definitions>
+      )}
     </>
   );
 }

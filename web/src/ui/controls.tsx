@@ -18,7 +18,7 @@ export function Select<V extends string>(given: {
   label: string;
   value: V;
   options: readonly Option<V>[];
-  hint?: string;
+  hint?: ComponentChildren;
   disabled?: boolean;
   onChange: (value: V) => void;
 }) {

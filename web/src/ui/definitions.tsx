@@ -1,4 +1,5 @@
 /** A dialog of words and what they mean. */
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { Dialog } from "./dialog";
 
@@ -8,7 +9,13 @@ export interface Definition {
 }
 
 /** Opened at the word `at`, where there is one. */
-export function Definitions(given: { title: string; entries: readonly Definition[]; at?: string; onClose: () => void }) {
+export function Definitions(given: {
+  title: string;
+  entries: readonly Definition[];
+  at?: string;
+  onClose: () => void;
+  children?: ComponentChildren;
+}) {
   const found = useRef<HTMLDivElement>(null);
   useEffect(() => {
     found.current?.scrollIntoView({ block: "center" });
@@ -16,6 +23,7 @@ export function Definitions(given: { title: string; entries: readonly Definition
   }, [given.at]);
   return (
     <Dialog title={given.title} onClose={given.onClose}>
+      {given.children}
       <dl class="definitions">
         {given.entries.map(({ word, meaning }) => (
           <div key={word} {...(word === given.at ? { ref: found, tabIndex: -1, class: "found" } : {})}>

@@ -16,9 +16,9 @@ export function Notice(given: { tone?: Tone; title?: string; action?: ComponentC
   );
 }
 
-/** Words of the service: what stands in `backticks` is a command or a name. */
-export function Words({ text }: { text: string }) {
-  return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : part))}</>;
+/** Words of the service: what stands in `backticks` is a command or a name, and `plain` draws the rest. */
+export function Words({ text, plain = (part) => part }: { text: string; plain?: (part: string) => ComponentChildren }) {
+  return <>{text.split("`").map((part, i) => (i % 2 ? <code key={i}>{part}</code> : plain(part)))}</>;
 }
 
 /** What went wrong. A rejection is in the service's own words, which say what to do. */

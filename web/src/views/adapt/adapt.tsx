@@ -4,6 +4,7 @@ import { call, type Schema } from "../../api/client";
 import { catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type Cohort, useCohorts } from "../../app/cohorts";
 import { Catalogue, Missing } from "../../app/empty";
+import { Terms } from "../../app/glossary";
 import { rememberHospital } from "../../app/remembered";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
@@ -56,7 +57,7 @@ export default function Adapt() {
           ...(model ? [] : [{ value: "", label: "Choose a model", disabled: true }]),
           ...adaptable.map((each) => ({ value: each.name, label: each.name })),
         ]}
-        hint={model && sentence(model.summary)}
+        hint={model && <Terms text={sentence(model.summary)} />}
         onChange={(value) => keepInAddress({ model: value, job: null, cohort: null })}
       />
     </>
@@ -100,9 +101,13 @@ export default function Adapt() {
           <JobPanel key={job} id={job} onChange={setLatest} />
         ) : (
           <Empty title="No job is open">
-            {needsMasks
-              ? `Drop scans of ${hospital.name}, draw masks of some, then start the adaptation: it learns from the masks.`
-              : `Drop scans of ${hospital.name}, or choose a cohort that is there, then start the adaptation: it learns from scans without masks.`}
+            <Terms
+              text={
+                needsMasks
+                  ? `Drop scans of ${hospital.name}, draw masks of some, then start the adaptation: it learns from the masks.`
+                  : `Drop scans of ${hospital.name}, or choose a cohort that is there, then start the adaptation: it learns from scans without masks.`
+              }
+            />
           </Empty>
         )}
         <ServingPanel
@@ -167,11 +172,15 @@ function Scans(given: { hospital: string; model: Model; jobs: readonly JobSummar
       <Rejection error={error} />
       {model.masks !== "none" && (
         <p class="hint">
-          {joins
-            ? "This model joins a hospital with masks of some of its scans."
-            : model.masks === "required"
-              ? "This model is adapted by masks of some scans."
-              : "Where scans alone do not help, masks of five to twenty of them can: an adaptation learns from the masks that its cohort has."}{" "}
+          <Terms
+            text={
+              joins
+                ? "This model joins a hospital with masks of some of its scans."
+                : model.masks === "required"
+                  ? "This model is adapted by masks of some scans."
+                  : "Where scans alone do not help, masks of five to twenty of them can: an adaptation learns from the masks that its cohort has."
+            }
+          />{" "}
           <a href={address("draw", { hospital, model: model.name, cohort: chosen })}>Draw them</a>, or send them with a script.
         </p>
       )}

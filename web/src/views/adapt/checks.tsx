@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../../api/client";
 import { type CohortScan, maskWords, scansOf } from "../../app/cohorts";
+import { Terms } from "../../app/glossary";
 import { address } from "../../app/router";
 import { many } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
@@ -70,7 +71,7 @@ export function MaskCheck({ job, onVerdict }: { job: Job; onVerdict: () => void 
     <section class="card stack" aria-label="Check with masks">
       <h2>Check this candidate with masks</h2>
       <p class="hint">
-        Masks of a few scans say whether the candidate is better than the global model, where the gate could not tell.
+        <Terms text="Masks of a few scans say whether the candidate is better than the global model, where the gate could not tell." />{" "}
         The service draws the scans, more often where the two answer differently.
       </p>
       {check?.state === "failed" && <p class="hint">{check.reason}</p>}

@@ -1,9 +1,10 @@
 /** One job: its stages and curves while it runs, then the gate's verdict and the evidence. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { call } from "../../api/client";
+import { Terms } from "../../app/glossary";
 import { has } from "../../app/session";
 import { duration, moment, sentence } from "../../ui/format";
-import { Notice, Rejection, Words } from "../../ui/notice";
+import { Notice, Rejection } from "../../ui/notice";
 import { Loading } from "../../ui/states";
 import { MaskCheck } from "./checks";
 import { FINISHED, follow, type Job, sought } from "./following";
@@ -64,12 +65,12 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
       {running && has("operator") && <Preview job={job} />}
       {job.reason && (
         <Notice tone="warn">
-          <Words text={sentence(job.reason)} />
+          <Terms text={sentence(job.reason)} />
         </Notice>
       )}
       {job.warnings.map((warning) => (
         <Notice key={warning} tone="warn">
-          <Words text={sentence(warning)} />
+          <Terms text={sentence(warning)} />
         </Notice>
       ))}
       <Rejection error={error} />

@@ -1,6 +1,7 @@
 /** The sections of a job's card, as the service says them: what each is about is drawn by its form alone. */
 import type { ComponentChildren } from "preact";
 import type { Schema } from "../../api/client";
+import { Terms } from "../../app/glossary";
 import { percent } from "../../ui/format";
 import { Notice } from "../../ui/notice";
 
@@ -55,12 +56,16 @@ function Words({ section }: { section: Section }) {
   return (
     <>
       {section.sentences.map((sentence) => (
-        <p key={sentence}>{sentence}</p>
+        <p key={sentence}>
+          <Terms text={sentence} />
+        </p>
       ))}
       {section.reasons.length > 0 && (
         <ul class="reasons">
           {section.reasons.map((reason) => (
-            <li key={reason}>{reason}</li>
+            <li key={reason}>
+              <Terms text={reason} />
+            </li>
           ))}
         </ul>
       )}

@@ -1,6 +1,7 @@
 /** Which version serves the hospital: decide, take a decision back, and see what served when. */
 import { useEffect, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
+import { Terms } from "../../app/glossary";
 import { has, session } from "../../app/session";
 import { Select } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
@@ -84,7 +85,9 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
         <p>
           <strong class="mono">{serving.artefact ?? "nothing"}</strong>{" "}
           {decided && decided.precision !== "float32" && <span class="chip">in {decided.precision}</span>}{" "}
-          <span class="soft">{BECAUSE[serving.because]}</span>
+          <span class="soft">
+            <Terms text={BECAUSE[serving.because]} />
+          </span>
         </p>
       )}
       {newer && (
@@ -96,7 +99,9 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
       {serving !== null && serving.flagged.length > 0 && (
         <Notice tone="warn">It descends from {serving.flagged.join(", ")}, withdrawn since. Its answers carry a warning.</Notice>
       )}
-      {!has("approver") && <p class="hint">An approver decides which version serves.</p>}
+      {!has("approver") && <p class="hint">
+          <Terms text="An approver decides which version serves." />
+        </p>}
       {has("approver") && (canAssign || newer || returnsTo || atFirst) && (
         <div class="row">
           {canAssign && (

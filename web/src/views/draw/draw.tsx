@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
 import { Catalogue, Missing } from "../../app/empty";
+import { Terms } from "../../app/glossary";
 import { keepInAddress, place } from "../../app/router";
 import { leave, saved } from "../../app/unsaved";
 import { Select } from "../../ui/controls";
@@ -95,7 +96,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
           label="Model"
           value={model.name}
           options={all.map((each) => ({ value: each.name, label: each.name }))}
-          hint={`Its task names ${labels.map((each) => each.name).join(", ")}: ${model.summary}.`}
+          hint={<Terms text={`Its task names ${labels.map((each) => each.name).join(", ")}: ${model.summary}.`} />}
           onChange={(value) => go({ model: value })}
         />
         <section class="card stack" aria-label="Scans">
@@ -134,9 +135,13 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
               {many(drawn.length, "mask")} of {many(scans.length, "scan")}, {targets.length} with a target.
             </p>
             <p class="hint">
-              {joins(model) && isMember
-                ? "A member of the federation has a model of its own, and does not join."
-                : `The job learns from masks of at least ${FEWEST} patients with a target: five to twenty are usual. Scans without a mask are not learned from.`}
+              <Terms
+                text={
+                  joins(model) && isMember
+                    ? "A member of the federation has a model of its own, and does not join."
+                    : `The job learns from masks of at least ${FEWEST} patients with a target: five to twenty are usual. Scans without a mask are not learned from.`
+                }
+              />
             </p>
             <StartJob
               hospital={hospital}

@@ -1,6 +1,7 @@
 /** Which model answers, in plain words. */
 import { hospitals, loadAdapted, type Model, models, referenceOf } from "../../app/catalogue";
 import { Unsigned } from "../../app/empty";
+import { Terms } from "../../app/glossary";
 import { Select } from "../../ui/controls";
 import type { Personalization, Question } from "./asking";
 import { isChoosing } from "./state";
@@ -60,7 +61,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
             label: each.hospital === null ? each.name : `${referenceOf(each)} (adapted to ${each.hospital})`,
           })),
         ]}
-        hint={model && `${classifies(model) ? "Tells apart" : "Finds"} ${model.labels.join(", ")}: ${model.summary}.`}
+        hint={model && <Terms text={`${classifies(model) ? "Tells apart" : "Finds"} ${model.labels.join(", ")}: ${model.summary}.`} />}
         onChange={(value) => {
           const chosen = all.find((each) => referenceOf(each) === value)!;
           const next: Partial<Question> = { model: value, personalization: "auto" };
@@ -90,7 +91,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
           label: wordsOf(value, model).label,
           disabled: value === "hospital" && question.hospital === "",
         }))}
-        hint={wordsOf(question.personalization, model).hint}
+        hint={<Terms text={wordsOf(question.personalization, model).hint} />}
         onChange={(personalization) => change({ personalization })}
       />
       {question.personalization === "member" && (

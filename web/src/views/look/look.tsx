@@ -5,10 +5,11 @@ import { useEffect, useState } from "preact/hooks";
 import { Problem } from "../../api/client";
 import { catalogueError, catalogueLoaded, hospitals, referenceOf } from "../../app/catalogue";
 import { isEmpty, Missing, NoModel } from "../../app/empty";
+import { Terms } from "../../app/glossary";
 import { keepInAddress } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
-import { Notice, Rejection, Words } from "../../ui/notice";
+import { Notice, Rejection } from "../../ui/notice";
 import { Empty } from "../../ui/states";
 import { count, percent } from "../../ui/format";
 import { css, DIFFERENCE, drawnColour, drawnColours, labelColour, maskColours, UNCERTAINTY } from "../../viewer/palette";
@@ -116,7 +117,7 @@ function Workbench() {
         {answer.value && <Kept viewer={viewer} />}
         {comparing.value && withDrawn}
       </div>
-      <section class="stage" aria-label="Viewer">
+      <section class="stage" aria-label="Viewer" data-tour="stage">
         <div class="stage-tools">
           <strong class="name">{open?.name ?? "No scan"}</strong>
           {open && !open.flat && (
@@ -181,7 +182,7 @@ function Workbench() {
           <ul class="stage-warnings" role="status" aria-label="Warnings of this answer">
             {answered.report.warnings.map((warning) => (
               <li key={warning}>
-                <Words text={warning} />
+                <Terms text={warning} />
               </li>
             ))}
           </ul>
@@ -235,6 +236,7 @@ function Folded(given: { by: unknown; summary: string; children: ComponentChildr
   return (
     <details
       class="question"
+      data-tour="question"
       data-fresh={given.by === null}
       open={isOpen}
       onToggle={(event) => setOpen(event.currentTarget.open)}
@@ -272,13 +274,17 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
     return () => (over = true);
   }, [kept.value, answer.value, viewer]);
   return (
-    <section class="card stack tight" aria-label="Comparison">
+    <section class="card stack tight" aria-label="Comparison" data-tour="comparison">
       <h2>Compare</h2>
       {found === null || !comparing.value ? (
         <p class="hint">
-          {found === null
-            ? "Keep this answer, then ask another model, hospital or version about the same scan."
-            : "This answer is kept. Choose another model above, and segment again."}
+          <Terms
+            text={
+              found === null
+                ? "Keep this answer, then ask another model, hospital or version about the same scan."
+                : "This answer is kept. Choose another model above, and segment again."
+            }
+          />
         </p>
       ) : (
         <p>
@@ -357,7 +363,9 @@ function WithDrawn({ answer: found, open, viewer }: { answer: Answer; open: Open
   return (
     <section class="card stack tight" aria-label="Agreement">
       <h2>Beside the drawn mask</h2>
-      <p>Dice: {rows.map(({ name, dice }) => `${name} ${dice === null ? "–" : percent(dice, 1)}`).join(", ")}</p>
+      <p>
+        <Terms text="Dice" />: {rows.map(({ name, dice }) => `${name} ${dice === null ? "–" : percent(dice, 1)}`).join(", ")}
+      </p>
       <p class="hint">
         A drawn mask does not name its labels: its values are read as {rows.map(meaning).join(", ")}. A version that learned
         from this very mask agrees with it more than with others.

@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { models } from "../../app/catalogue";
+import { Terms } from "../../app/glossary";
 import { session } from "../../app/session";
 import { CopyButton } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
@@ -66,12 +67,14 @@ export function Result(given: {
   const isAlone = (name: string) => String(report.labels[name]?.classes) === String(report.label_names[name]);
   const sets = Object.keys(report.label_names).filter((name) => !isAlone(name));
   return (
-    <section class="card stack" aria-label="Answer">
+    <section class="card stack" aria-label="Answer" data-tour="answer">
       <Heading answer={answer} warnings={report.warnings} />
       <table>
         <thead>
           <tr>
-            <th scope="col">Label</th>
+            <th scope="col">
+              <Terms text="Label" />
+            </th>
             <th scope="col" class="number">
               Size
             </th>
@@ -178,7 +181,7 @@ function Heading({ answer, warnings }: { answer: Answered; warnings: readonly st
           </p>
         )}
         <p class="soft">
-          By {servedBy(answer)}, <span class="mono">{answer.model}</span>
+          By <Terms text={servedBy(answer)} />, <span class="mono">{answer.model}</span>
         </p>
       </div>
     </>
@@ -224,7 +227,7 @@ function Certainty({ value }: { value: number }) {
   return (
     <div class="field">
       <span class="label">
-        Uncertainty: {words} ({value.toFixed(2)})
+        <Terms text={`Uncertainty: ${words} (${value.toFixed(2)})`} />
       </span>
       <meter class="meter" min={0} low={0.15} high={0.35} max={1} optimum={0} value={value} aria-label="Uncertainty, 0 to 1" />
       <p class="hint">How undecided the model is where it sees something: 0 is certain. It is not a probability of error.</p>

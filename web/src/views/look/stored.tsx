@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { hospitals, referenceOf } from "../../app/catalogue";
 import { CohortSelect, type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
 import { keepInAddress, place } from "../../app/router";
+import { offerTour } from "../../app/tour";
 import { Select } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
 import { answering, classifies } from "./choices";
@@ -26,11 +27,14 @@ export function StoredScans() {
     const isHere = () => place.peek().view === "look" && place.peek().parameters.get("scan") === found.name;
     if (!isHere()) return;
     choose({ ...question.peek(), hospital });
-    if (place.peek().parameters.get("answer") !== "now") return;
-    keepInAddress({ answer: null });
+    const asked = place.peek().parameters;
+    const wants = (what: string) => asked.get(what) === "now";
+    if (!wants("answer")) return;
+    keepInAddress({ answer: null, tour: null });
     await opening;
     const model = answering().find((each) => referenceOf(each) === question.peek().model);
-    if (isHere() && model !== undefined && scan.peek()?.name === found.name) void answerNow(classifies(model));
+    if (isHere() && model !== undefined && scan.peek()?.name === found.name) await answerNow(classifies(model));
+    if (isHere() && wants("tour")) offerTour();
   };
   useEffect(() => {
     setScans([]);

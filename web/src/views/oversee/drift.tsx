@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
 import { type Hospital, models } from "../../app/catalogue";
+import { Terms } from "../../app/glossary";
 import { day, percent } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
 import { Empty, Loading } from "../../ui/states";
@@ -41,8 +42,7 @@ export function Drift({ hospitals }: { hospitals: readonly Hospital[] }) {
     <section class="card stack tight" aria-label="Drift">
       <h2>Drift of key usage</h2>
       <p class="hint">
-        A model with a pool lets every scan pick entries of it by key. 0: this hospital's scans pick as the federation's
-        training images did. 1: they have no entry in common. Of few scans the figure is too large.
+        <Terms text="A model with a pool lets every scan pick entries of it by key. 0: this hospital's scans pick as the federation's training images did. 1: they have no entry in common. Of few scans the figure is too large." />
       </p>
       <Rejection error={error} />
       {rows === null && !error && <Loading />}

@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { call, pagesOf } from "../../api/client";
 import { hospitals } from "../../app/catalogue";
 import { isEmpty, NoModel } from "../../app/empty";
+import { Terms } from "../../app/glossary";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
@@ -88,7 +89,7 @@ export function Lineage({ served }: { served: Served }) {
       <div class="scroll">
         <Drawing graph={graph} served={served} chosen={chosen} onChoose={setChosen} />
       </div>
-      {node ? <Details node={node} served={served} /> : <p class="hint">Choose a version for its origin and its report.</p>}
+      {node ? <Details node={node} served={served} /> : <p class="hint"><Terms text="Choose a version for its origin and its report." /></p>}
       <details>
         <summary>The same as a table</summary>
         <Versions graph={graph} served={served} />
@@ -110,7 +111,9 @@ async function read(hospital: string): Promise<{ versions: readonly Version[]; i
 function Models({ children }: { children: preact.ComponentChildren }) {
   return (
     <section class="card stack tight" aria-label="Models">
-      <h2>Models and what descends from them</h2>
+      <h2>
+        <Terms text="Models and what descends from them" />
+      </h2>
       {children}
     </section>
   );

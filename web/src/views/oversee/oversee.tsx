@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
 import { catalogueError, catalogueLoaded, type Hospital, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
+import { Terms } from "../../app/glossary";
 import { RegisterHospital } from "../../app/register";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
@@ -190,7 +191,9 @@ function Hospitals(given: {
   return (
     <section class="card stack tight" aria-label="Hospitals">
       <div class="row">
-        <h2>What serves each hospital</h2>
+        <h2>
+          <Terms text="What serves each hospital" />
+        </h2>
         <span class="grow" />
         <RegisterHospital />
       </div>
@@ -212,7 +215,10 @@ function Hospitals(given: {
               head: true,
               cell: ({ name, site }) => (
                 <>
-                  {name} <span class="hint">{site ? `member ${site}` : "outside the federation"}</span>
+                  {name}{" "}
+                  <span class="hint">
+                    <Terms text={site ? `member ${site}` : "outside the federation"} />
+                  </span>
                 </>
               ),
             },
