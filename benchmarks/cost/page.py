@@ -1,4 +1,4 @@
-"""What the page costs: its weight, the time to the first mask on screen, and frames while slices scroll.
+"""What the page costs: weight, first paint, time to the first mask, and frames while slices scroll.
 
 A real Chromium before a real service. A volume is opened in Look and segmented, and the time from the button
 to a canvas that shows the mask is taken, beside the same request sent by a plain client. The two alternate,
@@ -31,6 +31,8 @@ from locum.demo.service_process import free_port, running_service
 from model_store.store import Store
 
 NAME = "page"
+# The first paint is that of a processor this many times slower, as the browser's developer tools emulate it.
+_SLOWDOWN = 4
 # Seconds of scrolling, and the longest wait for an answer.
 _SCROLL_S = 5.0
 _PATIENCE_MS = 300_000
@@ -55,32 +57,36 @@ _SCROLL = f"""([seconds]) => new Promise((resolve) => {{
 
 @dataclass(frozen=True)
 class Profile:
-    """Pairs to time, onnxruntime's threads, the network's width, and the volume."""
+    """Pairs to time, onnxruntime's threads, the network's width, the volume, and visits to time."""
 
     repeats: int = 5
     threads: int = 2
     width: int = 16
     slices: int = 128
+    paints: int = 15
 
 
-PROFILES = {"smoke": Profile(1, 1, 2, 4), "cpu": Profile()}
+PROFILES = {"smoke": Profile(1, 1, 2, 4, 2), "cpu": Profile()}
 
 
 class PageCost(CostExperiment[Profile]):
-    """Weight, time to the first mask, and frames per second of the page."""
+    """Weight, first paint, time to the first mask, and frames per second of the page."""
 
     name = "page_cost"
     title = "What the page costs"
-    question = "How long until a person sees the mask, and how smoothly do slices scroll?"
+    question = "How long until a person sees the page, and the mask, and how smoothly do slices scroll?"
+    by = "what"
     profiles = PROFILES
 
     def kinds(self) -> Mapping[str, Kind]:
-        """One kind."""
-        return {"": Kind(compute, _section)}
+        """The page at work, and its first paint."""
+        return {"": Kind(compute, _section), "paint": Kind(paint, _paint_section)}
 
     def measured(self) -> Sequence[Cell]:
-        """One cell."""
-        return [asdict(self.profile)]
+        """One cell of each kind."""
+        at_work = asdict(self.profile)
+        paints = at_work.pop("paints")
+        return [at_work, {"what": "paint", "paints": paints, "slowdown": _SLOWDOWN}]
 
 
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
@@ -126,6 +132,35 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
             "heap_bytes": heap[1:],
             "chromium": chromium.version.partition(".")[0],
         }
+
+
+def paint(cell: Cell, work: Path) -> dict[str, Any]:
+    """Milliseconds until the first paint and the view's title, of an empty service and an empty cache."""
+    from playwright.sync_api import sync_playwright
+
+    store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
+    store.mkdir(parents=True)
+    first: list[float] = []
+    titled: list[float] = []
+    with running_service(store, state, free_port()) as client, sync_playwright() as playwright:
+        chromium = launch(playwright)
+        # The first one starts the browser's processes, and is not counted.
+        for _ in range(cell["paints"] + 1):
+            context = chromium.new_context(viewport={"width": 1280, "height": 800})
+            page = context.new_page()
+            devtools = context.new_cdp_session(page)
+            devtools.send("Emulation.setCPUThrottlingRate", {"rate": cell["slowdown"]})
+            page.goto(str(client.base_url))
+            page.locator("h1:not(.visually-hidden)").wait_for()
+            titled.append(page.evaluate("performance.now()"))
+            first.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            context.close()
+        version = chromium.version.partition(".")[0]
+    return {
+        "first_ms": [round(each) for each in first[1:]],
+        "titled_ms": [round(each) for each in titled[1:]],
+        "chromium": version,
+    }
 
 
 @contextmanager
@@ -233,4 +268,20 @@ def _section(rows: Sequence[Row]) -> list[str]:
         "## Memory",
         f"JavaScript's heap after each of {len(result['heap_bytes'])} answers, with garbage collected: "
         f"{heap} MiB.",
+    ]
+
+
+def _paint_section(rows: Sequence[Row]) -> list[str]:
+    (row,) = rows
+    result, slowdown = row["result"], row["cell"]["slowdown"]
+    times = [
+        [label, f"{median(result[side]):.0f}", f"{min(result[side])} to {max(result[side])}"]
+        for side, label in (("first_ms", "first contentful paint"), ("titled_ms", "the view's title"))
+    ]
+    return [
+        "## First paint",
+        table(["", "milliseconds, median", "range"], times),
+        f"{len(result['first_ms'])} visits with an empty cache to an empty service on the same machine, with"
+        f" the browser's processor slowed down {slowdown} times (`Emulation.setCPUThrottlingRate`), by"
+        f" Chromium {result['chromium']}.",
     ]

@@ -79,6 +79,15 @@ def test_build_is_of_these_sources() -> None:
     assert stamp["files"] == web.built_files(), "service/static was edited by hand: run `make web`"
 
 
+def test_page_is_small_as_it_is_sent() -> None:
+    sent = {name: len(gzip.compress((web.STATIC / name).read_bytes(), mtime=0)) for name in web.built_files()}
+    niivue = sent.pop("page/niivue.js")
+    assert niivue < 400_000
+    assert sum(sent.values()) < 120_000
+    # What the first paint waits for.
+    assert sent["index.html"] + sent["page/index.css"] < 8_000
+
+
 def test_types_of_the_page_are_of_this_description() -> None:
     """Only of the operations that the page uses."""
     assert web.signed_operations() == web.digest_of_operations(), (
