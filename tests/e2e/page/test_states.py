@@ -27,7 +27,7 @@ def test_page_says_that_the_service_is_away_and_goes_on_by_itself(browser: Any, 
         dialog.get_by_role("button", name="Close").click()
         page.context.set_offline(True)
         away.wait_for()
-        page.get_by_role("link", name="Adapt").click()
+        page.get_by_role("link", name="Adapt", exact=True).click()
         page.get_by_text("It opens when the service answers again.").wait_for()
         page.context.set_offline(False)
         page.get_by_role("heading", name="Adapt a model to a hospital").wait_for()
