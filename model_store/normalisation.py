@@ -97,7 +97,9 @@ class Normalisation(BaseModel):
     """Normalisation of raw intensities: clip to `window`, clip to `percentiles`, then apply `method`.
 
     `scope` selects the pixels for the percentiles and the moments: each image (slice), or its whole volume.
-    A 2-D scan is its own volume. A task of volumes has the scope `volume` and may also say:
+    A 2-D scan is its own volume. `middle` is the share of each side of a slice in which these pixels are,
+    about its centre: of scans that show more around what the network knows. A task of volumes has the scope
+    `volume` and may also say:
 
     - `method: fixed` with `mean` and `std`, such as those of a federation's foreground (nnU-Net's rule for
       CT, with its window),
@@ -111,6 +113,7 @@ class Normalisation(BaseModel):
     method: Literal["zscore", "minmax", "fixed", "none"] = "zscore"
     window: Pair | None = None
     percentiles: Pair | None = None
+    middle: float = Field(1.0, ge=0.1, le=1)
     mean: float | None = None
     std: float | None = Field(None, gt=0)
     within: Within = "all"
@@ -160,9 +163,11 @@ class Normalisation(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the fields of volumes that are not used, so that older artefacts keep their digests."""
+        """Omit the later fields that are not used, so that older artefacts keep their digests."""
         content: dict[str, Any] = handler(self)
         if self.steps:
             return {name: content[name] for name in ("scope", "steps")}
         unsaid = {"mean", "std", "within", "steps"} - self.said
+        if self.middle == 1:
+            unsaid.add("middle")
         return {name: value for name, value in content.items() if name not in unsaid}

@@ -39,6 +39,7 @@ from model_store.volume import MOST_CHANNELS, Channel, VolumeGeometry, of_a_volu
 
 __all__ = [
     "IGNORED",
+    "LARGEST_SIDE",
     "LEAST_SIDE",
     "SIZE_MULTIPLE",
     "Channel",
@@ -62,7 +63,7 @@ ClassName = Annotated[str, Field(pattern=r"^[^\s./\\][^/\\]{0,63}$")]
 SIZE_MULTIPLE = 16
 # A classifier pools its last map of any size; with a smaller input nothing would remain to pool.
 LEAST_SIDE: Final = 8
-_LARGEST_SIDE: Final = 1024
+LARGEST_SIDE: Final = 1024
 # Masks hold class indices in 8 bits.
 _MOST_CLASSES: Final = 256
 # The class index of a place without a truth, of a task that has such.
@@ -203,10 +204,10 @@ class Task(BaseModel):
             raise ValueError("of slices, and a network of this task sees volumes (geometry); remove it")
         segments = info.data.get("kind") == "segmentation"
         multiple, least = (SIZE_MULTIPLE, SIZE_MULTIPLE) if segments else (1, LEAST_SIDE)
-        if any(side % multiple or not least <= side <= _LARGEST_SIDE for side in size):
+        if any(side % multiple or not least <= side <= LARGEST_SIDE for side in size):
             expected = f"a multiple of {multiple}" if segments else f"{least}"
             raise ValueError(
-                f"each side of the network's input must be {expected} up to {_LARGEST_SIDE}, "
+                f"each side of the network's input must be {expected} up to {LARGEST_SIDE}, "
                 f"found {list(size)}"
             )
         return size
@@ -277,6 +278,8 @@ class Task(BaseModel):
         names = [channel.name.lower() for channel in channels]
         if len({*names}) < len(names):
             raise ValueError(f"channels: expected different names, found {[each.name for each in channels]}")
+        if any(channel.normalisation.middle != 1 for channel in channels):
+            raise ValueError("normalisation: middle is of slices, and this task has a geometry; remove it")
         if sliced := [each.name for each in channels if each.normalisation.scope != "volume"]:
             raise ValueError(
                 f"normalisation of {sliced}: expected scope: volume, found image; a volume has no slices"

@@ -7,7 +7,7 @@ Lens          four steps on a network's input (`lens.json`)
 fingerprint_of, lens_of  those of a version; `seen_through` applies it to a scan that was prepared
 Distances     how far scans are from the members', one by one and together, and what differs most
 LensForScan   a lens that is fitted to one scan as it comes
-scale_of      whether a cohort has smaller structures than the members, which no lens cures
+scale_of      whether a cohort has smaller structures than the members; `enlarged` shows them larger
 """
 
 from model_store.lens.distance import Distance, Distances, Measure
@@ -18,7 +18,7 @@ from model_store.lens.fit import STEPS, Fitted, Polarity, Step, fit
 from model_store.lens.lens import FILE as LENS
 from model_store.lens.lens import Lens
 from model_store.lens.published import fingerprint_of, lens_of, seen_through
-from model_store.lens.scale import Scale, scale_of
+from model_store.lens.scale import Scale, enlarged, middle, scale_of
 from model_store.lens.scan import LensForScan, OfScan
 
 __all__ = [
@@ -44,10 +44,12 @@ __all__ = [
     "Seen",
     "Step",
     "check_seen",
+    "enlarged",
     "fingerprint_of",
     "fit",
     "lens_of",
     "mean_shift",
+    "middle",
     "scale_of",
     "seen_of",
     "seen_through",

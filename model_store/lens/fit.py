@@ -55,6 +55,16 @@ class Polarity:
         """Whether the scans look inverted."""
         return self.correlation < 0 and self.nearer > _NEGATIVE
 
+    @property
+    def grid(self) -> float:
+        """How strongly the mean field correlates with the members', either way: 0 to 1."""
+        return abs(self.correlation)
+
+    @property
+    def sides(self) -> float:
+        """How many times nearer the scans are than in negative, or the reverse."""
+        return math.exp(abs(math.log(max(self.nearer, NONE))))
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -90,14 +100,12 @@ class Fitted:
     @property
     def grid(self) -> float | None:
         """How strongly the mean field correlates with the members', 0 to 1; None where it says nothing."""
-        return abs(self.polarity.correlation) if self.polarity is not None and self.shows else None
+        return self.polarity.grid if self.polarity is not None and self.shows else None
 
     @property
     def sides(self) -> float | None:
         """How many times nearer the scans are than in negative, or the reverse; None as of `grid`."""
-        if self.polarity is None or not self.shows:
-            return None
-        return math.exp(abs(math.log(max(self.polarity.nearer, NONE))))
+        return self.polarity.sides if self.polarity is not None and self.shows else None
 
 
 def fit(

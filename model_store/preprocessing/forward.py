@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -16,6 +16,8 @@ from model_store.preprocessing.intensity import Scale, match_channels, scale_of
 from model_store.preprocessing.slices import NativeSlices
 from model_store.scans.types import Scan
 from model_store.task import Task
+
+Values = TypeVar("Values", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ def prepare(scan: Scan, task: Task, look: Callable[[], None] = no_look) -> Prepa
     voxels = match_channels(scan, task)
     native = NativeSlices(voxels, geometry)
     per_volume = task.normalisation.scope == "volume"
-    common = scale_of(_volume_parts(voxels, native, geometry), task.normalisation) if per_volume else None
+    share = task.normalisation.middle
+    common = (
+        scale_of(_volume_parts(voxels, native, geometry, share), task.normalisation) if per_volume else None
+    )
     margin = task.neighbours
     height, width = task.size
     padded = np.empty((len(native) + 2 * margin, task.channel_count, height, width), np.float32)
@@ -64,16 +69,30 @@ def prepare(scan: Scan, task: Task, look: Callable[[], None] = no_look) -> Prepa
     return Prepared(_with_neighbours(padded, margin), geometry)
 
 
-def _volume_parts(voxels: NDArray[Any], native: NativeSlices, geometry: Geometry) -> Sequence[NDArray[Any]]:
+def _volume_parts(
+    voxels: NDArray[Any], native: NativeSlices, geometry: Geometry, share: float
+) -> Sequence[NDArray[Any]]:
     """Return the voxels for a volume's statistics, without the interpolated ones of a resampled volume."""
+    if share != 1:
+        return [_middle(native[index], share) for index in range(len(native))]
     if geometry.resampled:
         return [voxels[:, :, index] for index in range(voxels.shape[2])]
     return native
 
 
 def _scale_of_slice(plane: NDArray[Any], inside: NDArray[np.bool_] | None, task: Task) -> Scale:
-    values = plane if inside is None else plane[inside]
+    share = task.normalisation.middle
+    values = _middle(plane, share) if inside is None else _middle(plane, share)[_middle(inside, share)]
     return scale_of([values] if values.size else [], task.normalisation)
+
+
+def _middle(plane: NDArray[Values], share: float) -> NDArray[Values]:
+    """The central share of each side of a plane [R, C, ...]."""
+    if share == 1:
+        return plane
+    rows, columns = (max(1, round(share * side)) for side in plane.shape[:2])
+    top, left = (plane.shape[0] - rows) // 2, (plane.shape[1] - columns) // 2
+    return plane[top : top + rows, left : left + columns]
 
 
 def _resize(plane: NDArray[np.float32], target: NDArray[np.float32]) -> None:

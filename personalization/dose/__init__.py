@@ -9,7 +9,7 @@ adapts to their unlabelled scans, and their labels score the change (`practise`)
 from __future__ import annotations
 
 from personalization.dose.auto import ByShift, by_shift
-from personalization.dose.lensed import Lensed, by_lens, by_lens_alone
+from personalization.dose.lensed import Lensed, by_lens, by_lens_alone, by_scale
 from personalization.dose.playbook import FILE, Episode, Playbook, ShiftRecord
 from personalization.dose.practice import Change, Practice, passes, practise
 from personalization.dose.view import View, targets_of, typical_targets, view
@@ -26,6 +26,7 @@ __all__ = [
     "View",
     "by_lens",
     "by_lens_alone",
+    "by_scale",
     "by_shift",
     "passes",
     "practise",

@@ -8,6 +8,9 @@ the lens helped it, and what is still worth moving:
     the dose of the lensed scans passes        lens and dose
     else the lens passes                       lens
     else                                       the global model, as it is
+
+Where structures are smaller than the members', the network sees the scans larger in place of all that
+(`by_scale`).
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from personalization.iop_fl.spread import Spread
 from personalization.test_time.ladder import dose_by_shift
 
 # What a candidate is made of; "nothing" is the global model as it is.
-Made = Literal["lens and dose", "lens", "dose", "nothing"]
+Made = Literal["lens and dose", "lens", "dose", "scale", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class Lensed:
     def judged(self) -> GateVerdict:
         """The verdict on the candidate."""
         by_dose = self.as_they_are or (self.verdict if self.dosed is None else self.dosed.verdict)
-        verdicts = {"lens and dose": self.both, "lens": self.verdict, "dose": by_dose, "nothing": by_dose}
-        found = verdicts[self.candidate]
+        verdicts = {"lens and dose": self.both, "dose": by_dose, "nothing": by_dose}
+        found = verdicts.get(self.candidate, self.verdict)
         assert found is not None
         return found
 
@@ -188,6 +191,49 @@ def by_lens_alone(
     return Lensed(served, verdict, None, None, parent, through, None)
 
 
+def by_scale(
+    network: nn.Module,
+    classes: int,
+    images_NCHW: Tensor,
+    enlarged_NCHW: Tensor,
+    middle_NCHW: Tensor,
+    patients: Sequence[Hashable],
+    lens: ThroughLens,
+    spread: Spread | None = None,
+    playbook: Playbook | None = None,
+    check_cancelled: CancelCheck = never_cancelled,
+    mistaken: float = 0.0,
+) -> Lensed:
+    """Decide for images [N, C, H, W] and the same `lens.zoom` times larger, on the network's device.
+
+    With a `spread`, the network's own shift is asked, too: of the middle of the enlarged images, [N, C, H, W]
+    again. No dose follows. Deterministic. Costs two or three forward passes, one of which is `lens.zoom`
+    squared times longer. Raises as `view`.
+    """
+    known = None if spread is None else patients
+    parent = view(network, images_NCHW, check_cancelled, patients=known)
+    through = view(network, enlarged_NCHW, check_cancelled)
+    shifts: tuple[float, float] | None = None
+    if spread is not None:
+        central = view(network, middle_NCHW, check_cancelled, patients=known)
+        assert parent.profile is not None
+        assert central.profile is not None
+        before, after = (dose_by_shift(each, spread).shift for each in (parent.profile, central.profile))
+        shifts = before, after
+        lens = replace(lens, licence=after / before)
+    judged = _Judge(
+        lens,
+        parent,
+        patients,
+        classes,
+        Shifted(0.0, left=lens.left, mistaken=mistaken),
+        UNKNOWN_TARGETS if spread is None else targets_known(spread, playbook),
+        0.0 if spread is None else spread.size,
+    )
+    verdict = judged.of(through)
+    return Lensed("scale" if verdict.passed else "nothing", verdict, None, None, parent, through, shifts)
+
+
 @dataclass(frozen=True)
 class _Judge:
     lens: ThroughLens
@@ -207,6 +253,10 @@ class _Judge:
                 maps, parent, self.classes, self.lens, self.shifted, licensed=self.practised
             )
             return judge(BY_LENS_WITHOUT_MASKS, classes)
+        if maps.shape != parent.shape:
+            # Of enlarged images: on the parent's pixels, by the nearest.
+            own = nn.functional.interpolate(maps[:, None], parent.shape[1:], mode="nearest-exact")
+            maps = own[:, 0]
         scans = np.unique([str(each) for each in self.patients], return_inverse=True)[1]
         observed = ObservedLens(
             maps, parent, scans, self.classes, self.targets, self.natural, self.lens, self.shifted

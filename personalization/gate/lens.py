@@ -7,7 +7,7 @@ global model, which sees the scans as they are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from numpy.typing import ArrayLike
@@ -50,6 +50,7 @@ class ThroughLens:
         sides: how many times nearer to the members the scans are than in negative, or the reverse, at least
             1; None as of `grid`.
         negated: whether the lens negates the scans.
+        zoom: how many times larger the network sees the scans, since their structures are smaller.
     """
 
     left: float
@@ -57,6 +58,7 @@ class ThroughLens:
     grid: float | None = None
     sides: float | None = None
     negated: bool = False
+    zoom: float = 1.0
 
 
 class OfLens(Protocol):
@@ -95,6 +97,10 @@ class ObservedLens(BesideParent):
         """
         super().__init__(candidate, parent, scan_index, classes, targets)
         self.natural, self.lens, self.shifted = natural, lens, shifted
+        if lens.zoom != 1:
+            # A target is so much less of images that are so many times wider.
+            share, largest = (each / lens.zoom**2 for each in (targets.share, targets.largest))
+            self.targets = replace(targets, share=share, largest=largest)
 
     @property
     def found(self) -> tuple[float, float]:
@@ -109,8 +115,10 @@ class ObservedLens(BesideParent):
 
     @property
     def parent_measures(self) -> bool:
-        """Whether the parent is a measure of a mask: it finds something, in scans that are not inverted."""
-        return not (self.parent_is_blind or self.lens.negated)
+        """Whether the parent is a measure of a mask: it finds something, in scans that are not inverted, and
+        of the members' scale.
+        """
+        return not (self.parent_is_blind or self.lens.negated or self.lens.zoom != 1)
 
 
 class ObservedClassesThroughLens(ObservedClasses):

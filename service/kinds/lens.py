@@ -131,13 +131,24 @@ def _lens(found: Any, known: tuple[str, ...]) -> tuple[Section, ...]:
     ]
     if negated:
         said.append("These scans look inverted: the lens negates those that do, first.")
+    is_larger = found.get("made") == "scale"
     if through is not None and len(through) == 2:
+        where = "in the central part" if is_larger else "through the lens"
         said.append(
-            f"The network itself saw a distance of {figure(through[0])}, and through the lens it sees "
+            f"The network itself saw a distance of {figure(through[0])}, and {where} it sees "
             f"{figure(through[1])}."
         )
-    body = Table(columns=("what", "as they are", "through the lens", "moved"), figures=3, rows=rows)
-    return (Section(title="What the lens does to these scans", sentences=tuple(said), body=body),)
+    title = "What the lens does to these scans"
+    columns: tuple[str, ...] = ("what", "as they are", "through the lens", "moved")
+    if is_larger:
+        title, columns = "How large these scans show things", ("what", "whole slices", "their central part")
+        rows = tuple(Row(name=row.name, cells=row.cells[:2]) for row in rows)
+        said[0] = (
+            "The squared distance from the members' own scans, before any network sees them: 1 is usual "
+            "between hospitals. The central part of each slice is as large as what the members' slices show."
+        )
+    body = Table(columns=columns, figures=len(columns) - 1, rows=rows)
+    return (Section(title=title, sentences=tuple(said), body=body),)
 
 
 def _curves(found: Any) -> tuple[Section, ...]:

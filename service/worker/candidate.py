@@ -24,8 +24,8 @@ class CandidateDraft:
     """The content of a candidate before publishing.
 
     `method` derived it from `parent`, a composite artefact, in `epochs` epochs with `seed`. `model` is the
-    manifest of the parent's model with the same task and network. `files` maps names to the bytes of weights,
-    graph and other files. `metrics` and `sources` go into the manifest.
+    manifest of the parent's model, with the candidate's task and network. `files` maps names to the bytes of
+    weights, graph and other files. `metrics` and `sources` go into the manifest.
     """
 
     parent: Artefact

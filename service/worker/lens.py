@@ -2,12 +2,13 @@
 
 This is `auto` of an artefact with a fingerprint. Its own stage is `measuring`: how far the scans are from the
 members', what the lens takes back of that, and what the network says of it. Where the network has batch
-norm, what is left is dosed (`personalization.dose.by_lens`).
+norm, what is left is dosed (`personalization.dose.by_lens`). Slices with smaller structures than the members'
+are shown to it larger instead (`by_scale`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -19,12 +20,23 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_store.errors import ScanError
-from model_store.lens import LENS, Fitted, Kind, Lens, Scale, fingerprint_of, fit, mean_shift, scale_of
+from model_store.lens import (
+    LENS,
+    Fitted,
+    Kind,
+    Lens,
+    Scale,
+    fingerprint_of,
+    fit,
+    mean_shift,
+    scale_of,
+)
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.scan import decode
 from model_store.task import Task
 from personalization.dose import Lensed, View, by_lens, by_lens_alone
+from personalization.errors import NetworkError, StateError
 from personalization.gate import GateVerdict, ThroughLens
 from personalization.options.presets import SPREAD
 from personalization.state import to_safetensors
@@ -35,10 +47,16 @@ from service.kinds import kind_of
 from service.settings import cohort_limits
 from service.worker.attempt import Attempt
 from service.worker.candidate import CandidateDraft
-from service.worker.cohort_images import CohortImages, load_images, patches_of, widened
+from service.worker.cohort_images import (
+    CohortImages,
+    load_images,
+    patches_of,
+    widened,
+)
 from service.worker.cohort_job import CohortWork
 from service.worker.device import device_of
 from service.worker.kept import Kept
+from service.worker.larger import AtScale, LargerSlices
 from service.worker.pictures import draw_answers, draw_pictures, load
 from service.worker.routing_adapt import LoadedSpace, graph_of, load_space
 from service.worker.routing_space import dose_facts, said_of_dose
@@ -48,13 +66,14 @@ from service.worker.routing_space import dose_facts, said_of_dose
 class FittedToScans:
     """A fitted lens, and what the network says of it. `files` are those of the candidate.
 
-    `of_one_group`: how far hospitals are apart is not known, and stands for several times the patients'.
-    `scale`: of scans with smaller structures than the members'.
+    `task`: the candidate's. `of_one_group`: how far hospitals are apart is not known, and stands for several
+    times the patients'. `scale`: of scans with smaller structures than the members'.
     """
 
     fitted: Fitted
     found: Lensed
     files: dict[str, bytes]
+    task: Task
     of_one_group: bool = False
     scale: Scale | None = None
 
@@ -149,18 +168,41 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
         fitted = fit(whole.viewed, self.fingerprint)
         if fitted is None:
             raise AdaptationRejected("every scan of the cohort has the same intensity everywhere")
-        lensed = whole.through(fitted.lens) if fitted.lens.steps else None
-        found = self._asked(cohort, lensed, fitted)
         files = {GRAPH: self.model.read(GRAPH)}
         if WEIGHTS in self.manifest.files:
             files[WEIGHTS] = self.model.read(WEIGHTS)
+        of_one_group = self.fingerprint.factor is not None
+        scale, larger = self._scale(cohort, whole, fitted)
+        if larger is not None and larger.found.served == "scale":
+            files[GRAPH] = larger.graph
+            return FittedToScans(fitted, larger.found, files, larger.task, of_one_group, scale)
+        lensed = whole.through(fitted.lens) if fitted.lens.steps else None
+        found = self._asked(cohort, lensed, fitted)
         if (network := found.network) is not None:
             files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: graph_of(network, self.task)}
         if found.sees_through:
             files[LENS] = fitted.lens.to_bytes()
         self.curves = self._curves(fitted)
-        scale = scale_of(partial(_upright, whole.viewed, fitted.lens), self.fingerprint)
-        return FittedToScans(fitted, found, files, self.fingerprint.factor is not None, scale)
+        return FittedToScans(fitted, found, files, self.task, of_one_group, scale)
+
+    def _scale(
+        self, cohort: CohortImages, whole: WholeScans, fitted: Fitted
+    ) -> tuple[Scale | None, AtScale | None]:
+        """How much smaller structures are than the members', and what the network says of larger slices.
+
+        The mean field tells inverted scans, and not those of another scale: they are not shown larger.
+        """
+        slices = LargerSlices(self.attempt, self.task, self.files, cohort)
+        upright = partial(_upright, whole.viewed, fitted.lens)
+        scale = scale_of(upright, self.fingerprint, None if fitted.lens.negated else slices.middles)
+        if scale is None or fitted.lens.negated or self.task.kind != "segmentation":
+            return scale, None
+        try:
+            loaded = self.loaded or load_space(self.store, self.parent)
+        except (NetworkError, StateError):
+            # A graph without its weights.
+            return scale, None
+        return scale, slices.judged(scale, loaded, self.device)
 
     def _asked(self, cohort: CohortImages, lensed: Tensor | None, fitted: Fitted) -> Lensed:
         """What the network says of the lens."""
@@ -219,12 +261,17 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
 
     @override
     def summary(self, cohort: CohortImages, made: FittedToScans, verdict: GateVerdict) -> list[str]:
+        if made.found.served == "scale":
+            assert made.scale is not None
+            return said_of_larger(made.scale)
         return [*said_of_scale(made.scale), *said_of_lens(made)]
 
     @override
     def draw(self, cohort: CohortImages, made: FittedToScans) -> None:
         if self.task.kind == "segmentation":
-            draw_pictures(self.attempt, self.files, self.model, made.files[GRAPH], lens=made.lens)
+            draw_pictures(
+                self.attempt, self.files, self.model, made.files[GRAPH], lens=made.lens, task=made.task
+            )
             return
         scans, images = cohort.scan_of_image, cohort.images.numpy()
         seen = images if made.lens is None else made.lens.apply(images, scans=scans.tolist())
@@ -246,13 +293,14 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
             "made": found.candidate,
             "steps": [*fitted.lens.steps],
             "negated": fitted.lens.negated,
-            "before": {kind: round(shift, 4) for kind, shift in fitted.before.items()},
-            "after": {kind: round(shift, 4) for kind, shift in fitted.after.items()},
-            "shares": {kind: round(share, 4) for kind, share in fitted.shares.items()},
+            **_rounded(before=fitted.before, after=fitted.after, shares=fitted.shares),
             "network": None if found.shifts is None else [round(shift, 4) for shift in found.shifts],
         }
-        if made.scale is not None:
-            facts["scale"] = made.scale.zoom
+        if (scale := made.scale) is not None:
+            facts["scale"] = scale.zoom
+            if found.served == "scale":
+                shares: dict[Kind, float] = {}
+                facts |= {"steps": [], "shares": shares, **_rounded(before=scale.before, after=scale.after)}
         if polarity is not None:
             facts["correlation"] = round(polarity.correlation, 4)
         return {
@@ -272,7 +320,7 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
         known = self.manifest.statistics
         return CandidateDraft(
             parent=self.parent,
-            model=self.manifest,
+            model=self.manifest.model_copy(update={"task": made.task}),
             method=self.METHOD,
             files=made.files,
             epochs=0,
@@ -285,6 +333,10 @@ class LensWork(CohortWork[CohortImages, FittedToScans]):
     @override
     def cost(self) -> dict[str, Any]:
         return {"milliseconds": self.watch.stages, "curves": self.curves}
+
+
+def _rounded(**values: Mapping[Kind, float]) -> dict[str, dict[Kind, float]]:
+    return {name: {kind: round(each, 4) for kind, each in own.items()} for name, own in values.items()}
 
 
 def _upright(
@@ -301,11 +353,26 @@ def said_of_scale(scale: Scale | None) -> list[str]:
     if scale is None:
         return []
     return [
-        f"Structures look about {scale.zoom:g} times smaller in these scans than in the members': the "
-        f"central part of each image is at a distance of {scale.after:.1f} from the members' whole images, "
-        f"and all of it at {scale.before:.1f}. No lens changes the scale: crop the scans to the members' "
-        "field of view."
+        f"{_smaller(scale)} The network does not see them larger, since it cannot or since its gate refuses "
+        "it: crop the scans to the members' field of view."
     ]
+
+
+def said_of_larger(scale: Scale) -> list[str]:
+    """Say that the network sees the scans larger."""
+    return [
+        f"{_smaller(scale)} The network sees each slice {scale.zoom:g} times larger, which takes "
+        f"{scale.zoom**2:.2g} times as long; no mask was used, and no weight of the network is changed by it."
+    ]
+
+
+def _smaller(scale: Scale) -> str:
+    after, before = mean_shift(scale.after), mean_shift(scale.before)
+    return (
+        f"Structures look about {scale.zoom:g} times smaller in these scans than in the members': the "
+        f"central part of each image is at a distance of {after:.1f} from the members' whole images, "
+        f"and all of it at {before:.1f}."
+    )
 
 
 def said_of_lens(made: FittedToScans) -> list[str]:

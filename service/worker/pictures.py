@@ -60,18 +60,21 @@ def draw_pictures(
     graph: bytes,
     masks: Mapping[str, ScanFile] | None = None,
     lens: Lens | None = None,
+    task: Task | None = None,
 ) -> None:
     """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
 
-    `lens` is that of the candidate: a scan gets `N-lens.png` then, what the network sees. A scan with one of
-    `masks` (by its name) gets `N-drawn.png`. All pictures of a scan show the same
-    slices. No file name of the hospital appears on them.
+    `task` is the candidate's, where it is not the parent's, and `lens` its lens: a scan gets `N-lens.png`
+    then, what the network sees. A scan with one of `masks` (by its name) gets `N-drawn.png`. All pictures of
+    a scan show the same slices. No file name of the hospital appears on them.
     """
     sessions = {
         "before": load(parent.read(GRAPH), attempt.settings),
         "after": load(graph, attempt.settings),
     }
-    task = parent.manifest.task
+    before = parent.manifest
+    after = before if task is None else before.model_copy(update={"task": task})
+    task = before.task
     for number, index in enumerate(_chosen(files), start=1):
         data, mask = files[index].read(), (masks or {}).get(files[index].name)
         found: dict[str, Segmentation] = {}
@@ -79,7 +82,7 @@ def draw_pictures(
         for when, session in sessions.items():
             attempt.check_cancelled()
             through = lens if when == "after" else None
-            reading, found[when] = run(data, parent.manifest, session, attempt, through)
+            reading, found[when] = run(data, after if when == "after" else before, session, attempt, through)
             if through is not None:
                 found["lens"] = found[when]
                 slices["lens"] = seen_slices(reading.prepared, found[when].geometry, task)

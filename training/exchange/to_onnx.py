@@ -65,7 +65,8 @@ def _before(task: Task) -> list[str]:
     """What a scan goes through before the graph, in its order."""
     geometry = task.geometry
     if geometry is None:
-        normalised = _normalised(task.normalisation, f"each {task.normalisation.scope}")
+        middle = "" if task.normalisation.middle == 1 else f"the middle {task.normalisation.middle:g} of "
+        normalised = _normalised(task.normalisation, f"{middle}each {task.normalisation.scope}")
         size = f"each slice resized to {task.size[0]} x {task.size[1]} (height x width, bilinear)"
         count = f"{task.neighbours} neighbour{'s' if task.neighbours > 1 else ''}"
         beside = f"with {count} on either side as channels" if task.neighbours else ""

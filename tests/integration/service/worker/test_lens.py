@@ -22,6 +22,7 @@ from scipy import ndimage
 from model_store.artefact import Artefact
 from model_store.lens import (
     FINGERPRINT,
+    KINDS,
     LENS,
     Fingerprint,
     Kind,
@@ -225,12 +226,13 @@ def test_smaller_structures_are_said_to_the_hospital(
 ) -> None:
     seen = []
 
-    def twice_smaller(cohort: Callable[[], Any], known: Fingerprint) -> Scale:
+    def twice_smaller(cohort: Callable[[], Any], known: Fingerprint, larger: object) -> Scale:
         fitted = fit(cohort, known, ("polarity",))
         assert fitted is not None
         assert fitted.polarity is not None
         seen.append(fitted.polarity.correlation)
-        return Scale(2.0, 20.0, 1.5)
+        assert larger is None
+        return Scale(2.0, dict.fromkeys(KINDS, 20.0), dict.fromkeys(KINDS, 1.5))
 
     monkeypatch.setattr(worker, "scale_of", twice_smaller)
     job, _ = adapted(place, "slices", [260 - phantom(800 + number)[0] for number in range(3)])

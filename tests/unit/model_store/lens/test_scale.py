@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from model_store.lens import Fingerprint, scale_of, seen_of
+from model_store.lens import Fingerprint, enlarged, scale_of, seen_of
+from model_store.task import Task
 
 SIDE = 64
 Images = NDArray[np.float32]
@@ -53,6 +55,31 @@ def found(fingerprint: Fingerprint, images: Images) -> float | None:
 @pytest.mark.parametrize("smaller", [1.5, 2.0, 3.0])
 def test_structures_that_are_smaller_are_told_by_how_much(fingerprint: Fingerprint, smaller: float) -> None:
     assert found(fingerprint, scans(9, smaller)) == smaller
+
+
+def test_slices_that_come_larger_are_seen_themselves_and_not_interpolated(fingerprint: Fingerprint) -> None:
+    usual, smaller = scans(9), scans(9, 2.0)[:, np.newaxis]
+    asked = []
+
+    def larger(zoom: float) -> Callable[[], Any]:
+        asked.append(zoom)
+        return lambda: enumerate(usual[:, np.newaxis])
+
+    sharp = scale_of(lambda: enumerate(smaller), fingerprint, larger)
+    blurred = scale_of(lambda: enumerate(smaller), fingerprint)
+    assert sharp is not None
+    assert blurred is not None
+    assert asked == [sharp.zoom] == [2.0]
+    assert sharp.after == fingerprint.shifts(seen_of(enumerate(usual[:, np.newaxis])))
+    assert sharp.after["spectrum"] < blurred.after["spectrum"]
+
+
+def test_a_larger_task_is_normalised_by_the_middle_and_bounded() -> None:
+    task = Task(name="t", labels={"a": (1,)}, size=(160, 400))
+    larger = enlarged(task, 2.5)
+    assert larger is not None
+    assert (larger.size, larger.normalisation.middle) == ((400, 992), 0.4)
+    assert enlarged(task, 3.0) is None
 
 
 @pytest.mark.parametrize(

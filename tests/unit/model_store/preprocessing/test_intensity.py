@@ -168,3 +168,19 @@ def test_neighbour_channels_of_colour_volumes_are_ordered_by_slice() -> None:
     for channel in range(9):
         expected = rgb[:, :, channel // 3, channel % 3].T
         np.testing.assert_array_equal(slices[1, channel], expected)
+
+
+@pytest.mark.parametrize("scope", ["image", "volume"])
+@pytest.mark.parametrize("method", ["zscore", "minmax"])
+def test_intensities_of_the_middle_are_those_of_a_scan_of_the_middle_alone(scope: str, method: str) -> None:
+    voxels = np.random.default_rng(5).normal(100, 20, (64, 32, 3)).astype(np.float32)
+    voxels[:10] += 400
+    own = {"scope": scope, "method": method, "percentiles": (1.0, 99.0)}
+    whole = prepare(volume(voxels), task((32, 64), normalisation={**own, "middle": 0.5})).slices
+    alone = prepare(volume(voxels[16:48, 8:24]), task((16, 32), normalisation=own)).slices
+    np.testing.assert_allclose(whole[:, :, 8:24, 16:48], alone, atol=1e-5)
+
+
+def test_middle_is_written_only_where_it_is_said() -> None:
+    assert "middle" not in Normalisation().model_dump()
+    assert Normalisation(middle=0.5).model_dump()["middle"] == 0.5

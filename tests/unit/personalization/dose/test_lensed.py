@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 
-from personalization.dose import Lensed, by_lens, by_lens_alone, by_shift, lensed, view
+from personalization.dose import Lensed, by_lens, by_lens_alone, by_scale, by_shift, lensed, view
 from personalization.gate import GateVerdict, ThroughLens
 from personalization.iop_fl.space import RoutingSpace
 from personalization.iop_fl.spread import Spread
@@ -127,3 +127,23 @@ def test_a_network_without_batch_norm_to_move_is_asked_for_its_masks_alone() -> 
     assert failed(refused.judged) >= {"lens_left"}
     same = by_lens_alone(see, 2, usual, None, PATIENTS, replace(SEEN, left=1.0))
     assert (same.served, same.candidate, same.judged.passed) == ("nothing", "nothing", True)
+
+
+def test_larger_images_are_compared_on_the_pixels_of_the_images_as_they_are() -> None:
+    images, network = shown(2.0, 9), here().plain()
+    larger = images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    seen = replace(SEEN, left=0.1, zoom=2.0)
+    made = by_scale(network, 2, images, larger, images, PATIENTS, seen)
+    assert made.through.maps.shape[1:] == larger.shape[2:]
+    assert made.judged == made.verdict
+    assert made.shifts is None
+    refused = by_scale(network, 2, images, larger, images, PATIENTS, replace(seen, left=1.1))
+    assert (refused.served, failed(refused.verdict) >= {"lens_left"}) == ("nothing", True)
+
+
+def test_a_network_that_does_not_see_its_scans_in_the_middle_has_no_licence() -> None:
+    images, seen = shown(2.0, 9), replace(SEEN, left=0.1, zoom=2.0)
+    same = by_scale(here().alone().plain(), 2, images, images, images, PATIENTS, seen, spread())
+    assert same.shifts is not None
+    assert same.shifts[0] == same.shifts[1]
+    assert "lens_licence" in failed(same.verdict)
