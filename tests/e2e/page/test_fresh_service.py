@@ -83,7 +83,10 @@ def test_picture_gets_the_probabilities_of_a_plain_request(browser: Any, client:
 
 
 def test_admin_registers_a_hospital_where_none_is(browser: Any, client: httpx.Client) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
     with opened_page(browser, str(client.base_url), expected=()) as page:
+        # A view that has chosen a model without any hospital takes the first one later.
+        expect(page.get_by_label("Model")).not_to_have_value("", timeout=30_000)
         page.goto(f"{client.base_url}/#/adapt")
         page.get_by_text("No model that can be adapted is in the store").wait_for()
         page.get_by_role("button", name="Register a hospital").click()
@@ -104,7 +107,6 @@ def test_admin_registers_a_hospital_where_none_is(browser: Any, client: httpx.Cl
         assert page.get_by_text("No model that can be adapted is in the store").is_visible()
         page.goto(f"{client.base_url}/#/look")
         # The list is drawn again when the catalogue comes, so no handle of an element is kept.
-        expect = pytest.importorskip("playwright.sync_api").expect
         expect(page.get_by_label("Hospital of the scan")).to_have_value("elm", timeout=30_000)
 
         # The same identifier would rename it.

@@ -12,6 +12,8 @@ type Serving = Schema<"ServingView">;
 
 /** Whether a person or the address named the model. */
 let isNamed = false;
+/** Whether an earlier visit had a hospital to choose: without one, "Not said" was no choice. */
+let hadHospitals = false;
 /** Ends the search for a model that a later choice makes idle. */
 let search = new AbortController();
 let first = Promise.resolve();
@@ -28,7 +30,9 @@ async function chooseByAddress(): Promise<void> {
   await loadCatalogue();
   const wanted = place.peek().parameters;
   const before = question.peek();
-  const hospital = wanted.get("hospital") === null && before.model !== "" ? before.hospital : knownHospital();
+  const isKept = wanted.get("hospital") === null && before.model !== "" && hadHospitals;
+  const hospital = isKept ? before.hospital : knownHospital();
+  hadHospitals = hospitals.peek().length > 0;
   const reference = wanted.get("model") ?? (isNamed ? before.model : "");
   isNamed = reference !== "";
   const personalization = wanted.get("personalization") ?? before.personalization;
