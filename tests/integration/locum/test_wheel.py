@@ -170,7 +170,7 @@ class Installed:
     def start(self, command: str) -> subprocess.Popen[str]:
         """Start a command as a shell does."""
         return subprocess.Popen(
-            shlex.split(command),
+            shlex.split(command, comments=True),
             cwd=self.folder,
             env=self._variables,
             stdout=subprocess.PIPE,
