@@ -49,6 +49,11 @@ class Slices(Masked, Examples):
     def of_case(cls, case: Case, scan: Scan, task: Task) -> tuple[Self, Prepared]:
         prepared = prepare(scan, task)
         drawn = Drawn.of(case, scan, task, prepared.geometry)
+        return cls.of_drawn(case, prepared, drawn, task), prepared
+
+    @classmethod
+    def of_drawn(cls, case: Case, prepared: Prepared, drawn: Drawn, task: Task) -> Self:
+        """The slices of a prepared scan, with what was drawn on it."""
         classes = onto_slices(drawn.truth, prepared.geometry)
         count = len(classes)
         return cls(
@@ -59,7 +64,7 @@ class Slices(Masked, Examples):
             tuple(range(count)),
             (drawn,),
             task,
-        ), prepared
+        )
 
     @classmethod
     @override

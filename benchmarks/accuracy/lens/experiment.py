@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.accuracy.dose.experiment import FOREIGN, POLYPS, png_frames
 from benchmarks.accuracy.lens.hospital import Cohort, Hospitals
@@ -120,7 +120,7 @@ class LensExperiment(Experiment[Profile]):
     name = "lens"
     title = "A lens before the network"
     question = "Does a lens before the network help a hospital from outside, whatever the network?"
-    profiles = PROFILES
+    profiles: ClassVar[Mapping[str, Profile]] = PROFILES
     tables = (Table("lens.cpu", data="../shared/data"),)
     shows_tries = True
     data_help = "the folder that has the sets; the phantom is written to the state folder"
@@ -128,7 +128,7 @@ class LensExperiment(Experiment[Profile]):
     def cells(self) -> list[Cell]:
         """The cells of the sets that are there."""
         there = [name for name in self.profile.sets if self._is_there(name)]
-        return cells_of(self.profile, {name: self._federation(name).names for name in there})
+        return cells_of(self.profile, {name: self.federation(name).names for name in there})
 
     def _is_there(self, name: str) -> bool:
         source = self.profile.sets[name].of or name
@@ -138,9 +138,9 @@ class LensExperiment(Experiment[Profile]):
         """Train without the hospital, and serve it."""
         name = cell["set"]
         hospitals = Hospitals(
-            self._federation(name),
-            self._run_of(name),
-            self._folder(name) / "runs",
+            self.federation(name),
+            self.run_of(name),
+            self.folder_of(name) / "runs",
             self.options.workers,
             self._foreign(name),
         )
@@ -151,14 +151,15 @@ class LensExperiment(Experiment[Profile]):
         planned = {name: len(self.profile.seeds) for name in self.profile.sets}
         return sections(rows, planned, self.command)
 
-    def _run_of(self, name: str) -> Callable[[str, int], Run]:
-        fields, federation = dict(self.profile.sets[name].method), self._federation(name)
+    def run_of(self, name: str) -> Callable[[str, int], Run]:
+        """The run that trains a set without a site, by the site and the seed."""
+        fields, federation = dict(self.profile.sets[name].method), self.federation(name)
 
         def run(site: str, seed: int) -> Run:
             settings = RunConfig(seed=seed, leave_out=(site,))
             if name != VOLUMES:
                 return Run(federation, "fedavg", FedAvgConfig(**fields), settings, scores_tests=False)
-            folder = self._folder(name) / "plans" / f"{site}.{seed}"
+            folder = self.folder_of(name) / "plans" / f"{site}.{seed}"
             proposal = plan_federation(
                 federation, settings, budget_of("laptop"), folder, resume=folder.exists()
             )
@@ -173,14 +174,15 @@ class LensExperiment(Experiment[Profile]):
     def _federations(self) -> dict[str, Federation[Any]]:
         return {}
 
-    def _federation(self, name: str) -> Federation[Any]:
+    def federation(self, name: str) -> Federation[Any]:
+        """The hospitals of a set."""
         if name not in self._federations:
             self._federations[name] = self._open(name)
         return self._federations[name]
 
     def _open(self, name: str) -> Federation[Any]:
         chosen = self.profile.sets[name]
-        source, folder = chosen.of or name, self._folder(name)
+        source, folder = chosen.of or name, self.folder_of(name)
         if source in GROUPED:
             federation = load_federation(self._grouped(source), template(source))
             if chosen.size:
@@ -194,7 +196,7 @@ class LensExperiment(Experiment[Profile]):
 
     def _grouped(self, source: str) -> Path:
         """Every fourth patient of the one site of a set, by name, as a hospital: links to the set's files."""
-        root = self._folder(source) / "groups"
+        root = self.folder_of(source) / "groups"
         if root.exists():
             return root
         images, masks = (self.data.resolve() / source / part for part in GROUPED[source])
@@ -231,7 +233,8 @@ class LensExperiment(Experiment[Profile]):
 
         return load
 
-    def _folder(self, name: str) -> Path:
+    def folder_of(self, name: str) -> Path:
+        """Where the runs and the data of a set are."""
         return (
             self.options.state_dir
             / f"{self.name}.{self.options.profile}"
