@@ -23,6 +23,8 @@ ZOOMS: Final = (1.5, 2.0, 2.5, 3.0)
 _FAR: Final = 4.0
 # The central part looks like the members' images up to this R.
 _NEAR: Final = 3.0
+# How far a side may be from the one that is meant.
+_BESIDE: Final = 0.05
 # What interpolation leaves as it is.
 _SHARP: Final[tuple[Kind, ...]] = ("field", "quantiles")
 
@@ -83,10 +85,12 @@ def scale_of(
 
 def enlarged(task: Task, zoom: float) -> Task | None:
     """The task with slices so many times larger, of which the middle is as those of the members: intensities
-    are normalised by it. None where the network would see more than is allowed.
+    are normalised by it. None where the network would see more than is allowed, or another scale: its sides
+    are multiples of `SIZE_MULTIPLE`.
     """
     size = [SIZE_MULTIPLE * round(zoom * side / SIZE_MULTIPLE) for side in task.size]
-    if max(size) > LARGEST_SIDE:
+    beside = max(abs(new / (zoom * side) - 1) for new, side in zip(size, task.size, strict=True))
+    if max(size) > LARGEST_SIDE or beside > _BESIDE:
         return None
     normalisation = task.normalisation.model_copy(update={"middle": 1 / zoom})
     return task.model_copy(update={"size": tuple(size), "normalisation": normalisation})

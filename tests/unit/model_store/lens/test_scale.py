@@ -80,6 +80,8 @@ def test_a_larger_task_is_normalised_by_the_middle_and_bounded() -> None:
     assert larger is not None
     assert (larger.size, larger.normalisation.middle) == ((400, 992), 0.4)
     assert enlarged(task, 3.0) is None
+    # Of 48 pixels 72 would be 1.5 times as many, and a network takes 64 or 80.
+    assert enlarged(task.model_copy(update={"size": (48, 48)}), 1.5) is None
 
 
 @pytest.mark.parametrize(
