@@ -23,7 +23,7 @@ ZOOMS: Final = (1.5, 2.0, 2.5, 3.0)
 _FAR: Final = 4.0
 # The central part looks like the members' images up to this R.
 _NEAR: Final = 3.0
-# How far a side may be from the one that is meant.
+# How far a side may be from so many times its own, as a share of that.
 _BESIDE: Final = 0.05
 # What interpolation leaves as it is.
 _SHARP: Final[tuple[Kind, ...]] = ("field", "quantiles")
