@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -106,9 +106,7 @@ def at(trained: Trained, cases: Sequence[Case], rung: Rung, site: str, seed: int
 
 
 def _learned(scans: WiderScans, patients: Collection[str], task: Task) -> Slices:
-    found = Cohort(scans.load(task, patients), {}).thinned(MOST_SLICES).data
-    assert isinstance(found, Slices)
-    return found
+    return cast(Slices, Cohort(scans.load(task, patients), {}).thinned(MOST_SLICES).data)
 
 
 def _judged(trained: Trained, load: Callable[[Task], Slices]) -> tuple[Lensed | None, dict[str, Any]]:
