@@ -209,8 +209,9 @@ class PacsSubmission:
         database, settings = self.context.database, self.context.settings
         # Keyed: a plain digest in the database would tell a patient's id to a reader that tries them all.
         secret = uid_key(settings).hex()
-        # What is wanted comes last: the options have a `series`, too, that of an upload.
-        fingerprint = submission.fingerprint({**work.options, **wanted, "secret": secret})
+        # Apart, since both have a `series`.
+        asked_for = {"wanted": wanted, "options": work.options, "secret": secret}
+        fingerprint = submission.fingerprint(asked_for)
         job_id = records.new_id()
         folder = JobFolder(settings.open_files(), job_id)
         asked = Asked(self.request_id, self.key, fingerprint)

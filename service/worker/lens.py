@@ -20,17 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from model_store.errors import ScanError
-from model_store.lens import (
-    LENS,
-    Fitted,
-    Kind,
-    Lens,
-    Scale,
-    fingerprint_of,
-    fit,
-    mean_shift,
-    scale_of,
-)
+from model_store.lens import LENS, Fitted, Kind, Lens, Scale, fingerprint_of, fit, mean_shift, scale_of
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import PreparedVolume, prepare_for
 from model_store.scan import decode
@@ -47,12 +37,7 @@ from service.kinds import kind_of
 from service.settings import cohort_limits
 from service.worker.attempt import Attempt
 from service.worker.candidate import CandidateDraft
-from service.worker.cohort_images import (
-    CohortImages,
-    load_images,
-    patches_of,
-    widened,
-)
+from service.worker.cohort_images import CohortImages, load_images, patches_of, widened
 from service.worker.cohort_job import CohortWork
 from service.worker.device import device_of
 from service.worker.kept import Kept
