@@ -56,7 +56,9 @@ def classes_of(outputs_K: NDArray[np.float32], task: Task, kind: Outputs) -> NDA
         labels = np.zeros(outputs_K.shape[1:], np.uint8)
         best = outputs_K[0]
         for index in range(1, len(outputs_K)):
-            np.copyto(labels, np.uint8(index), where=outputs_K[index] > best)
+            above = outputs_K[index] > best
+            # Indices grow, so the larger one is the later one; a masked copy takes twice as long.
+            np.maximum(labels, above.view(np.uint8) * np.uint8(index), out=labels)
             best = np.maximum(best, outputs_K[index])
         return labels
     half = 0.0 if kind == "logits" else 0.5
