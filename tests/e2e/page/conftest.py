@@ -92,6 +92,16 @@ def service(
         yield Service(client, scans, root / "store", root / "state")
 
 
+@pytest.fixture
+def store(service: Service) -> Iterator[Store]:
+    """The service's store. What a test publishes in it is withdrawn afterwards, since others count models."""
+    store = Store(service.store)
+    before = set(store.versions.names())
+    yield store
+    for name in set(store.versions.names()) - before:
+        store.withdraw(name, actor="test", reason="It was published for one test.")
+
+
 def shows_all_sections(page: Any, service: Service, job_id: str) -> list[str | None]:
     """Compare the open job and its card with the sections that the service sends. Returns their forms."""
     sections = service.client.get(f"/jobs/{job_id}").json()["sections"]

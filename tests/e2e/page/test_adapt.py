@@ -174,10 +174,9 @@ def test_series_with_files_of_the_same_names_are_two_scans(page: Any, service: S
 
 
 def test_files_of_a_case_are_channels_of_one_scan_in_look_and_in_a_cohort(
-    page: Any, service: Service
+    page: Any, service: Service, store: Store
 ) -> None:
-    # By its name the last: the page offers the first model to other tests.
-    publish(service.store, "two-channels", ("T1", "FLAIR"))
+    publish(store.root, "two-channels", ("T1", "FLAIR"))
     cases = {
         f"{case}_{name}.nii": nifti(voxels(10 * number + index))
         for number, case in enumerate(("p1", "p2"))
@@ -298,8 +297,7 @@ def test_page_shows_shares_of_attention(page: Any, service: Service) -> None:
     assert page.get_by_role("row", name="own").get_by_text("75.0 %").is_visible()
 
 
-def test_what_a_lens_does_is_drawn_beside_the_members(page: Any, service: Service) -> None:
-    store = Store(service.store)
+def test_what_a_lens_does_is_drawn_beside_the_members(page: Any, service: Service, store: Store) -> None:
     retina = store.open("retina")
     files = {WEIGHTS: b"none", GRAPH: retina.read(GRAPH), FINGERPRINT: fingerprint(SLICES).to_bytes()}
     store.publish(retina.manifest.model_copy(update={"name": "lensed", "files": {}}), files)
