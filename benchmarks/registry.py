@@ -14,6 +14,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "dose": "benchmarks.accuracy.dose.experiment:Dose",
     "lens": "benchmarks.accuracy.lens.experiment:LensExperiment",
     "field_of_view": "benchmarks.accuracy.field_of_view.experiment:FieldOfView",
+    "review": "benchmarks.accuracy.review.experiment:Review",
     "volumes": "benchmarks.accuracy.volumes.experiment:Volumes",
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
     "paper-iop-fl": "benchmarks.accuracy.papers.iop_fl:PaperIopFl",

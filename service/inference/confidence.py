@@ -17,7 +17,7 @@ from model_store.task import Task
 
 @dataclass
 class _Sums:
-    """Of one label, over all pixels so far; `most` is the largest p while no pixel is the label's."""
+    """The sums of one label over all pixels so far; `most` is the largest p while no pixel is the label's."""
 
     soft: float = 0.0
     hard: int = 0

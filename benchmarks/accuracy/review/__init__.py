@@ -1,0 +1,1 @@
+"""Which label-free number finds the masks that must be looked at?"""
