@@ -22,7 +22,7 @@ Values: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Worth:
-    """What one doubt is worth: share of the loss found, the same of an oracle, AURC, AUC of the worst quarter."""
+    """The worth of a doubt: share of the loss found, an oracle's, AURC, AUC of the worst quarter."""
 
     found: float
     oracle: float

@@ -341,7 +341,8 @@ def _hospitals(cells: Sequence[OfCell], choice: str) -> str:
             share, entropy = (_share_of_oracle(own, name) for name in (choice, ENTROPY))
             lost = 100 * mean(own, lambda cell: float(cell.outside.lost.mean()))
             known.append(f"{site} {100 * share:.0f} % ({100 * entropy:.0f} %; {lost:.0f} points lost)")
-    return f"Share of what the oracle finds, by hospital: `{choice}` (`entropy`; mean loss) at {', '.join(known)}."
+    said = f"Share of what the oracle finds, by hospital: `{choice}` (`entropy`; mean loss) at "
+    return f"{said}{', '.join(known)}."
 
 
 def _empty(cells: Sequence[OfCell]) -> str:
