@@ -1,8 +1,8 @@
 """Limits of cumulative sums from the spacing of their false alarms, and delays, by Markov chains.
 
 Brook and Evans (Biometrika 59, 1972): the height of a sum is cut into cells, and the average run length (ARL)
-from every cell solves (I - Q) L = 1, Q the transitions that do not alarm. Of two sides with one slack and one
-limit, 1 / ARL = 1 / ARL_up + 1 / ARL_down (van Dobben de Bruyn, 1968). Textbook (Montgomery, table 9.3;
+from every cell solves (I - Q) L = 1, Q the transitions that do not alarm. Two sides with one slack and one
+limit have 1 / ARL = 1 / ARL_up + 1 / ARL_down (van Dobben de Bruyn, 1968). Textbook (Montgomery, table 9.3;
 two-sided, k = 0.5): 168 at h = 4, 465 at h = 5.
 """
 
