@@ -83,7 +83,10 @@ class Meeting:
                 row = self._said(plain[patient], of_patients(plain, turn.learned))
                 moved = self._said(dosed[patient], of_patients(dosed, turn.learned) or [dosed[patient]])
                 row |= {f"dosed {name}": value for name, value in moved.items()}
-                row |= {"passed": float(passed[patient]), "R": self._shift(scans.of((patient,)).data)}
+                row |= {
+                    "passed": float(passed[patient]),
+                    "R": self._shift(network, scans.of((patient,)).data),
+                }
                 row["dose"] = self._agreement(plain[patient], dosed[patient])
                 row["half"] = self._agreement(plain[patient], halved[patient]) if halved else None
                 row["statistics"] = (
@@ -116,12 +119,12 @@ class Meeting:
     def _agreement(self, *answers: Answer) -> float:
         return agreement_of(answers, self.trained.task)
 
-    def _shift(self, data: Data) -> float | None:
+    def _shift(self, network: nn.Module, data: Data) -> float | None:
         """The logarithm of R of one patient's images."""
         if self.trained.spread is None:
             return None
         images = torch.from_numpy(np.array(data.met().images))
-        found = profile(self.trained.network(), images, [0] * len(images))
+        found = profile(network, images, [0] * len(images))
         return math.log(dose_by_shift(found, self.trained.spread).shift)
 
 

@@ -167,7 +167,7 @@ def sections(
         return parts
     scores, choice = scored(cells), chosen(scored(cells))
     sets = list(dict.fromkeys(cell.set_ for cell in cells))
-    parts += ["## What the rule chooses", *_choice(scores, choice, sets)]
+    parts += ["## What the rule chooses", *_choice(scores, choice, sets, planned)]
     parts += ["## Criteria", table(["criterion", "found", "met"], [*_criteria(cells, choice)])]
     for name in sets:
         own = [cell for cell in cells if cell.set_ == name]
@@ -208,7 +208,9 @@ def chosen(scores: Mapping[str, Mapping[str, float]]) -> str:
     return best if more(best, served) >= BY_SECOND else served
 
 
-def _choice(scores: Mapping[str, Mapping[str, float]], choice: str, sets: Sequence[str]) -> list[str]:
+def _choice(
+    scores: Mapping[str, Mapping[str, float]], choice: str, sets: Sequence[str], planned: Iterable[str]
+) -> list[str]:
     lines = [
         [
             name,
@@ -222,6 +224,8 @@ def _choice(scores: Mapping[str, Mapping[str, float]], choice: str, sets: Sequen
         f"`{choice}`. What each signal finds on validation scans of the members behind drawn scanners; fits "
         "leave out the member that they score."
     )
+    if missing := [name for name in planned if name not in sets]:
+        said += f" The choice is not final: there is no cell yet of {', '.join(missing)}."
     return [said, table(["signal", *sets, "mean"], lines)]
 
 
