@@ -5,7 +5,7 @@
     with Client("http://127.0.0.1:8000") as client:
         found = client.segment("scan.nii.gz", model="phantom", hospital="aster")
         found.mask          # a nibabel image on the scan's own grid
-        found.report        # volumes, uncertainty, warnings, the receipt
+        found.report        # volumes, confidences, warnings, the receipt
 
 `AsyncClient` has the same methods for asyncio. The package needs httpx, numpy and nibabel, and imports none
 of Locum's other packages. Names are imported at their first use, so that `locum --help` does not wait for

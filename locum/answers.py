@@ -57,20 +57,25 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Label:
-    """The size of one label in a scan. `volume_ml` is None for an image, which has no spacing."""
+    """One label in a scan. `volume_ml` is None for an image, which has no spacing.
+
+    `confidence` says how sure the network was, 0 to 1; `review` which share of the hospital's newest answers
+    was less sure, None where there are too few.
+    """
 
     classes: tuple[int, ...]
     voxels: int
     fraction: float
     volume_ml: float | None
+    confidence: float
+    review: float | None
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the service says of a mask: labels, uncertainty (0 certain, 1 no knowledge), warnings, receipt."""
+    """What the service says of a mask: labels, warnings, receipt."""
 
     labels: dict[str, Label]
-    uncertainty: float
     warnings: tuple[str, ...]
     shape: tuple[int, ...]
     label_names: dict[str, int]

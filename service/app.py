@@ -40,6 +40,7 @@ from service.inference.sessions import SessionCache, probe_provider
 from service.jobs.followers import Followers
 from service.jobs.presence import presence
 from service.jobs.reconcile import Reconciler
+from service.observation import Reviews
 from service.pacs.configuration import load_servers
 from service.routes import (
     adaptations,
@@ -54,6 +55,7 @@ from service.routes import (
     mask_checks,
     models,
     monailabel,
+    observations,
     pacs,
     page,
     quantisations,
@@ -132,6 +134,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         hospitals,
         serving,
         key_usage,
+        observations,
         api_keys,
         cohorts,
         adaptations,
@@ -295,6 +298,7 @@ async def _open(
         Authenticator(settings, database),
         followers,
         GroupedRows(database),
+        Reviews(database),
         rates,
     )
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
     from service.jobs.followers import Followers
+    from service.observation import Reviews
     from service.runtime.metrics import Metrics
     from service.runtime.queue import Queue
     from service.runtime.readiness import Readiness
@@ -28,7 +29,8 @@ class ServiceContext:
     `admission` bounds how many scans are in memory, `sessions` how many networks; `readiness` is refreshed in
     the background, so that a health request never waits; `queue` is where long work goes; `authenticator`
     knows who sent a request; `followers` are the clients that follow a job; `rows` writes the audit
-    trail; `rates` limit the requests of each caller, where callers are known.
+    trail; `reviews` rank an answer among the hospital's own; `rates` limit the requests of each caller, where
+    callers are known.
     """
 
     settings: Settings
@@ -42,6 +44,7 @@ class ServiceContext:
     authenticator: Authenticator
     followers: Followers
     rows: GroupedRows
+    reviews: Reviews
     rates: RateLimits | None
 
     def for_caller(self, caller: Caller) -> ServiceContext:

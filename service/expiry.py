@@ -1,4 +1,4 @@
-"""Delete expired scans of cohorts and viewers, job files and orphaned files.
+"""Delete expired scans of cohorts and viewers, observations, job files and orphaned files.
 
 A folder without a row may be another database's: of a service with the wrong LOCUM_DATABASE_URL or
 LOCUM_FILES, or beside a database that was restored from an older backup. So a cohort's folder without a row
@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 
+from service import observation
 from service.cohorts import cohorts
 from service.cohorts.files import COHORTS, CohortFolder
 from service.database import Cohort, Database, Job
@@ -37,6 +38,7 @@ _unknown: set[str] = set()
 def expire(database: Database, settings: Settings) -> None:
     """Delete expired scans and files of jobs, and files without a row in a cohort of the database."""
     files = settings.open_files()
+    _expire_observations(database, settings)
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings, files)
     sweep(database, settings)
@@ -45,6 +47,14 @@ def expire(database: Database, settings: Settings) -> None:
     for cohort_id, _ in _folders(files, COHORTS):
         with log_and_continue(f"the files of cohort {cohort_id}"):
             _sweep(database, files, cohort_id)
+
+
+def _expire_observations(database: Database, settings: Settings) -> None:
+    before = datetime.now(UTC) - timedelta(days=settings.observation_days)
+    going = True
+    while going:
+        with database.write() as session:
+            going = observation.delete_before(session, before) > 0
 
 
 def _expire_cohorts(database: Database, settings: Settings) -> None:

@@ -326,6 +326,9 @@ class Settings(BaseSettings):
     job_files_lifetime_days: float = Field(
         30, gt=0, description="days after a job's end until its pictures, checkpoint and result are deleted"
     )
+    observation_days: float = Field(
+        800, gt=0, description="days until what was observed of an answer is deleted; it has no pixel"
+    )
     cohort_quota_bytes: int = Field(
         20 * 1024 * MEBIBYTE,
         ge=0,

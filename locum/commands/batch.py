@@ -526,8 +526,8 @@ def _warned(warnings: Sequence[str]) -> str:
 
 
 _COLUMNS = (
-    *("scan", "mask", "label", "voxels", "fraction", "volume_ml", "uncertainty", "warnings", "error"),
-    *("model", "network", "personalization", "site", "graph", "input_sha256", "request"),
+    *("scan", "mask", "label", "voxels", "fraction", "volume_ml", "confidence", "review", "warnings"),
+    *("error", "model", "network", "personalization", "site", "graph", "input_sha256", "request"),
 )
 
 
@@ -540,7 +540,6 @@ def _rows(done: _Done[Report], out: Path) -> list[dict[str, Any]]:
     common = {
         "scan": done.scan.name,
         "mask": "" if mask is None else mask.relative_to(out).as_posix(),
-        "uncertainty": report.uncertainty,
         "warnings": "; ".join(report.warnings),
         "model": receipt.model.name,
         "network": receipt.network.name,
@@ -557,6 +556,8 @@ def _rows(done: _Done[Report], out: Path) -> list[dict[str, Any]]:
             "voxels": each.voxels,
             "fraction": each.fraction,
             "volume_ml": each.volume_ml,
+            "confidence": each.confidence,
+            "review": each.review,
         }
         for name, each in report.labels.items()
     ]

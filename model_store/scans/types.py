@@ -63,6 +63,11 @@ class Note:
     text: str
 
 
+def printed(said: Any) -> str:
+    """What a header says, without what cannot be printed, and not too long."""
+    return "".join(filter(str.isprintable, str(said or ""))).strip()[:_MOST_TEXT]
+
+
 @dataclass(frozen=True)
 class Segment:
     """What a DICOM SEG or .seg.nrrd says of a segment: its name and the code of its type, or nothing ("")."""
@@ -74,13 +79,37 @@ class Segment:
     @classmethod
     def of(cls, name: Any, code: Any, scheme: Any) -> Segment:
         """A segment of what a file says, without what cannot be printed."""
-        said = ("".join(filter(str.isprintable, str(each or ""))) for each in (name, code, scheme))
-        return cls(*(each.strip()[:_MOST_TEXT] for each in said))
+        return cls(*map(printed, (name, code, scheme)))
 
     def __str__(self) -> str:
         scheme = f" of {self.scheme}" if self.scheme not in ("", "SCT") else ""
         said = [repr(self.name)] * bool(self.name) + [f"code {self.code}{scheme}"] * bool(self.code)
         return f"({', '.join(said) or 'without a name'})"
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """What a DICOM series says of how it was acquired; "" and None where it does not.
+
+    Attributes:
+        maker, model, software, station: of the device (PS3.3 C.7.5.1).
+        kernel: of a CT's reconstruction, else the name or kind of an MR's sequence.
+        slice_mm: thickness of a slice.
+        series: UID of the series.
+    """
+
+    maker: str = ""
+    model: str = ""
+    software: str = ""
+    station: str = ""
+    kernel: str = ""
+    slice_mm: float | None = None
+    series: str = ""
+
+    @property
+    def device(self) -> str:
+        """The device in one line: maker, model and station."""
+        return " ".join(filter(None, (self.maker, self.model, self.station)))
 
 
 EIGHT_BITS = Note("colours-reduced", "16 bits per colour are read as 8; only grey images keep 16")
@@ -100,6 +129,7 @@ class Scan:
         notes: remarks on how the file was read.
         forms: both forms of a NIfTI header, of which `affine` is the sform if it is set.
         modality: of the header, such as "CT" (PS3.3 C.7.3.1.1.1); None where the format has none.
+        acquisition: how it was acquired; of several channels the first. None where it is not DICOM.
         channel_names: of channels that came as files of their own, in their order; empty for others.
         from_dicom: whether each of these is a DICOM series.
         segments: what a DICOM SEG or .seg.nrrd says of its segments, by their value in the voxels.
@@ -112,6 +142,7 @@ class Scan:
     notes: tuple[Note, ...] = ()
     forms: NiftiForms | None = None
     modality: str | None = None
+    acquisition: Acquisition | None = None
     channel_names: tuple[str, ...] = ()
     from_dicom: bool = False
     segments: Mapping[int, Segment] = field(default_factory=dict)

@@ -113,6 +113,7 @@ class ScanRequest:
             input_bytes=upload.size,
             limits=scan_limits(context.settings, model.manifest.task),
             watch=watch,
+            reviews=context.reviews,
         )
         graph = graphs.get(preset) if options.shape_weight is None else None
         return cls(context, upload, parent, predictor, graph if graph in parent.manifest.files else None)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
-from model_store.errors import ReferenceNotFound
+from model_store.errors import ReferenceNotFound, StoreError
 from model_store.store import Store
 from service.database import ANONYMOUS, Job, caller_of
 from service.errors import GateNotPassed, NotAdaptable, SecondPersonNeeded
@@ -55,6 +55,19 @@ def parent_behind(store: Store, artefact: Artefact) -> Artefact:
         f"({', '.join(artefact.manifest.lineage.parents) or 'none'}): copy the one it was made from into the "
         "store, or adapt again"
     )
+
+
+def origin_of(store: Store, artefact: Artefact) -> Artefact:
+    """The version that an adapted one was made from; hospitals are assigned versions by its name.
+
+    Any other version is its own, and so is one of which no parent opens any more.
+    """
+    if adapted_for(artefact) is None:
+        return artefact
+    try:
+        return parent_behind(store, artefact)
+    except StoreError:
+        return artefact
 
 
 def job_of(session: Session, digest: str) -> Job | None:

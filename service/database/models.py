@@ -13,6 +13,8 @@ from sqlalchemy import (
     DateTime,
     ForeignKey,
     Index,
+    Integer,
+    LargeBinary,
     MetaData,
     String,
     Text,
@@ -182,6 +184,74 @@ class AuditCheckpoint(Base):
     assignments: Mapped[int]
     previous: Mapped[str] = mapped_column(String(64))
     seal: Mapped[str] = mapped_column(String(64))
+
+
+class Observation(Base):
+    """What is known of one answer, with no pixel and no name; see `service.observation`. Never changed.
+
+    `model` is the name that hospitals are assigned versions of, `version` and `graph` are digests. `series`
+    and `scan` are keyed digests, by which a correction finds its answer. `scanner` names the device: as the
+    client said, else by the DICOM header, which `acquisition` repeats. `shift` is measured at `shift_at`.
+    """
+
+    __tablename__ = "observation"
+    __table_args__ = (
+        Index("ix_observation_hospital_model_id", "hospital", "model", "id"),
+        Index("ix_observation_hospital_version_id", "hospital", "version", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    hospital: Mapped[str | None] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    version: Mapped[str] = mapped_column(String(71))
+    graph: Mapped[str] = mapped_column(String(71))
+    request: Mapped[str] = mapped_column(String(36), index=True)
+    way: Mapped[str] = mapped_column(String(16))
+    actor: Mapped[str] = mapped_column(String(300))
+    series: Mapped[str | None] = mapped_column(String(64))
+    scan: Mapped[str] = mapped_column(String(64))
+    scanner: Mapped[str | None] = mapped_column(String(200))
+    acquisition: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    shift: Mapped[float | None]
+    shift_at: Mapped[str | None] = mapped_column(String(16))
+    size: Mapped[list[int]] = mapped_column(JSON)
+    spacing: Mapped[list[float] | None] = mapped_column(JSON(none_as_null=True))
+    unlike: Mapped[int]
+    seconds: Mapped[float]
+    warnings: Mapped[list[str]] = mapped_column(JSON)
+    precision: Mapped[str] = mapped_column(String(16))
+    provider: Mapped[str] = mapped_column(String(64))
+
+
+class ObservedLabel(Base):
+    """What is known of one label in an answer. Never changed.
+
+    `confidence` is 0 to 1 (`service.inference.confidence`); `volume_ml` null without spacing. `parts` is the
+    number of connected components, null where counting them would have taken long.
+    """
+
+    __tablename__ = "observed_label"
+
+    observation: Mapped[int] = mapped_column(
+        ForeignKey("observation.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    label: Mapped[str] = mapped_column(String(128), primary_key=True)
+    confidence: Mapped[float]
+    voxels: Mapped[int] = mapped_column(BigInteger)
+    volume_ml: Mapped[float | None]
+    parts: Mapped[int | None]
+    at_border: Mapped[bool]
+
+
+class Secret(Base):
+    """A random value of this installation, made by the migration that added its use."""
+
+    __tablename__ = "secret"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    value: Mapped[bytes] = mapped_column(LargeBinary(32))
 
 
 class KeyUsage(Base):

@@ -3,6 +3,7 @@
     router = APIRouter(route_class=AuditedRoute)
     def route(context: Annotated[AsReader, Audited("scan.segmented")])     a row per request
     concerns(request, scan=..., version=...)                               what the row says of it
+    observes(request, observed)                                            what is stored of the answer
 
 The row is committed before the answer is sent: without a row there is no mask, card or result. A request that
 the authentication rejects has no row, since it has no caller; the access log has it.
@@ -31,6 +32,7 @@ from service.context import ServiceContext
 from service.database import DATABASE_ERRORS, Caller, Database, Job, database_failure
 from service.errors import ServiceError
 from service.http.problems import from_store_error
+from service.observation import Answer, Observed, Way
 
 _log = logging.getLogger("locum.service")
 _CLIENT_GONE = 499
@@ -41,11 +43,12 @@ class Audited:
     """A part of the type of a route's context, beside the role: the action of the row that a request leaves.
 
     `refused_only`: one per rejected request. An accepted one has its row from the transaction that made the
-    change.
+    change. `way` is how an answer leaves by this route.
     """
 
     action: str
     refused_only: bool = False
+    way: Way = "http"
 
     @property
     def refusal(self) -> str:
@@ -63,6 +66,11 @@ class Audited:
 def concerns(request: Request, **found: str | None) -> None:
     """Say what the request is about: `hospital`, `version` (digest), `scan` (digest), or a detail."""
     request.scope.setdefault("audit", {}).update(found)
+
+
+def observes(request: Request, observed: Observed) -> None:
+    """Say what is stored of the answer, with the row of the request."""
+    request.scope["observed"] = observed
 
 
 class AuditedRoute(APIRoute):
@@ -87,13 +95,13 @@ class AuditedRoute(APIRoute):
             if not declared.refused_only:
                 if "location" in response.headers:
                     concerns(request, made=response.headers["location"])
-                await _append(request, declared.action, response.status_code)
+                await _append(request, declared.action, response.status_code, declared.way)
             return response
 
         return audited
 
 
-async def _append(request: Request, action: str, outcome: int) -> None:
+async def _append(request: Request, action: str, outcome: int, way: Way = "http") -> None:
     context: ServiceContext = request.app.state.locum
     caller: Caller = request.state.caller
     ids = {
@@ -109,9 +117,12 @@ async def _append(request: Request, action: str, outcome: int) -> None:
     elif (job := found.get("job")) is not None:
         columns["hospital"] = await to_thread.run_sync(_hospital_of, context.database.for_caller(caller), job)
     details = {name: value[:200] for name, value in found.items() if value is not None}
-    await context.rows.append(
-        Row(action, caller.actor, outcome=outcome, request=request_of_row(), details=details, **columns)
-    )
+    row = Row(action, caller.actor, outcome=outcome, request=request_of_row(), details=details, **columns)
+    answer = None
+    if outcome == HTTPStatus.OK and "observed" in request.scope:
+        observed: Observed = request.scope["observed"]
+        answer = Answer(observed, columns["hospital"], caller.actor, request.state.request_id, way)
+    await context.rows.append(row, answer)
 
 
 def _hospital_of(database: Database, number: str) -> str | None:

@@ -20,6 +20,7 @@ from model_store.scan import Scan
 from service.inference.pipeline import PreparedScan, Stopwatch, add, run
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession
+from service.inference.shift import MomentSums, ShiftAt
 from service.inference.volumes import Between
 
 # Tolerance of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.
@@ -31,11 +32,13 @@ class Classification:
     """`probabilities` float64 [S, K]: each slice's class probabilities, along the task's plane in order.
 
     `picked`: which entries of its pool, by the scan or by each slice; None of a network without one.
+    `shift`: as of a segmentation.
     """
 
     scan: Scan
     probabilities: NDArray[np.float64]
     picked: tuple[PoolPick, ...] | None = None
+    shift: tuple[float, ShiftAt] | None = None
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -58,10 +61,11 @@ def classify(
     Raises:
         ArtefactDamaged: the network gives no probabilities for it.
     """
-    picks = Picks(once=routing == "scan")
+    picks, moments = Picks(once=routing == "scan"), MomentSums()
     parts = []
     for outputs in run(reading, session, watch, routing, between=between):
         parts.append(outputs.probabilities)
+        moments.add(outputs.moments)
         add(picks, outputs, session.digest)
     expected = len(manifest.task.classes)
     for part in parts:
@@ -71,7 +75,9 @@ def classify(
     # A NaN is in no range.
     if not (probabilities >= 0).all() or not (abs(probabilities.sum(axis=1) - 1) <= _TOLERANCE).all():
         raise _damaged(session, "expected probabilities that add up to 1, found others")
-    return Classification(reading.scan, probabilities, picks.picked)
+    with watch.stage("shift"):
+        shift = session.reference.shift_of(moments, reading.prepared)
+    return Classification(reading.scan, probabilities, picks.picked, shift)
 
 
 def _damaged(session: GraphSession, what: str) -> ArtefactDamaged:

@@ -18,6 +18,7 @@ from service.errors import RunTooLong
 from service.inference.deadlines import DEADLINES
 from service.inference.limits import GraphLimits
 from service.inference.providers import check_provider, gpu_is_full, memory_full, wanted_providers
+from service.inference.shift import Norms
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -89,8 +90,10 @@ class Loaded(NamedTuple):
     provider: str
 
 
-def load(digest: str, graph: bytes, threads: int, device: str, limits: GraphLimits) -> Loaded:
-    """Load `graph` (the bytes of an onnx file).
+def load(
+    digest: str, graph: bytes, threads: int, device: str, limits: GraphLimits, norms: Norms | None = None
+) -> Loaded:
+    """Load `graph` (the bytes of an onnx file), with the moments of `norms` as one more output.
 
     Raises GraphRefused, ArtefactDamaged, RunTooLong, GpuUnavailable, GpuMemoryFull.
     """
@@ -98,6 +101,8 @@ def load(digest: str, graph: bytes, threads: int, device: str, limits: GraphLimi
     _share_bounded_memory(limits.memory)
     seconds = max(_LEAST_LOAD_SECONDS, _SLICES_OF_A_LOAD * limits.seconds_per_slice)
     try:
+        if norms is not None and norms.add_to(model):
+            graph = model.SerializeToString()
         parts = split_at_query(graph, model)
         providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt, threads)
         sessions, refused = _load_on_first(providers, parts, threads, seconds)

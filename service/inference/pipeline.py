@@ -38,9 +38,11 @@ from model_store.preprocessing.forward import no_look
 from model_store.preprocessing.volume_restore import as_probabilities
 from model_store.scan import Limits, Note, Scan, decode
 from model_store.task import Task
+from service.inference.confidence import SoftDice
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession, Outputs
-from service.inference.uncertainty import Attention, Uncertainty, entropy_map, region_entropy_map
+from service.inference.shift import MomentSums, ShiftAt
+from service.inference.uncertainty import Attention, entropy_map, region_entropy_map
 from service.inference.volumes import Between, Pace, all_windows, outputs_of_volume
 
 _NEGATED = Note(
@@ -102,6 +104,8 @@ class Segmentation:
 
     `geometry`: of the slices that a person sees; those of a network of slices are the same.
 
+    `confidence`: of each label, 0 to 1 (`service.inference.confidence`).
+    `shift`: how far the scan is from the members' scans, and where that was measured; None if it was not.
     `attention`: the share of each source, over all slices; None of a network without cross-attention.
     `picked`: which entries of its pool, by the scan or by each slice; None of a network without one.
     `removed`: how many voxels each label lost of which the task keeps the largest component alone.
@@ -111,7 +115,8 @@ class Segmentation:
     scan: Scan
     geometry: Geometry
     classes: NDArray[np.uint8]
-    uncertainty: float
+    confidence: Mapping[str, float]
+    shift: tuple[float, ShiftAt] | None = None
     attention: dict[str, float] | None = None
     picked: tuple[PoolPick, ...] | None = None
     uncertainty_map: NDArray[np.uint8] | None = None
@@ -270,7 +275,7 @@ def segment(
     prepared, task = reading.prepared, manifest.task
     between = between or Between()
     check_answerable(reading, task)
-    uncertainty, attention = Uncertainty(regions=bool(task.regions)), Attention(manifest.sources)
+    sure, attention, moments = SoftDice(task), Attention(manifest.sources), MomentSums()
     picks = Picks(once=routing == "scan")
     entropies: PercentRestorer | PercentVolumeRestorer | None
     if isinstance(prepared, PreparedVolume):
@@ -278,24 +283,29 @@ def segment(
         axis = slab_axis_of(prepared.grid, task)
         entropies = of_volume = PercentVolumeRestorer(prepared.grid, axis) if with_map else None
         together = all_windows(prepared, task) if whole else None
-        planes = outputs_of_volume(prepared, task, session, watch.stage, between, together=together)
-        seen = _planes_seen(planes, task, watch, uncertainty, of_volume)
+        planes = outputs_of_volume(
+            prepared, task, session, watch.stage, between, together=together, moments=moments
+        )
+        seen = _planes_seen(planes, task, watch, sure, of_volume)
     else:
         grid = prepared.geometry
         entropies = of_slices = PercentRestorer(prepared.geometry) if with_map else None
         parts = run(reading, session, watch, routing, whole=whole, between=between)
-        seen = _slices_seen(parts, session.digest, watch, (uncertainty, attention, picks), of_slices)
+        seen = _slices_seen(parts, session.digest, watch, (sure, attention, picks, moments), of_slices)
     try:
         classes, removed = finish(grid, task, seen, watch.stage, between.look)
     except ValueError as error:
         raise _damaged(session.digest, error) from error
     with watch.stage("restore"):
         uncertainty_map = None if entropies is None else entropies.finish()
+    with watch.stage("shift"):
+        shift = session.reference.shift_of(moments, prepared)
     return Segmentation(
         reading.scan,
         prepared.geometry,
         classes,
-        uncertainty.value,
+        sure.values,
+        shift,
         attention.shares,
         picks.picked,
         uncertainty_map,
@@ -307,15 +317,15 @@ def _planes_seen(
     planes: Iterator[NDArray[np.float32]],
     task: Task,
     watch: Stopwatch,
-    uncertainty: Uncertainty,
+    sure: SoftDice,
     entropies: PercentVolumeRestorer | None,
 ) -> Iterator[NDArray[np.float32]]:
     """The planes of a volume, each noted before it is restored."""
     regions = bool(task.regions)
     for plane in planes:
-        with watch.stage("uncertainty"):
+        with watch.stage("confidence"):
             p = plane if outputs_of(task) == "probabilities" else as_probabilities(plane, regions=regions)
-            uncertainty.add(p[np.newaxis])
+            sure.add(p[np.newaxis])
             if entropies is not None:
                 entropies.add(region_entropy_map(p) if regions else entropy_map(p))
         yield plane
@@ -325,14 +335,15 @@ def _slices_seen(
     parts: Iterator[Outputs],
     graph: str,
     watch: Stopwatch,
-    noted: tuple[Uncertainty, Attention, Picks],
+    noted: tuple[SoftDice, Attention, Picks, MomentSums],
     entropies: PercentRestorer | None,
 ) -> Iterator[NDArray[np.float32]]:
     """The probabilities of slices, each run noted before it is restored."""
-    uncertainty, attention, picks = noted
+    sure, attention, picks, moments = noted
     for outputs in parts:
-        with watch.stage("uncertainty"):
-            uncertainty.add(outputs.probabilities)
+        moments.add(outputs.moments)
+        with watch.stage("confidence"):
+            sure.add(outputs.probabilities)
             if entropies is not None:
                 maps = np.stack([entropy_map(each) for each in outputs.probabilities])
                 entropies.add(maps[:, np.newaxis])

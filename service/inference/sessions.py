@@ -31,6 +31,7 @@ from service.inference.joined import JoinedRuns
 from service.inference.limits import GraphLimits
 from service.inference.loading import IMAGE, OUTPUT, QUERY, load
 from service.inference.providers import CPU, OUT_OF_MEMORY, gpu_is_full, is_gpu, memory_full
+from service.inference.shift import Reference
 
 # Slices per run at most: bounds the memory of activations and probabilities, whatever the volume's length.
 BATCH = 8
@@ -44,13 +45,15 @@ _log = logging.getLogger("locum.service")
 class Outputs(NamedTuple):
     """Class probabilities [S, K, …]; of a network with cross-attention, its shares [S, sources] too; of one
     with a pool, which entries each slice picked and how similar they are, [S, C]; the logits [S, K, …] of an
-    imported one, where they are averaged over windows. Fields are called as the graph's outputs."""
+    imported one, where they are averaged over windows; the moments [S, 2 C] by which its shift is measured.
+    Fields are called as the graph's outputs."""
 
     probabilities: NDArray[np.float32]
     attention: NDArray[np.float32] | None = None
     entries: NDArray[np.int64] | None = None
     similarities: NDArray[np.float32] | None = None
     logits: NDArray[np.float32] | None = None
+    moments: NDArray[np.float32] | None = None
 
 
 class GraphSession:
@@ -64,12 +67,14 @@ class GraphSession:
         threads: int = 0,
         device: str = "auto",
         limits: GraphLimits = _DEFAULT_LIMITS,
+        reference: Reference | None = None,
     ) -> None:
-        """Load `graph` (the bytes of an onnx file).
+        """Load `graph` (the bytes of an onnx file); `reference` is what its scans are compared with.
 
         Raises GraphRefused, ArtefactDamaged, RunTooLong, GpuUnavailable, GpuMemoryFull.
         """
-        loaded = load(digest, graph, threads, device, limits)
+        self.reference = reference or Reference()
+        loaded = load(digest, graph, threads, device, limits, self.reference.norms)
         self.digest = digest
         self.provider = loaded.provider
         self.has_pool = loaded.asking is not None
@@ -285,8 +290,11 @@ class SessionCache:
             future = self._sessions.get(digest)
         return future.result() if future is not None and future.done() and not future.exception() else None
 
-    def get(self, digest: str, read: Callable[[], bytes]) -> GraphSession:
-        """The session of the graph with this digest; `read` gives its checked bytes if it must be loaded.
+    def get(
+        self, digest: str, read: Callable[[], bytes], reference: Callable[[], Reference] = Reference
+    ) -> GraphSession:
+        """The session of the graph with this digest. If it must be loaded, `read` gives its checked bytes and
+        `reference` what its scans are compared with.
 
         Blocking: a graph takes a second or so to load. Raises what `read` and `GraphSession` raise, to
         everyone who waited for it; the next call tries again.
@@ -302,7 +310,12 @@ class SessionCache:
         if mine:
             try:
                 session = GraphSession(
-                    digest, read(), threads=self._threads, device=self._device, limits=self._limits
+                    digest,
+                    read(),
+                    threads=self._threads,
+                    device=self._device,
+                    limits=self._limits,
+                    reference=reference(),
                 )
                 future.set_result(session)
             except BaseException as error:

@@ -1,4 +1,4 @@
-"""Uncertainty and attention of a scan, summed up over its slices."""
+"""Maps of how unsure a network is of each pixel, and the attention of a scan over its slices."""
 
 from __future__ import annotations
 
@@ -30,43 +30,6 @@ def region_entropy_map(probabilities_KHW: NDArray[np.float32]) -> NDArray[np.flo
     p = np.clip(probabilities_KHW, _FLOOR, 1 - _FLOOR)
     entropies = -(p * np.log(p) + (1 - p) * np.log1p(-p))
     return np.asarray(entropies.mean(axis=0) / np.log(2), np.float32)
-
-
-class Uncertainty:
-    """Mean normalised entropy of the class probabilities, weighted by the probability of foreground. 0 to 1.
-
-        u = sum_x w(x) H(x) / sum_x w(x),   H(x) = -sum_k p_k(x) log p_k(x) / log K,   w(x) = 1 - p_0(x)
-
-    over all pixels at network resolution, class 0 being the background. Weighting looks where there is, or
-    may be, something to segment: a plain mean would say mostly how large the background is. 0: every
-    foreground pixel is certain; 1: nothing is known. Defined, and continuous, for an empty mask too.
-
-    With `regions`, the outputs are probabilities of labels that may overlap: H is the mean of their
-    entropies, and w the largest of them.
-    """
-
-    def __init__(self, *, regions: bool = False) -> None:
-        self._regions = regions
-        self._weighted = 0.0
-        self._weight = 0.0
-
-    def add(self, probabilities_SKHW: NDArray[np.float32]) -> None:
-        """Take the probabilities of the next slices."""
-        for probabilities_KHW in probabilities_SKHW:
-            if self._regions:
-                entropy_HW = region_entropy_map(probabilities_KHW)
-                foreground_HW = probabilities_KHW.max(axis=0)
-            else:
-                entropy_HW = entropy_map(probabilities_KHW)
-                foreground_HW = 1.0 - np.maximum(probabilities_KHW[0], _FLOOR)
-            # No dot product: BLAS shares it among threads, which cost more than they save.
-            self._weighted += float((foreground_HW * entropy_HW).sum(dtype=np.float64))
-            self._weight += float(foreground_HW.sum(dtype=np.float64))
-
-    @property
-    def value(self) -> float:
-        """Over everything added so far; 0 before."""
-        return min(1.0, max(0.0, self._weighted / self._weight)) if self._weight > 0 else 0.0
 
 
 # Tolerance of the sum of a slice's shares, from 1: float32, and half precision on a GPU.

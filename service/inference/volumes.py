@@ -22,6 +22,7 @@ from model_store.preprocessing.volume_restore import as_logits
 from model_store.preprocessing.windows import slide, window_count
 from model_store.task import Task
 from service.inference.sessions import GraphSession, Outputs
+from service.inference.shift import MomentSums
 
 # Patches after the first, which takes longer than the others since a library chooses its kernels.
 _PATCHES_TO_TELL = 3
@@ -137,6 +138,7 @@ def outputs_of_volume(
     between: Between,
     *,
     together: NDArray[np.float32] | None = None,
+    moments: MomentSums | None = None,
 ) -> Iterator[NDArray[np.float32]]:
     """Run the network on a prepared volume.
 
@@ -147,6 +149,7 @@ def outputs_of_volume(
         stage: a context for each stage, by name, that is timed.
         between: looked at before each run.
         together: `all_windows`, for a graph that takes a scan as one batch; they are run at once.
+        moments: takes those of every patch.
 
     Yields:
         The planes [K, ...] of `windowed`, of the kind that the task averages.
@@ -178,6 +181,8 @@ def outputs_of_volume(
             pace.before_run(index)
             with stage("inference"):
                 outputs, index = session.run_alone(patch[np.newaxis]), 0
+            if moments is not None:
+                moments.add(outputs.moments)
         else:
             outputs = at_once
         found = outputs.probabilities[index]

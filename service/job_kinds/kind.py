@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 COMMON: Final = {"waiting": "waiting", "preparing": "reading the scans"}
 ON_A_PACS: Final = {**COMMON, "waiting": "waiting for the PACS", "fetching": "fetching from the PACS"}
@@ -27,6 +27,7 @@ class JobKind:
             what its card says.
         unjudged: a sentence of the card: why no gate judges what it makes. Empty where one does.
         answers: whether it ends with a file, `/jobs/{id}/result`. That of a cancelled job expires at once.
+        way: how its answer leaves, in its observation.
         of_its_maker: whether the caller that made it may cancel it and delete its files, without the role
             operator.
         adds_scans: whether it adds scans to its cohort. Any other kind needs those that are there until it
@@ -42,6 +43,7 @@ class JobKind:
     card: str = "service.adaptation.card.sections:of_other"
     unjudged: str = ""
     answers: bool = False
+    way: Literal["job", "pacs"] = "job"
     of_its_maker: bool = False
     adds_scans: bool = False
     of_candidate: bool = False

@@ -10,4 +10,5 @@ KIND = JobKind(
     options="service.pacs.requests:SeriesOptions",
     stages={**ON_A_PACS, "segmenting": "segmenting", "storing": "storing the answer in the PACS"},
     answers=True,
+    way="pacs",
 )

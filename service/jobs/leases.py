@@ -22,6 +22,7 @@ from typing import Any
 from sqlalchemy import and_, func, literal, or_, update
 from sqlalchemy.orm import Session
 
+from service import observation
 from service.audit import trail
 from service.database import Database, Job, database_now
 from service.database.job_states import HELD, JobEnd
@@ -29,6 +30,7 @@ from service.database.models import UtcDateTime
 from service.errors import LeaseLost
 from service.job_kinds import KINDS
 from service.jobs import records
+from service.observation import Answer, Observed
 from service.settings import Settings
 
 
@@ -129,6 +131,7 @@ def finish(
     result: dict[str, Any] | None = None,
     gate: dict[str, Any] | None = None,
     candidate: tuple[str, int, str] | None = None,
+    observed: Observed | None = None,
 ) -> None:
     """End the job. An argument of None leaves the stored value.
 
@@ -140,6 +143,7 @@ def finish(
         result: JSON for the job's record.
         gate: the verdict on the candidate.
         candidate: (name, version, digest) of the version that was published.
+        observed: what is stored of the answer that is the job's result.
 
     Raises:
         LeaseLost: another worker ends it, or has ended it.
@@ -164,6 +168,10 @@ def finish(
         if KINDS[job.kind].answers and job.cancel_requested:
             # The client that cancelled it, or left, does not fetch a mask that was made before the stop.
             records.expire_files_now(job)
+        if observed is not None:
+            request = job.request_id or job.id
+            answer = Answer(observed, job.hospital, job.actor or "service", request, KINDS[job.kind].way)
+            observation.append(session, [answer])
 
 
 def postpone(database: Database, lease: Lease, until: datetime, why: str) -> bool:

@@ -29,8 +29,10 @@ from service.inference.pipeline import (
 )
 from service.inference.pool import PoolPick
 from service.inference.sessions import GraphSession
+from service.inference.shift import ShiftAt
 from service.inference.volumes import Between
 from service.kinds import ADAPTING_ITSELF, kind_of
+from service.observation import Observed, Reviews, SeenLabel, acquisition_of, spacing_of
 from service.prediction.options import ScanOptions
 from service.prediction.receipt import ModelReceipt, Receipt, software
 
@@ -44,13 +46,14 @@ UNLIKE_TASK = ScanUnlikeTask.slug
 class EncodedAnswer:
     """The body, media type and headers of a response.
 
-    `picked` are the entries picked from a pool, for the drift; `segmentation` is the SEG that a DICOM report
-    refers to; `unlike` are the guard's warnings.
+    `observed` is what is stored of it. `picked` are the entries picked from a pool, for the drift;
+    `segmentation` is the SEG that a DICOM report refers to; `unlike` are the guard's warnings.
     """
 
     body: bytes
     media_type: str
     headers: dict[str, str]
+    observed: Observed
     picked: tuple[PoolPick, ...] | None = None
     segmentation: bytes | None = None
     unlike: tuple[GuardWarning, ...] = ()
@@ -84,12 +87,13 @@ def check_routing(options: ScanOptions, offered: Artefact) -> None:
 class LoadedGraph:
     """A graph that answers, loaded.
 
-    `network` is the network that it is of, for the receipt; `whole` whether it takes all slices of a scan at
-    once.
+    `network` is the network that it is of, for the receipt; `model` the name of the model that it answers
+    for, of which hospitals are assigned versions; `whole` whether it takes all slices of a scan at once.
     """
 
     session: GraphSession
     network: ModelReceipt
+    model: str
     whole: bool = False
 
 
@@ -97,8 +101,8 @@ class LoadedGraph:
 class Predictor(ABC, Generic[Options]):
     """One received scan, with its network chosen.
 
-    `input_sha256` and `input_bytes` are digest and size of the bytes that were received. `between` is looked
-    at between two steps.
+    `input_sha256` and `input_bytes` are digest and size of the bytes that were received. `reviews` rank the
+    answer among the hospital's own. `between` is looked at between two steps.
     """
 
     request_id: str
@@ -108,6 +112,7 @@ class Predictor(ABC, Generic[Options]):
     input_bytes: int
     limits: Limits
     watch: Stopwatch
+    reviews: Reviews
     between: Between = field(default_factory=Between)
 
     # Those of the task that the network was trained for.
@@ -203,7 +208,44 @@ class Predictor(ABC, Generic[Options]):
             "Content-Disposition": f'inline; filename="{filename}"',
         }
 
-    def _receipt(self, graph: LoadedGraph, reading: PreparedScan, **options: str) -> Receipt:
+    def _observed(
+        self,
+        graph: LoadedGraph,
+        reading: PreparedScan,
+        labels: tuple[SeenLabel, ...],
+        shift: tuple[float, ShiftAt] | None,
+    ) -> Observed:
+        scan, stages = reading.scan, self.watch.stages
+        acquisition = scan.acquisition
+        said = None if acquisition is None else acquisition.device or None
+        measured, at = (None, None) if shift is None else shift
+        return Observed(
+            model=graph.model,
+            version=self.selection.offered.digest,
+            graph=graph.session.digest,
+            scan=self.input_sha256,
+            size=scan.grid,
+            seconds=round(sum(stages.values()) - stages.get("wait", 0.0), 3) / 1000,
+            precision=self.selection.precision,
+            provider=graph.session.provider,
+            labels=labels,
+            spacing=spacing_of(scan),
+            scanner=self.options.scanner or said,
+            series=None if acquisition is None else acquisition.series or None,
+            acquisition=acquisition_of(scan),
+            shift=measured,
+            shift_at=at,
+            unlike=len(reading.warnings),
+            warnings=tuple(self._warning_names(reading)),
+        )
+
+    def _receipt(
+        self,
+        graph: LoadedGraph,
+        reading: PreparedScan,
+        shift: tuple[float, ShiftAt] | None,
+        **options: str,
+    ) -> Receipt:
         """Make the receipt; `options` are the values of options that the request left out."""
         selection = self.selection
         if selection.fingerprint is None:
@@ -220,6 +262,8 @@ class Predictor(ABC, Generic[Options]):
             graph=graph.session.digest,
             precision=selection.precision,
             lens=lens,
+            shift=None if shift is None else shift[0],
+            shift_at=None if shift is None else shift[1],
             personalization=selection.personalization,
             site=selection.site,
             cluster=selection.cluster,

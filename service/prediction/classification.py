@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from service.about import NOTICE
 from service.inference.classification import Classification, classify
 from service.inference.pipeline import PreparedScan
 from service.inference.uncertainty import entropy
+from service.observation import SeenLabel
 from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.options import ClassifyOptions
 from service.prediction.output import POOL_SELECTION_TEXT, PickReport, pool_selections
@@ -65,7 +67,13 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
         with self.watch.stage("encode"):
             body = self._report(found, reading, graph).model_dump_json().encode()
         headers = self._headers(graph, reading, "classification.json")
-        return EncodedAnswer(body, "application/json", headers, found.picked, unlike=reading.warnings)
+        names, mean = self.selection.manifest.task.class_names, found.mean
+        likely = int(mean.argmax())
+        predicted = SeenLabel(names[likely], float(mean[likely]), math.prod(found.scan.grid))
+        observed = self._observed(graph, reading, (predicted,), found.shift)
+        return EncodedAnswer(
+            body, "application/json", headers, observed, found.picked, unlike=reading.warnings
+        )
 
     def _report(
         self, found: Classification, reading: PreparedScan, graph: LoadedGraph
@@ -79,7 +87,7 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
             warnings=self._warning_texts(reading),
             shape=list(found.scan.grid),
             timing_ms=self._timing(),
-            receipt=self._receipt(graph, reading),
+            receipt=self._receipt(graph, reading, found.shift),
         )
 
 

@@ -309,7 +309,7 @@ def _key(series: DicomSeries, classes: NDArray[np.uint8], receipt: Receipt, kind
     return json.dumps(parts, sort_keys=True)
 
 
-_NAMING = ("model", "hospital", "site", "guard", "segmentation_type")
+_NAMING = ("model", "hospital", "site", "guard", "scanner", "segmentation_type")
 
 
 def _other_options(receipt: Receipt) -> dict[str, str]:

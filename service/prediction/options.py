@@ -15,7 +15,7 @@ from service.inference.pool import PickUnit
 from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB
 from service.prediction.dicom_seg import SegmentationType
 from service.prediction.output import Output, Voxels
-from service.validation import DICOM_SERIES, HOSPITAL_ID, reason
+from service.validation import DICOM_SERIES, HOSPITAL_ID, PRINTABLE, reason
 
 Options = TypeVar("Options", bound="ScanOptions")
 
@@ -58,6 +58,13 @@ class ScanOptions(BaseModel):
         "`auto`: refuse a scan that no training scan resembles in kind (an image among volumes, another "
         "modality, a size or spacing far outside training), and warn of others. Notes on the scan's "
         "container and header refuse nothing.",
+    )
+    scanner: str | None = Field(
+        None,
+        pattern=PRINTABLE,
+        max_length=100,
+        description="The scanner's name among the hospital's answers; by default maker, model and station of "
+        "a DICOM header. Never a patient's name.",
     )
 
 

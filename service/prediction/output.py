@@ -7,7 +7,7 @@
     multipart  the report (part `params`, JSON) and the mask (part `image`, NRRD or PNG) in one form
     png        the mask as an 8-bit grey PNG of the image's own size; images only
     overlay    a PNG picture for a person: mask over image, or a montage of a volume's slices
-    json       labels with their volumes, uncertainty, warnings, timing and the receipt
+    json       labels with their volumes and confidence, warnings, timing and the receipt
 
 In a mask a voxel's value is its class index: 0 is background, and `Locum-Labels` says which labels each other
 value stands for. Labels may overlap (a cup lies inside its disc), so a value can stand for more than one.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ from service.about import NOTICE
 from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, NoVolumeToReport, ParametersContradict
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
+from service.observation import SeenLabel
 from service.prediction.dicom_seg import SegmentationType, check_codes
 from service.prediction.overlay import USUAL, Panel, Pixels, choose_slices, overlay
 from service.prediction.receipt import Receipt
@@ -90,17 +91,23 @@ class LabelReport(BaseModel):
     volume_ml: float | None = Field(
         description="Volume in mL, by the scan's own spacing; null without spacing."
     )
+    confidence: float = Field(
+        description="How sure the network is of the label, 0 to 1: the Dice that the mask has by the "
+        "network's own probabilities. Where the mask has none of it, how sure the network is that none is "
+        "there. Not a probability, and no Dice to be expected: compare it with the hospital's other answers."
+    )
+    review: float | None = Field(
+        description="Share of the hospital's newest answers by this version that were less sure, 0 to 1: the "
+        "masks of the lowest are to be looked at first. Null below 20 answers."
+    )
+    parts: int | None = Field(description="Connected parts; null where counting would have taken long.")
+    at_border: bool = Field(description="Whether the label touches the border of the scan.")
 
 
 class SegmentationReport(BaseModel):
     """The answer of `output=json`."""
 
     labels: dict[str, LabelReport]
-    uncertainty: float = Field(
-        description="Mean normalised entropy of the class probabilities, weighted by the "
-        "probability of foreground: 0 certain, 1 no knowledge. Not a "
-        "probability of error."
-    )
     attention: dict[str, float] | None = Field(
         None,
         description="For a network with cross-attention (FedOAP): the share of attention "
@@ -220,24 +227,36 @@ def encode_multipart(report: bytes, mask: bytes, kind: Output) -> tuple[bytes, s
     return body, f"{MEDIA_TYPES['multipart'][0]}; boundary={boundary}"
 
 
-def measure(segmentation: Segmentation, task: Task) -> dict[str, LabelReport]:
-    """Count the voxels, fraction and volume of each label."""
+def label_reports(
+    seen: Sequence[SeenLabel], review: Mapping[str, float | None], task: Task, voxels: int
+) -> dict[str, LabelReport]:
+    """Describe what was seen of each label in a mask of so many voxels, with its rank."""
+    return {
+        each.label: LabelReport(
+            classes=list(task.label_classes(each.label)),
+            voxels=each.voxels,
+            fraction=each.voxels / voxels,
+            volume_ml=each.volume_ml,
+            confidence=each.confidence,
+            review=review[each.label],
+            parts=each.parts,
+            at_border=each.at_border,
+        )
+        for each in seen
+    }
+
+
+def sizes(segmentation: Segmentation, task: Task) -> list[str]:
+    """The size of each label in words, for a picture."""
     # In the order of memory, and in parts: bincount copies to eight bytes per voxel.
     flat, counts = segmentation.classes.ravel(order="K"), np.zeros(len(task.classes), np.int64)
     for start in range(0, flat.size, _COUNTED_AT_ONCE):
         counts += np.bincount(flat[start : start + _COUNTED_AT_ONCE], minlength=len(counts))
-    voxel_ml = segmentation.scan.voxel_volume_ml
-    reports = {}
+    voxel_ml, found = segmentation.scan.voxel_volume_ml, []
     for label in task.labels:
-        classes = list(task.label_classes(label))
-        voxels = int(counts[classes].sum())
-        reports[label] = LabelReport(
-            classes=classes,
-            voxels=voxels,
-            fraction=voxels / segmentation.classes.size,
-            volume_ml=None if voxel_ml is None else voxels * voxel_ml,
-        )
-    return reports
+        voxels = int(counts[list(task.label_classes(label))].sum())
+        found.append(f"{label} {voxels} px" if voxel_ml is None else f"{label} {voxels * voxel_ml:.2f} mL")
+    return found
 
 
 def encode(
@@ -295,12 +314,8 @@ def picture(
     # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
     # much there is of each label.
     legend = [(c.index, " + ".join(c.labels)) for c in task.classes[1:]]
-    sizes = [
-        f"{label} {report.voxels} px" if report.volume_ml is None else f"{label} {report.volume_ml:.2f} mL"
-        for label, report in measure(segmentation, task).items()
-    ]
     beware = [f"warnings: {', '.join(warning_names)}"] if warning_names else []
-    footer = "  ·  ".join([*sizes, *beware, NOTICE])
+    footer = "  ·  ".join([*sizes(segmentation, task), *beware, NOTICE])
     return overlay(_panels(segmentation, task, shown, slices), legend, title, footer, compression)
 
 

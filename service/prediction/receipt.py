@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from model_store.manifest import Precision
 from service.about import NOTICE, locum_version
+from service.inference.shift import ShiftAt
 
 
 class ModelReceipt(BaseModel):
@@ -37,6 +38,16 @@ class Receipt(BaseModel):
     lens: str | None = Field(
         None,
         description="sha256 of the lens through which the network saw the scan; null: it saw it as it is.",
+    )
+    shift: float | None = Field(
+        None,
+        description="How far the scan is from the members' scans: its squared shift over what is natural "
+        "between hospitals, so 1 is as usual. Null: the version does not say what is natural.",
+    )
+    shift_at: ShiftAt | None = Field(
+        None,
+        description="Where it was measured: at the first third of the network's batch `norms`, or by the "
+        "scan's field, spectrum and quantiles against the members' `fingerprint`.",
     )
     personalization: str
     site: str | None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from typing_extensions import override
 
 from model_store.preprocessing import check_volume_restorable
 from model_store.scan import Note, Scan, open_series
 from service.inference.pipeline import OpenedScan, PreparedScan, Segmentation, check_answerable, segment
+from service.observation import SeenLabel, seen_labels
 from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
@@ -20,7 +23,7 @@ from service.prediction.output import (
     encode,
     label_header,
     label_names,
-    measure,
+    label_reports,
     pool_selections,
 )
 
@@ -43,6 +46,9 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             with_map=self.options.voxels == "uncertainty",
             between=self.between,
         )
+        with self.watch.stage("observe"):
+            seen = seen_labels(found.classes, task, found.confidence, reading.scan.voxel_volume_ml)
+            review = self.reviews.of(self.options.hospital, selection.offered.digest, found.confidence)
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             output = self._output(reading.scan)
@@ -51,12 +57,12 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             segmentation = None
             if output in ("dicom-seg", "dicom-sr"):
                 series = open_series(reading.data, self.limits)
-                receipt = self._receipt(graph, reading, output=output)
+                receipt = self._receipt(graph, reading, found.shift, output=output)
                 kind = self.options.segmentation_type or "binary"
                 if output == "dicom-seg":
                     body = encode_seg(series, found.classes, task, receipt, kind)
                 else:
-                    volumes = {label: each.volume_ml or 0.0 for label, each in measure(found, task).items()}
+                    volumes = {each.label: each.volume_ml or 0.0 for each in seen}
                     body, segmentation = encode_report(series, found.classes, task, receipt, volumes, kind)
                 # Afterwards, since a header that cannot be read has been refused by now.
                 more = notes_on(series)
@@ -67,11 +73,14 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     task,
                     title,
                     self._warning_names(reading),
-                    lambda: self._report(found, reading, graph, output),
+                    lambda: self._report(found, seen, review, reading, graph, output),
                     compress=self.options.compress is not False,
                 )
         headers = self._headers(graph, reading, filename, more) | {"Locum-Labels": label_header(task)}
-        return EncodedAnswer(body, media_type, headers, found.picked, segmentation, reading.warnings)
+        observed = self._observed(graph, reading, seen, found.shift)
+        return EncodedAnswer(
+            body, media_type, headers, observed, found.picked, segmentation, reading.warnings
+        )
 
     @override
     def _check_opened(self, opened: OpenedScan) -> None:
@@ -95,11 +104,16 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         )
 
     def _report(
-        self, found: Segmentation, reading: PreparedScan, graph: LoadedGraph, output: Output
+        self,
+        found: Segmentation,
+        seen: Sequence[SeenLabel],
+        review: Mapping[str, float | None],
+        reading: PreparedScan,
+        graph: LoadedGraph,
+        output: Output,
     ) -> SegmentationReport:
         return SegmentationReport(
-            labels=measure(found, self.selection.manifest.task),
-            uncertainty=found.uncertainty,
+            labels=label_reports(seen, review, self.selection.manifest.task, found.classes.size),
             attention=found.attention,
             picked=pool_selections(found.picked),
             warnings=self._warning_texts(reading),
@@ -108,5 +122,5 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             centroids=centroids(found.classes, self.selection.manifest.task),
             removed=dict(found.removed),
             timing_ms=self._timing(),
-            receipt=self._receipt(graph, reading, output=output),
+            receipt=self._receipt(graph, reading, found.shift, output=output),
         )

@@ -283,7 +283,7 @@ def choose_next(
 )
 async def infer(
     request: Request,
-    context: Annotated[AsReader, Audited("scan.segmented")],
+    context: Annotated[AsReader, Audited("scan.segmented", way="viewer")],
     model: Annotated[str, Path(max_length=256)],
     session_id: Annotated[str, Query(max_length=64)] = "",
     image: ImageName = "",

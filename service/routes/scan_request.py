@@ -28,15 +28,17 @@ from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, SsfPoolManifest
 from model_store.preprocessing import Price
 from model_store.scan import MOST_FILES, choose_series, kind_of, series_of
+from service.catalog.adapted import origin_of
 from service.catalog.network import Selection
 from service.context import ServiceContext
-from service.http.audit import concerns
+from service.http.audit import concerns, observes
 from service.http.problems import Problem
 from service.http.uploads.multipart import malformed, missing, shown
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.admission import Turn
 from service.inference.pipeline import PreparedScan, Stopwatch
 from service.inference.sessions import GraphSession
+from service.inference.shift import Reference
 from service.inference.volumes import Deadline, TakesLonger
 from service.prediction.answer import LoadedGraph, Options, Predictor, receipt_of
 from service.runtime.spool import ScanFile, Upload, pack, pack_channels
@@ -179,12 +181,14 @@ async def answer_or_keep(
             input_bytes=upload.size,
             limits=scan_limits(context.settings, selection.manifest.task),
             watch=watch,
+            reviews=context.reviews,
             between=work,
         )
-        return await work.run(lambda: _answer_or_keep(context, predictor, upload, work, instead))
+        return await work.run(lambda: _answer_or_keep(request, context, predictor, upload, work, instead))
 
 
 def _answer_or_keep(
+    request: Request,
     context: ServiceContext,
     predictor: Predictor[Options],
     upload: ScanFile,
@@ -206,7 +210,7 @@ def _answer_or_keep(
         reading = predictor.prepare(opened)
         if instead is not None and instead.at_once:
             return instead.keep(data)
-        return answer_prepared(context, predictor, reading, model, GRAPH)
+        return answer_prepared(request, context, predictor, reading, model, GRAPH)
     except TakesLonger:
         assert instead is not None
         return instead.keep(data)
@@ -270,6 +274,7 @@ class Work(Deadline):
 
 
 def answer_prepared(
+    request: Request,
     context: ServiceContext,
     predictor: Predictor[Options],
     reading: PreparedScan,
@@ -284,8 +289,14 @@ def answer_prepared(
     """
     watch, selection, options = predictor.watch, predictor.selection, predictor.options
     with watch.stage("load"):
-        session = context.sessions.get(artefact.manifest.files[file].sha256, lambda: artefact.read(file))
-    answer = predictor.make(reading, LoadedGraph(session, receipt_of(artefact), whole))
+        behind = origin_of(context.store, selection.offered)
+        session = context.sessions.get(
+            artefact.manifest.files[file].sha256,
+            lambda: artefact.read(file),
+            lambda: Reference.of(behind, selection.model),
+        )
+    answer = predictor.make(reading, LoadedGraph(session, receipt_of(artefact), behind.name, whole))
+    observes(request, answer.observed)
     context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
         watch.stages["inference"] / 1000
     )

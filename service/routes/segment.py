@@ -144,7 +144,7 @@ async def answer_or_start(
 
     def answer_at_once(reading: PreparedScan, graph: str) -> Response:
         concerns(request, version=chosen.parent.digest, artefact=str(chosen.parent))
-        return answer_prepared(context, chosen.predictor, reading, chosen.parent, graph, whole=True)
+        return answer_prepared(request, context, chosen.predictor, reading, chosen.parent, graph, whole=True)
 
     return await chosen.accept(request, answer_at_once)
 

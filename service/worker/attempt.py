@@ -25,6 +25,7 @@ from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.leases import Lease, fenced, renew
 from service.jobs.records import EventType
+from service.observation import Observed
 from service.settings import Settings
 
 
@@ -37,6 +38,7 @@ class AttemptOutcome:
     result: dict[str, Any] | None = None
     gate: dict[str, Any] | None = None
     candidate: tuple[str, int, str] | None = None
+    observed: Observed | None = None
 
 
 class Postponed(Exception):

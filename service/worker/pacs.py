@@ -36,6 +36,7 @@ from service.errors import (
 )
 from service.jobs.files import StoredResult, StoredScan
 from service.jobs.leases import fenced
+from service.observation import Observed
 from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
 from service.pacs.requests import FillOptions, SeriesOptions
@@ -88,7 +89,7 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
         answer, digest = _answer(attempt, options.segmentation(), data)
         if not options.store:
             folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
-            return AttemptOutcome("succeeded")
+            return AttemptOutcome("succeeded", observed=answer.observed)
         if answer.unlike and not options.store_unlike:
             warnings = "; ".join(each.text for each in answer.unlike)
             raise PacsJobFailed(
@@ -101,7 +102,7 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     attempt.set_stage("storing")
     about: dict[str, Any] = {"pacs": pacs.name}
     new = False
-    network, *instances = _unpacked(kept)
+    network, observed, *instances = _unpacked(kept)
 
     def check_version() -> None:
         opened = attempt.settings.open_store()
@@ -121,16 +122,19 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
             _note(attempt, "report.stored", pacs, new=stored_now)
             about["report"] = uids
     folder.write_result(StoredResult(json.dumps(about).encode(), "application/json", {}))
-    return AttemptOutcome("succeeded", result={"stored": True, "new": new})
+    result = {"stored": True, "new": new}
+    return AttemptOutcome("succeeded", result=result, observed=Observed.from_json(observed))
 
 
 _UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
 
 
 def _packed(answer: EncodedAnswer, network: str) -> bytes:
-    """The network's digest and the instances to be stored, the SEG before the report that refers to it."""
+    """The network's digest, what is stored of the answer, and the instances, the SEG before the report that
+    refers to it."""
     packed = io.BytesIO()
-    pack_into(packed.write, [network.encode(), *filter(None, [answer.segmentation]), answer.body])
+    parts = [network.encode(), answer.observed.to_json(), *filter(None, [answer.segmentation]), answer.body]
+    pack_into(packed.write, parts)
     return packed.getvalue()
 
 

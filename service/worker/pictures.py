@@ -32,6 +32,7 @@ from service.cohorts.files import ScanFile
 from service.errors import GpuMemoryFull
 from service.inference.pipeline import PreparedScan, Segmentation, Stopwatch, read, segment
 from service.inference.sessions import GraphSession
+from service.inference.shift import Reference
 from service.prediction.output import common_slices, picture
 from service.prediction.overlay import QUICK, Panel, Pixels, choose_slices, overlay
 from service.settings import Settings, cohort_limits, graph_limits, scan_limits
@@ -176,12 +177,17 @@ def _chosen(files: Sequence[ScanFile]) -> list[int]:
     return [int(i) for i in np.unique(np.linspace(0, len(files) - 1, MOST_SCANS).round().astype(int))]
 
 
-def load(graph: bytes, settings: Settings) -> GraphSession:
+def load(graph: bytes, settings: Settings, reference: Reference | None = None) -> GraphSession:
     """Load the graph as the API does; on the CPU where the GPU has no room for it."""
     # torch keeps what it once took, and onnxruntime takes memory of its own.
     release()
     load_on = partial(
-        GraphSession, sha256(graph), graph, threads=settings.threads, limits=graph_limits(settings)
+        GraphSession,
+        sha256(graph),
+        graph,
+        threads=settings.threads,
+        limits=graph_limits(settings),
+        reference=reference,
     )
     try:
         return load_on(device=settings.device)

@@ -22,7 +22,9 @@ from service.catalog.network import adapted_to_scan
 from service.database.hospitals import site_of_hospital
 from service.errors import ScanGone
 from service.inference.pipeline import Stopwatch
+from service.inference.shift import Reference
 from service.jobs.files import StoredResult
+from service.observation import Reviews
 from service.prediction.answer import LoadedGraph
 from service.prediction.options import SegmentOptions
 from service.prediction.receipt import ModelReceipt
@@ -60,13 +62,17 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
         input_bytes=scan.received_bytes,
         limits=scan_limits(attempt.settings, loaded.task),
         watch=watch,
+        reviews=Reviews(attempt.database),
     )
     reading = predictor.read(scan.content)
     with watch.stage("adapt"):
         adaptation, graph = _adapted_graph(attempt, options, loaded, seen(reading.prepared, loaded.task))
     attempt.set_stage("segmenting")
     network = ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph))
-    answer = predictor.make(reading, LoadedGraph(load(graph, attempt.settings), network))
+    # Its norms were moved for this scan: only a fingerprint tells how far it is.
+    reference = Reference(None, Reference.of(parent, loaded.global_model).fingerprint)
+    session = load(graph, attempt.settings, reference)
+    answer = predictor.make(reading, LoadedGraph(session, network, parent.name))
     attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
     result = {
@@ -75,9 +81,10 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
         "computed_on": facts(device_of(attempt.settings)),
     }
     if not adaptation.fell_back:
-        return AttemptOutcome("succeeded", adaptation.stopped, result)
+        return AttemptOutcome("succeeded", adaptation.stopped, result, observed=answer.observed)
     reason = adaptation.stopped or "no epoch was better than step 0 by the loss"
-    return AttemptOutcome("fell_back", f"{reason}; the mask is that of step 0", result)
+    why = f"{reason}; the mask is that of step 0"
+    return AttemptOutcome("fell_back", why, result, observed=answer.observed)
 
 
 def _home(attempt: Attempt, hospital: str | None) -> str | None:

@@ -118,6 +118,7 @@ def _end(attempt: Attempt) -> str | None:
         result=outcome.result,
         gate=outcome.gate,
         candidate=outcome.candidate,
+        observed=outcome.observed,
     )
     return outcome.state
 

@@ -10,11 +10,14 @@ import time
 from typing_extensions import override
 
 from model_store.manifest import GRAPH, SsfPoolManifest
+from service.catalog.adapted import origin_of
 from service.catalog.network import Selection, chosen_before
 from service.errors import ScanGone, ScanJobTooLong
 from service.inference.pipeline import Stopwatch
+from service.inference.shift import Reference
 from service.inference.volumes import Between
 from service.jobs.files import StoredResult, StoredScan
+from service.observation import Reviews
 from service.prediction.answer import EncodedAnswer, LoadedGraph, receipt_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
@@ -38,7 +41,7 @@ def run_segment(attempt: Attempt) -> AttemptOutcome:
     answer = segment_scan(attempt, options, selection, scan)
     attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
-    return AttemptOutcome("succeeded")
+    return AttemptOutcome("succeeded", observed=answer.observed)
 
 
 class _Progress(Between):
@@ -91,10 +94,14 @@ def segment_scan(
         input_bytes=scan.received_bytes,
         limits=scan_limits(settings, selection.manifest.task),
         watch=Stopwatch(),
+        reviews=Reviews(attempt.database),
         between=_Progress(attempt),
     )
     reading = predictor.read(scan.content)
-    graph = LoadedGraph(load(selection.model.read(GRAPH), settings), receipt_of(selection.model))
+    behind = origin_of(settings.open_store(), selection.offered)
+    reference = Reference.of(behind, selection.model)
+    session = load(selection.model.read(GRAPH), settings, reference)
+    graph = LoadedGraph(session, receipt_of(selection.model), behind.name)
     answer = predictor.make(reading, graph)
     if answer.picked is not None and options.hospital is not None:
         pool = selection.offered.expect(SsfPoolManifest)

@@ -6,6 +6,7 @@ scan = series.scan()                    # [columns, rows, slices, C] with its af
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydicom import Dataset
+from pydicom.multival import MultiValue
 from pydicom.uid import UID
 
 from model_store.errors import ScanTooLarge, UnsupportedScan
@@ -34,7 +36,16 @@ from model_store.scans.dicom.geometry import Frame
 from model_store.scans.dicom.masks import SEG_CLASSES
 from model_store.scans.dicom.pixels import LOSSY, Layout, decode_frames, layout_of
 from model_store.scans.foreign import is_dicom
-from model_store.scans.types import Limits, Note, Parts, Scan, check_finite, check_sides
+from model_store.scans.types import (
+    Acquisition,
+    Limits,
+    Note,
+    Parts,
+    Scan,
+    check_finite,
+    check_sides,
+    printed,
+)
 
 
 def read_dicom(data: bytes, limits: Limits) -> Scan:
@@ -96,7 +107,35 @@ class DicomSeries:
         shown.flags.writeable = False
         with reported("the Modality"):
             modality = str(self.headers[0].get("Modality") or "") or None
-        return Scan(shown, self.affine, "dicom", notes=self.notes, modality=modality)
+        acquisition = _acquisition(self.headers[0])
+        return Scan(shown, self.affine, "dicom", notes=self.notes, modality=modality, acquisition=acquisition)
+
+
+def _acquisition(header: Dataset) -> Acquisition:
+    """How a series was acquired; an element that cannot be read says nothing."""
+
+    def said(*keywords: str) -> str:
+        for keyword in keywords:
+            # pydicom raises a dozen unrelated types for elements that are not what they should be.
+            with suppress(Exception):
+                found = header.get(keyword)
+                several = found if isinstance(found, MultiValue) else [found]
+                if text := printed("\\".join(str(each) for each in several if each)):
+                    return text
+        return ""
+
+    thickness = None
+    with suppress(ValueError):
+        thickness = float(said("SliceThickness"))
+    return Acquisition(
+        maker=said("Manufacturer"),
+        model=said("ManufacturerModelName"),
+        software=said("SoftwareVersions"),
+        station=said("StationName"),
+        kernel=said("ConvolutionKernel", "SequenceName", "ScanningSequence"),
+        slice_mm=thickness if thickness is not None and 0 < thickness < math.inf else None,
+        series=said("SeriesInstanceUID"),
+    )
 
 
 def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:

@@ -14,6 +14,8 @@ _PROTECTED = {
     "audit": ("id",),
     "audit_checkpoint": ("upto",),
 }
+# What is observed of answers expires, and is never changed.
+_UNCHANGED = ("observation", "observed_label")
 # Rows of the audit trail up to the last checkpoint may go.
 _KEPT = "OLD.id > COALESCE((SELECT MAX(upto) FROM audit_checkpoint), 0)"
 
@@ -34,6 +36,23 @@ def protect(table: str) -> None:
         return
     for statement in _sqlite_triggers(table).values():
         op.execute(statement)
+
+
+def forbid_changes(table: str) -> None:
+    """Make UPDATE of a table fail. Its rows may go: what was observed expires."""
+    from alembic import op
+
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(
+            f"CREATE FUNCTION {table}_is_never_changed() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$${_refusing(table)}$$"
+        )
+        op.execute(
+            f"CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {table}_is_never_changed()"
+        )
+        return
+    op.execute(_sqlite_update(table))
 
 
 def release(table: str) -> None:
@@ -73,6 +92,7 @@ def missing_guards(session: Session) -> list[str]:
     if session.get_bind().dialect.name == "postgresql":
         expected = {f"{table}_append_only": _refusing(table) for table in _PROTECTED}
         expected["audit_no_delete"] = _keeping()
+        expected |= {f"{table}_no_update": _refusing(table) for table in _UNCHANGED}
         query = (
             "SELECT tgname, prosrc FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid "
             "JOIN pg_proc ON pg_proc.oid = tgfoid "
@@ -81,6 +101,7 @@ def missing_guards(session: Session) -> list[str]:
     else:
         expected = {name: each for table in _PROTECTED for name, each in _sqlite_triggers(table).items()}
         expected["audit_no_delete"] = _sqlite_deletion("audit", f"WHEN {_KEPT} ")
+        expected |= {f"{table}_no_update": _sqlite_update(table) for table in _UNCHANGED}
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
     found = {row[0]: row[1] for row in session.execute(text(query))}
     return sorted(name for name, definition in expected.items() if found.get(name) != definition)
@@ -91,13 +112,19 @@ def _sqlite_triggers(table: str) -> dict[str, str]:
     # connection that did not ask for recursive triggers.
     same = " AND ".join(f"{column} = NEW.{column}" for column in _PROTECTED[table])
     return {
-        f"{table}_no_update": f"CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table} "
-        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only: UPDATE refused'); END",
+        f"{table}_no_update": _sqlite_update(table),
         f"{table}_no_delete": _sqlite_deletion(table),
         f"{table}_no_replace": f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} "
         f"WHEN EXISTS (SELECT 1 FROM {table} WHERE ({same}) OR id = NEW.id) "
         f"BEGIN SELECT RAISE(ABORT, '{table} is append-only: REPLACE refused'); END",
     }
+
+
+def _sqlite_update(table: str) -> str:
+    return (
+        f"CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table} "
+        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only: UPDATE refused'); END"
+    )
 
 
 def _sqlite_deletion(table: str, condition: str = "") -> str:

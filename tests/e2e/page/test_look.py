@@ -613,7 +613,8 @@ def test_model_of_an_address_is_not_replaced_by_an_earlier_search(page: Any, ser
     page.evaluate("location.hash = '#/look?hospital=dune&model=retina'")
     page.get_by_role("heading", name="Look at a scan").wait_for()
     model = page.get_by_label("Model")
-    page.wait_for_function("select => select.value === 'retina'", arg=model.element_handle())
+    # The list of the view before may still be there: no handle of it.
+    model.locator("option:checked", has_text="retina").wait_for(state="attached")
     for route in held:
         route.continue_()
     page.wait_for_timeout(500)

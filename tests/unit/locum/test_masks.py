@@ -55,7 +55,7 @@ def _multipart(image: bytes) -> tuple[bytes, str]:
     receipt = dict.fromkeys(("request", "input_sha256", "graph", "personalization", "why", "provider"), "")
     artefact = {"name": "m", "digest": "sha256:0"}
     receipt |= {"input_bytes": 1, "options": {}, "model": artefact, "network": artefact}
-    report = {"labels": {}, "uncertainty": 0, "warnings": [], "shape": [1], "label_names": {}}
+    report = {"labels": {}, "warnings": [], "shape": [1], "label_names": {}}
     report |= {"receipt": receipt}
     parts = {"params": json.dumps(report).encode(), "image": image}
     body = b"".join(

@@ -124,7 +124,7 @@ def test_answer_of_another_form_is_named(value: object, words: str) -> None:
 
 
 def test_integer_is_a_number_and_a_bool_is_none() -> None:
-    label = {"classes": [1], "voxels": 3, "fraction": 0, "volume_ml": None}
+    label = {"classes": [1], "voxels": 3, "fraction": 0, "volume_ml": None, "confidence": 1, "review": None}
     assert read(answers.Label, label).fraction == 0.0
     with pytest.raises(AnswerInvalid, match="voxels"):
         read(answers.Label, label | {"voxels": True})

@@ -154,7 +154,8 @@ def test_slicer_connects_and_segments_voxel_for_voxel(
     assert params["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
     assert params["notice"] == "research use only"
     report = api.segment(scan.read_bytes(), model="coded", output="json").json()
-    assert params["uncertainty"] == report["uncertainty"] > 0
+    own = params["labels"]["bright"]["confidence"]
+    assert own == report["labels"]["bright"]["confidence"] > 0
     assert slicer.json("DELETE", f"/session/{session}")["session_id"] == session
     status, _, _ = slicer.send("GET", f"/session/{session}")
     assert status == 404

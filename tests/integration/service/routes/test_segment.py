@@ -120,16 +120,14 @@ def test_islands_of_slices_are_taken_off_by_the_volume(
     assert (found.sum(), found[20:26].sum()) == (36, 36)
 
 
-def test_reported_uncertainty_matches_the_documented_formula(
-    api: Any, make_png: Callable[..., bytes]
-) -> None:
+def test_reported_confidence_matches_the_documented_formula(api: Any, make_png: Callable[..., bytes]) -> None:
     # Half of the pixels lie 2 above the threshold, half far below: p = sigmoid(0.5 * 2) and almost 0.
     pixels = np.zeros((32, 32), np.uint8)
     pixels[:16] = THRESHOLD + 2
     p = 1 / (1 + math.exp(-1.0))
-    expected = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2)
-    report = api.segment(make_png(pixels), output="json").json()
-    assert report["uncertainty"] == pytest.approx(expected, rel=1e-4)
+    label = api.segment(make_png(pixels), output="json").json()["labels"]["bright"]
+    assert label["confidence"] == pytest.approx(2 * p / (p + 1), rel=1e-4)
+    assert (label["parts"], label["at_border"]) == (1, True)
 
 
 def test_mask_of_a_volume_has_its_grid_and_affine(

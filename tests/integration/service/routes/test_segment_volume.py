@@ -130,7 +130,7 @@ def test_the_mask_is_on_the_files_own_grid_with_a_receipt(api: Any, store: Path)
     report = api.segment(scan, model="volume", output="json").json()
     assert report["labels"]["bright"]["voxels"] == (voxels() > 100).sum()
     assert report["labels"]["bright"]["volume_ml"] == pytest.approx((voxels() > 100).sum() * 4.5 / 1000)
-    assert 0 < report["uncertainty"] < 1
+    assert 0 < report["labels"]["bright"]["confidence"] < 1
     receipt, manifest = report["receipt"], Store(store).open("volume").manifest
     assert receipt["input_sha256"] == f"sha256:{hashlib.sha256(scan).hexdigest()}"
     assert receipt["graph"] == manifest.files[GRAPH].sha256

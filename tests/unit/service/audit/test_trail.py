@@ -64,7 +64,7 @@ def exported(database: Database) -> list[dict[str, Any]]:
         return [json.loads(line(row)) for row in trail.rows(session)]
 
 
-TABLES = ("audit", "assignment", "audit_checkpoint")
+TABLES = ("audit", "assignment", "audit_checkpoint", "observation", "observed_label")
 
 
 def behind_its_back(database: Database, *statements: str) -> None:

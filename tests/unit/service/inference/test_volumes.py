@@ -106,8 +106,10 @@ def test_the_service_gives_what_monais_inferer_gives(
     entropy = -(expected * np.log(expected)).sum(axis=0) / np.log(3)
     assert found.uncertainty_map is not None
     assert np.abs(found.uncertainty_map - 100 * entropy).max() <= 0.5 + 1e-3
-    weight = 1 - expected[0]
-    assert found.uncertainty == pytest.approx((weight * entropy).sum() / weight.sum(), abs=1e-5)
+    for label, value in found.confidence.items():
+        classes = list(own.label_classes(label))
+        p, y = expected[classes].sum(axis=0), np.isin(found.classes, classes)
+        assert value == pytest.approx(2 * (p * y).sum() / (p + y).sum(), abs=1e-5)
 
 
 def test_every_orientation_of_a_file_has_the_same_mask(session: GraphSession) -> None:
@@ -170,7 +172,7 @@ def test_regions_are_decided_one_by_one() -> None:
     prepared: Any = reading.prepared
     values = prepared.volume[0]
     np.testing.assert_array_equal(found.classes, np.where(values > 1, 2, np.where(values > 0, 1, 0)))
-    assert 0 < found.uncertainty < 1
+    assert all(0 < value < 1 for value in found.confidence.values())
 
 
 def test_what_ends_between_patches_ends_the_run(session: GraphSession) -> None:

@@ -18,8 +18,10 @@ from model_store.scan import Scan, decode
 from model_store.task import Task
 from service.errors import OutputMismatch, ParametersContradict
 from service.inference.pipeline import Segmentation
+from service.observation import seen_labels
 from service.prediction import output
 from service.prediction.output import (
+    LabelReport,
     Output,
     centroids,
     choose_output,
@@ -28,8 +30,9 @@ from service.prediction.output import (
     encode_multipart,
     label_header,
     label_names,
-    measure,
+    label_reports,
     picture,
+    sizes,
 )
 
 FUNDUS = Task(name="fundus", labels={"disc": (1, 2), "cup": (2,)}, size=(16, 16))
@@ -40,7 +43,14 @@ def segmentation(
 ) -> Segmentation:
     form = "png" if affine is None else "nifti"
     scan = Scan(np.zeros((*classes.shape, 1), np.uint8), affine, form, unit)  # type: ignore[arg-type]
-    return Segmentation(scan, geometry_of(scan, FUNDUS), classes, 0.0, ())
+    return Segmentation(scan, geometry_of(scan, FUNDUS), classes, {})
+
+
+def measure(found: Segmentation, task: Task) -> dict[str, LabelReport]:
+    """What a JSON answer says of the labels of a mask."""
+    nothing = dict.fromkeys(task.labels, 0.5)
+    seen = seen_labels(found.classes, task, nothing, found.scan.voxel_volume_ml)
+    return label_reports(seen, dict.fromkeys(task.labels), task, found.classes.size)
 
 
 def test_measure_sums_the_classes_of_a_label() -> None:
@@ -59,6 +69,8 @@ def test_measure_counts_a_volume_of_several_parts_in_either_order_of_memory(orde
     found = measure(segmentation(classes, np.eye(4)), FUNDUS)
     assert found["disc"].voxels == np.count_nonzero(classes)
     assert found["cup"].voxels == np.count_nonzero(classes == 2)
+    said = [f"{label} {found[label].volume_ml:.2f} mL" for label in ("disc", "cup")]
+    assert sizes(segmentation(classes, np.eye(4)), FUNDUS) == said
 
 
 @pytest.mark.parametrize(("unit", "factor"), [(1.0, 1.0), (1000.0, 1e9), (0.001, 1e-9)])
@@ -78,7 +90,7 @@ def test_nifti_and_nrrd_lie_on_a_scan_with_two_forms(tmp_path: Path) -> None:
     image.set_sform(atlas, 4)
     (tmp_path / "scan.nii").write_bytes(image.to_bytes())
     scan = decode(image.to_bytes())
-    found = Segmentation(scan, geometry_of(scan, FUNDUS), np.ones(scan.grid, np.uint8), 0.0, ())
+    found = Segmentation(scan, geometry_of(scan, FUNDUS), np.ones(scan.grid, np.uint8), {})
     for kind, suffix in (("nifti", "nii.gz"), ("nrrd", "nrrd")):
         content, _ = encode(kind, found, FUNDUS, "", (), pytest.fail)  # type: ignore[arg-type]
         (tmp_path / f"mask.{suffix}").write_bytes(content)

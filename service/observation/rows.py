@@ -1,0 +1,158 @@
+"""Store observations, read them in pages, and delete them when they expire.
+
+They are written in the transaction of the answer's audit row, or of the end of its job: without a row there
+is no answer, and no answer has two.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, cast
+
+from sqlalchemy import Table, delete, insert, select
+from sqlalchemy.orm import Session
+
+from service.database import Observation, ObservedLabel, Secret, in_turn
+from service.observation.observed import Observed
+
+Way = Literal["http", "viewer", "pacs", "job"]
+"""How an answer left: by a request, to a viewer, to a PACS, or as the result of a job."""
+
+_ROWS, _LABELS = cast(Table, Observation.__table__), cast(Table, ObservedLabel.__table__)
+_INSERT, _INSERT_LABELS = insert(_ROWS), insert(_LABELS)
+_SECRET = select(Secret.value).where(Secret.name == "observation")
+_LOCK = "the observations"
+# Rows that one transaction deletes: others write in between.
+_AT_ONCE = 5000
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that left: what was observed, for which hospital, to whom, and how."""
+
+    observed: Observed
+    hospital: str | None
+    actor: str
+    request: str
+    way: Way
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stored row and those of its labels, by label."""
+
+    row: Mapping[str, Any]
+    labels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def append(session: Session, answers: Sequence[Answer]) -> None:
+    """Append the rows of answers. They are there when the transaction commits.
+
+    Writers take turns from here to the end of their transactions. Where an audit row is appended, too, it
+    comes first.
+    """
+    if not answers:
+        return
+    # So that numbers are in the order of the commits, and who reads those after the last misses none.
+    in_turn(session, _LOCK)
+    connection = session.connection()
+    secret = connection.execute(_SECRET).scalar_one()
+    for answer in answers:
+        observed = answer.observed
+        row = {
+            "at": datetime.now(UTC),
+            "hospital": answer.hospital,
+            "model": observed.model,
+            "version": observed.version,
+            "graph": observed.graph,
+            "request": answer.request,
+            "way": answer.way,
+            "actor": answer.actor,
+            "series": None if observed.series is None else keyed(secret, observed.series),
+            "scan": keyed(secret, observed.scan),
+            "scanner": observed.scanner,
+            "acquisition": None if observed.acquisition is None else dict(observed.acquisition),
+            "shift": observed.shift,
+            "shift_at": observed.shift_at,
+            "size": list(observed.size),
+            "spacing": None if observed.spacing is None else list(observed.spacing),
+            "unlike": observed.unlike,
+            "seconds": observed.seconds,
+            "warnings": list(observed.warnings),
+            "precision": observed.precision,
+            "provider": observed.provider,
+        }
+        (number,) = connection.execute(_INSERT, row).inserted_primary_key or (None,)
+        labels = [
+            {
+                "observation": number,
+                "label": each.label,
+                "confidence": each.confidence,
+                "voxels": each.voxels,
+                "volume_ml": each.volume_ml,
+                "parts": each.parts,
+                "at_border": each.at_border,
+            }
+            for each in observed.labels
+        ]
+        if labels:
+            connection.execute(_INSERT_LABELS, labels)
+
+
+def keyed(secret: bytes, of: str) -> str:
+    """The keyed digest, 64 hex digits, under which a series or a scan is found again."""
+    return hmac.digest(secret, of.encode(), "sha256").hex()
+
+
+def page(
+    session: Session,
+    hospital: str,
+    model: str | None = None,
+    *,
+    before: int | None = None,
+    limit: int = 100,
+) -> list[Stored]:
+    """The newest observations of a hospital, newest first, older than number `before`.
+
+    The caller's right to see the hospital is the route's to check.
+    """
+    query = select(_ROWS).where(_ROWS.c.hospital == hospital)
+    if model is not None:
+        query = query.where(_ROWS.c.model == model)
+    if before is not None:
+        query = query.where(_ROWS.c.id < before)
+    found = session.execute(query.order_by(_ROWS.c.id.desc()).limit(limit)).all()
+    return _with_labels(session, [dict(each._mapping) for each in found])
+
+
+def _with_labels(session: Session, rows: Sequence[Mapping[str, Any]]) -> list[Stored]:
+    numbers = [row["id"] for row in rows]
+    labels: dict[int, dict[str, Mapping[str, Any]]] = {number: {} for number in numbers}
+    # SQLite takes some thousands of values in a statement.
+    for start in range(0, len(numbers), _PAGE):
+        some = numbers[start : start + _PAGE]
+        for each in session.execute(select(_LABELS).where(_LABELS.c.observation.in_(some))):
+            labels[each.observation][each.label] = dict(each._mapping)
+    return [Stored(row, labels[row["id"]]) for row in rows]
+
+
+def delete_before(session: Session, instant: datetime) -> int:
+    """Delete the oldest observations from before an instant, some at once. Returns how many went."""
+    return _delete(session, select(_ROWS.c.id).where(_ROWS.c.at < instant))
+
+
+def delete_of(session: Session, hospital: str) -> int:
+    """Delete observations of a hospital, some at once. Returns how many went."""
+    return _delete(session, select(_ROWS.c.id).where(_ROWS.c.hospital == hospital))
+
+
+def _delete(session: Session, query: Any) -> int:
+    numbers = list(session.scalars(query.order_by(_ROWS.c.id).limit(_AT_ONCE)))
+    if numbers:
+        for table, column in ((_LABELS, _LABELS.c.observation), (_ROWS, _ROWS.c.id)):
+            session.execute(delete(table).where(column.in_(numbers)))
+    return len(numbers)

@@ -1,0 +1,158 @@
+"""`/hospitals/{hospital}/observations`: what is known of a hospital's answers, as pages or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from service import observation
+from service.context import ServiceContext
+from service.database.hospitals import require_hospital
+from service.http.audit import Audited, AuditedRoute
+from service.http.dependencies import AsAdmin, AsReader
+from service.http.parameters import HospitalId, Limit, Page
+from service.http.problems import problem_responses
+from service.observation import Stored
+from service.validation import MODEL_NAME
+
+router = APIRouter(tags=["observations"], route_class=AuditedRoute)
+
+OfModel = Annotated[str | None, Query(pattern=MODEL_NAME, description="Only answers of this model.")]
+_LABEL = ("label", "confidence", "voxels", "volume_ml", "parts", "at_border")
+
+
+class ObservedLabelView(BaseModel):
+    """One label of an answer."""
+
+    confidence: float = Field(description="As in the answer: how sure the network was, 0 to 1.")
+    voxels: int
+    volume_ml: float | None
+    parts: int | None
+    at_border: bool
+
+
+class ObservationView(BaseModel):
+    """What is known of one answer: no pixel, no name, no UID."""
+
+    id: int
+    at: datetime
+    model: str
+    version: str = Field(description="Digest of the version that answered.")
+    graph: str
+    request: str
+    way: str = Field(description="How it left: `http`, `viewer`, `pacs` or `job`.")
+    actor: str
+    series: str | None = Field(description="Keyed digest of the DICOM series' UID.")
+    scan: str = Field(description="Keyed digest of the scan's bytes: equal for equal scans.")
+    scanner: str | None
+    acquisition: dict[str, Any] | None = Field(description="What the DICOM header says of it.")
+    shift: float | None = Field(description="As in the receipt.")
+    shift_at: str | None
+    size: list[int]
+    spacing: list[float] | None
+    unlike: int = Field(description="Number of the guard's warnings.")
+    seconds: float
+    warnings: list[str]
+    precision: str
+    provider: str
+    labels: dict[str, ObservedLabelView]
+
+
+class ObservationList(Page):
+    """Observations of a hospital, newest first."""
+
+    observations: list[ObservationView]
+
+
+@router.get("/hospitals/{hospital}/observations", responses=problem_responses(404, 422))
+def list_observations(
+    context: AsReader,
+    hospital: HospitalId,
+    model: OfModel = None,
+    after: Annotated[int | None, Query(ge=1, description="List those before this one in time.")] = None,
+    limit: Limit = 100,
+) -> ObservationList:
+    """List what was observed of the hospital's answers, newest first.
+
+    Every answer leaves one: by a request, to a viewer, to a PACS, or as the result of a job.
+    """
+    with context.database.read() as session:
+        require_hospital(session, hospital)
+        found = observation.page(session, hospital, model, before=after, limit=limit + 1)
+    page = [_view(each) for each in found[:limit]]
+    return ObservationList(observations=page, next=str(page[-1].id) if page and len(found) > limit else None)
+
+
+@router.get(
+    "/hospitals/{hospital}/observations.csv",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/csv": {}}}, **problem_responses(404, 422)},
+)
+def export_observations(context: AsReader, hospital: HospitalId, model: OfModel = None) -> StreamingResponse:
+    """Export all observations of a hospital as CSV, newest first: a row per answer and label."""
+    with context.database.read() as session:
+        require_hospital(session, hospital)
+    return StreamingResponse(_rows(context, hospital, model), media_type="text/csv")
+
+
+@router.delete("/hospitals/{hospital}/observations", status_code=204, responses=problem_responses(404, 422))
+def delete_observations(
+    context: Annotated[AsAdmin, Audited("observations.deleted")], hospital: HospitalId, request: Request
+) -> None:
+    """Delete all observations of a hospital. The audit trail keeps who did it."""
+    del request
+    with context.database.read() as session:
+        require_hospital(session, hospital)
+    going = True
+    while going:
+        with context.database.write() as session:
+            going = observation.delete_of(session, hospital) > 0
+
+
+def _view(stored: Stored) -> ObservationView:
+    labels = {
+        name: ObservedLabelView(**{each: row[each] for each in _LABEL[1:]})
+        for name, row in stored.labels.items()
+    }
+    return ObservationView(**{**stored.row, "labels": labels})
+
+
+def _rows(context: ServiceContext, hospital: str, model: str | None) -> Iterator[str]:
+    names = [name for name in ObservationView.model_fields if name != "labels"]
+    yield _line([*names, *_LABEL])
+    before: int | None = None
+    while True:
+        # A transaction for each page: a slow client must not hold one.
+        with context.database.read() as session:
+            found = observation.page(session, hospital, model, before=before, limit=_PAGE)
+        for stored in found:
+            before = stored.row["id"]
+            own = [stored.row[name] for name in names]
+            for row in stored.labels.values():
+                yield _line([*own, *(row[name] for name in _LABEL)])
+        if len(found) < _PAGE:
+            return
+
+
+_PAGE = 500
+
+
+def _line(values: list[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line).writerow([_cell(value) for value in values])
+    return line.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Text that a spreadsheet takes for a formula gets an apostrophe: a header names the scanner."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    text = str(value) if isinstance(value, str | list | dict) else value
+    return f"'{text}" if isinstance(text, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
