@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import nn
 
+from benchmarks.accuracy.review.entropy import Entropy
 from model_store.preprocessing import Geometry, VolumeGrid, finish, outputs_of, windowed
 from model_store.preprocessing.volume_restore import as_probabilities
 from model_store.task import Task
 from personalization.metrics import dice_by_label
 from personalization.outputs import outputs
 from service.inference.confidence import SoftDice, agreement
-from service.inference.uncertainty import Uncertainty
 from training.local.data import Data
 from training.local.masks import Masked
 from training.local.slices import Slices
@@ -46,7 +46,7 @@ class Answer:
         dice: mean over labels, 1 where neither answer nor truth has one.
         sdc: mean over labels (`SoftDice`).
         empty: whether a label is nowhere.
-        entropy: as the service says it (`uncertainty`).
+        entropy: as the service said it before.
         logs: logarithms of volume and number of parts of every label, [2, L].
     """
 
@@ -67,7 +67,7 @@ class _Noted:
     def __init__(self, task: Task) -> None:
         self._task = task
         self.confidence = SoftDice(task)
-        self.uncertainty = Uncertainty(regions=bool(task.regions))
+        self.uncertainty = Entropy(regions=bool(task.regions))
         self.masks: list[Classes] = []
 
     def slices(self, batches: Planes) -> Planes:
