@@ -88,6 +88,10 @@ class Level:
         self._down, down = _added(self._down, -scores[warm:] - K, first, limit, False)
         return min((alarm for alarm in (up, down) if alarm), key=lambda alarm: alarm.at, default=None)
 
+    def strain(self, spacing: float) -> float:
+        """The higher sum over the limit of this spacing: 1 or more is an alarm."""
+        return max(self._up.height, self._down.height) / limit_of(spacing)
+
     def _scores(self, values: NDArray[np.float64], strata: ArrayLike | None) -> NDArray[np.float64]:
         if strata is None:
             return self.references.setdefault("", Reference()).score(values)
@@ -147,6 +151,12 @@ class Share:
             if self._taken == due:
                 self._share = _upper(self._yes, self._taken)
         return found
+
+    def strain(self, spacing: float) -> float:
+        """The sum over the limit of this spacing, as `Level.strain`."""
+        if self._share > _MOST:
+            return 0.0
+        return self._up.height / share_limit_of(self._share, spacing).limit
 
 
 def _added(

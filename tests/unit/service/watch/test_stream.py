@@ -92,6 +92,20 @@ def test_after_an_alarm_every_answer_alarms_while_the_change_lasts() -> None:
     assert (again.at, again.since) == (321, alarm.since)
 
 
+def test_strain_is_one_at_an_alarm_and_larger_for_a_shorter_spacing() -> None:
+    level, alarm = Level(), None
+    values = iter(shifted(2.0, 200))
+    while alarm is None:
+        before = level.strain(SPACING)
+        alarm = level.take([next(values)], SPACING)
+    assert before < 1 <= level.strain(SPACING) < level.strain(SPACING / 12)
+    share = Share()
+    assert share.strain(SPACING) == 0
+    alarm = share.take([False] * 200 + [True] * 20, SPACING)
+    assert alarm
+    assert share.strain(SPACING) >= 1
+
+
 def test_a_pattern_by_stratum_alarms_only_where_all_have_one_rank() -> None:
     rng = np.random.default_rng(2)
     weekend = np.arange(4000) // 20 % 7 >= 5
