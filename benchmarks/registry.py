@@ -37,6 +37,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "security_cost": "benchmarks.cost.security:SecurityCost",
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
     "faults": "benchmarks.faults.experiment:Faults",
+    "watch": "benchmarks.watch.experiment:Watch",
     "attacks": "benchmarks.faults.attacks:Attacks",
     "network_cost": "benchmarks.network.cost:NetworkCost",
     "network_faults": "benchmarks.network.faults:NetworkFaults",

@@ -44,7 +44,8 @@ class Level:
     """A number of every answer, such as a volume: two-sided sums of its normal scores, with slack 0.5.
 
     Values are ranked within their stratum, such as the weekday. A pattern that repeats by stratum then raises
-    no alarm; within one stratum alone a weekend that differs by half a standard deviation raises many.
+    no alarm; in one stratum for all, a weekend that differs by half a standard deviation raises many. Where
+    the answers of a day resemble each other, take their mean as one value, with the spacing of one a day.
     """
 
     def __init__(self, references: Mapping[str, Reference] | None = None) -> None:

@@ -1,0 +1,1 @@
+"""Simulated years of a watch: false alarms, delays and silence."""
