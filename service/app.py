@@ -62,6 +62,7 @@ from service.routes import (
     segment,
     serving,
     session,
+    watch,
 )
 from service.runtime import logs
 from service.runtime.access_log import AccessLogMiddleware
@@ -74,6 +75,8 @@ from service.runtime.spool import prepare_spool
 from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
 from service.settings import FileReaders, Settings, graph_limits, ignored_variables, settings_or_exit
+from service.watch import watcher
+from service.watch.views import states
 
 DESCRIPTION = """\
 Segments and classifies scans with models that a federation of hospitals trained, personalized to each
@@ -135,6 +138,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         serving,
         key_usage,
         observations,
+        watch,
         api_keys,
         cohorts,
         adaptations,
@@ -269,7 +273,14 @@ async def _open(
     )
     stack.callback(readiness.close)
     await readiness.look()
-    reconciler = Reconciler(settings, database, queue, measured, partial(expire, database, settings))
+    reconciler = Reconciler(
+        settings,
+        database,
+        queue,
+        measured,
+        partial(expire, database, settings),
+        partial(watcher.look, database),
+    )
     rates = None
     if settings.auth != "none":
         rates = RateLimits(settings.rate_limit, broker.url)
@@ -286,6 +297,7 @@ async def _open(
     )
     measured.watch(admission, sessions)
     measured.watch_drift(partial(drifts, database, store))
+    measured.watch_watches(partial(states, database))
     return ServiceContext(
         settings,
         store,

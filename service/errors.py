@@ -44,7 +44,8 @@
     │   ├── ClusterUnknown       404  the artefact has no such cluster
     │   ├── NoGlobalModel        422  the artefact has no global model
     │   ├── NoAdaptedVersion     404  no adapted version is assigned to the hospital
-    │   └── PrecisionUnavailable 409  there is no graph in the hospital's precision for this answer
+    │   ├── PrecisionUnavailable 409  there is no graph in the hospital's precision for this answer
+    │   └── AnswersHeld          409  the watch raised an alarm, and the hospital's rule holds all answers
     ├── PredictionError               a scan is not answered
     │   ├── ScanUnlikeTask       422  the guard warns, and the request rejects such scans
     │   ├── OutputMismatch       422  the scan cannot have this output
@@ -298,6 +299,10 @@ class ModelNotNamed(SelectionError):
     """The store offers several models or none, and the request names none. `choices` are the names."""
 
     status, slug, title = 422, "model-not-named", "Which model?"
+
+
+class AnswersHeld(SelectionError):
+    status, slug, title = 409, "answers-held", "An alarm of the watch holds this model's answers"
 
 
 class VersionNotNamed(SelectionError):

@@ -24,6 +24,7 @@ _EVENTS = {
     "hospital": ("110113", "Security Alert", "U"),
     "version": ("110113", "Security Alert", "E"),
     "gate": ("110113", "Security Alert", "U"),
+    "watch": ("110113", "Security Alert", "U"),
     "observations": ("110105", "DICOM Study Deleted", "D"),
     "trail": ("110101", "Audit Log Used", "E"),
 }

@@ -41,7 +41,7 @@ from service.catalog.parts import PartRequest, Personalization, choose
 from service.catalog.precision import decided_precision, in_precision, require_float32
 from service.catalog.version import NewVersions, ResolvedVersion, serve_version
 from service.database import Database
-from service.errors import NoAdaptedVersion, NotAdaptable, ParametersContradict
+from service.errors import AnswersHeld, NoAdaptedVersion, NotAdaptable, ParametersContradict
 from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB, adaptation_of, kind_of
 from service.kinds.lens import has_lens_of_one_scan
 
@@ -58,6 +58,7 @@ __all__ = [
 
 FLAGGED = "descends-from-withdrawn"
 SITE_UNKNOWN = "site-unknown"
+ALARMED = "watch-alarm"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Selection:
 
     `flagged` are the withdrawn artefacts that `offered` descends from. `unknown_site` is the hospital's own
     site where the federation that trained `offered` had no such site. `fingerprint` is the digest of that of
-    `offered` where a lens is fitted to the scan as it comes.
+    `offered` where a lens is fitted to the scan as it comes. `alarmed`: an alarm of the watch waits for a
+    person.
     """
 
     offered: Artefact
@@ -79,6 +81,7 @@ class Selection:
     flagged: tuple[str, ...] = ()
     unknown_site: str | None = None
     fingerprint: str | None = None
+    alarmed: bool = False
 
     @property
     def sees_through_lens(self) -> bool:
@@ -113,6 +116,11 @@ class Selection:
                 f"'{self.offered}' was made from {', '.join(self.flagged)}, withdrawn since (GET "
                 "/models/NAME says by whom and why): decide whether it may go on answering, or assign "
                 "another version"
+            )
+        if self.alarmed:
+            found[ALARMED] = (
+                "an alarm of the watch waits for a person: the hospital's scans, or this model's answers to "
+                "them, are not as they were (GET /watch says since when)"
             )
         if self.unknown_site is not None:
             found[SITE_UNKNOWN] = (
@@ -181,7 +189,20 @@ def select_network(
         SelectionError: the parameters name no network, or contradict each other.
         StoreError: a part does not open.
     """
-    selection = _selected(store, found, personalization, site, cluster)
+    if found.stop == "hold":
+        raise AnswersHeld(
+            f"an alarm of the watch holds the answers of '{found.artefact}' at hospital '{found.hospital}', as "
+            f"was set beforehand: an operator looks at it and answers it (POST /hospitals/{found.hospital}"
+            "/watch/MODEL/answers); a version that is named answers meanwhile."
+        )
+    # Of what was not adapted the global model, or a member's own, answers anyway.
+    stopped = found.stop == "global" and found.owner is not None and personalization in ("auto", "hospital")
+    selection = _selected(store, found, "global" if stopped else personalization, site, cluster)
+    if stopped:
+        why = f"{selection.why}; in place of the version adapted to '{found.owner}', by an alarm of the watch"
+        selection = replace(selection, why=why)
+    if found.stop is not None:
+        selection = replace(selection, alarmed=True)
     if (entry := decided_precision(found)) is not None:
         reduced = in_precision(store, selection.model, entry)
         why = f"{selection.why}; in {entry.precision}, as it is assigned"

@@ -33,6 +33,7 @@ from service.errors import (
 )
 from service.kinds import kind_of
 from service.serving import assignments
+from service.watch.rules import Stop, stop_of
 
 Chosen = TypeVar("Chosen")
 Cause = Literal["named", "assigned", "kept", "newest"]
@@ -51,7 +52,8 @@ class ResolvedVersion:
     """The resolved version and the cause of the choice.
 
     `home` is the site of a member hospital, `entry` what the serving log had in force for the hospital.
-    `lent` are the sites of which the own model may answer the caller; None for all.
+    `lent` are the sites of which the own model may answer the caller; None for all. `stop` is what an alarm of
+    the watch asks for, None without one.
     """
 
     artefact: Artefact
@@ -60,6 +62,7 @@ class ResolvedVersion:
     hospital: str | None
     entry: Assignment | None
     lent: frozenset[str] | None = None
+    stop: Stop | None = None
 
     @property
     def owner(self) -> str | None:
@@ -130,7 +133,7 @@ def resolve_version(
         model = newest.name
     reference = model
     name, number, digest = parse_reference(reference)
-    home, entry, lent = _of_hospital(database, hospital, name)
+    home, entry, lent, stop = _of_hospital(database, hospital, name)
     cause: Cause = "newest"
     if number is not None or digest is not None:
         cause = "named"
@@ -142,7 +145,7 @@ def resolve_version(
             require_name(store, name)
         # The graph is hashed when it is loaded, which is when it matters.
         newest = store.open(reference, verify=False)
-    found = ResolvedVersion(newest, cause, home, hospital, entry, lent)
+    found = ResolvedVersion(newest, cause, home, hospital, entry, lent, None if cause == "named" else stop)
     reduced = getattr(found.artefact.manifest, "precision", None)
     if reduced is not None and cause == "newest":
         raise VersionNotNamed(
@@ -281,11 +284,12 @@ def _only_model(store: Store, kind: TaskKind | None) -> Artefact:
 
 def _of_hospital(
     database: Database, hospital: str | None, name: str
-) -> tuple[str | None, Assignment | None, frozenset[str] | None]:
-    """The hospital's site in the federation, the assignment in force for this model, and the sites that may
-    answer the caller."""
+) -> tuple[str | None, Assignment | None, frozenset[str] | None, Stop | None]:
+    """The hospital's site in the federation, the assignment in force for this model, the sites that may
+    answer the caller, and what the watch asks for."""
     with database.read() as session:
         lent = lent_sites(session)
         if hospital is None:
-            return None, None, lent
-        return site_of_hospital(session, hospital), assignments.assignment(session, hospital, name), lent
+            return None, None, lent, None
+        home = site_of_hospital(session, hospital)
+        return home, assignments.assignment(session, hospital, name), lent, stop_of(session, hospital, name)

@@ -21,6 +21,10 @@ from service.database.models import (
     Secret,
     Verification,
     ViewerScanRow,
+    Watch,
+    WatchCursor,
+    WatchEvent,
+    WatchRule,
     Worker,
 )
 from service.database.schema import check, is_current, upgrade
@@ -51,6 +55,10 @@ __all__ = [
     "Secret",
     "Verification",
     "ViewerScanRow",
+    "Watch",
+    "WatchCursor",
+    "WatchEvent",
+    "WatchRule",
     "Worker",
     "caller_of",
     "check",

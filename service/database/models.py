@@ -192,12 +192,14 @@ class Observation(Base):
     `model` is the name that hospitals are assigned versions of, `version` and `graph` are digests. `series`
     and `scan` are keyed digests, by which a correction finds its answer. `scanner` names the device: as the
     client said, else by the DICOM header, which `acquisition` repeats. `shift` is measured at `shift_at`.
+    `usual`: whether the request left it to the service which network answers.
     """
 
     __tablename__ = "observation"
     __table_args__ = (
         Index("ix_observation_hospital_model_id", "hospital", "model", "id"),
         Index("ix_observation_hospital_version_id", "hospital", "version", "id"),
+        Index("ix_observation_hospital_scan", "hospital", "scan"),
         {"sqlite_autoincrement": True},
     )
 
@@ -223,6 +225,8 @@ class Observation(Base):
     warnings: Mapped[list[str]] = mapped_column(JSON)
     precision: Mapped[str] = mapped_column(String(16))
     provider: Mapped[str] = mapped_column(String(64))
+    locum: Mapped[str] = mapped_column(String(32))
+    usual: Mapped[bool]
 
 
 class ObservedLabel(Base):
@@ -243,6 +247,87 @@ class ObservedLabel(Base):
     volume_ml: Mapped[float | None]
     parts: Mapped[int | None]
     at_border: Mapped[bool]
+
+
+class Watch(Base):
+    """The watch of one scanner's answers by one model at a hospital; see `service.watch`.
+
+    `scanner` is "" where none is known. `began` is when the series began, with answer `version`; `answers`
+    are those since. `day` is the last day of which `today` counts the arrivals. `streams` and `usual` are
+    what the sums need to go on; `state` is routine, watch or investigate, the last since `since`.
+    """
+
+    __tablename__ = "watch"
+
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"), primary_key=True)
+    model: Mapped[str] = mapped_column(String(200), primary_key=True)
+    scanner: Mapped[str] = mapped_column(String(200), primary_key=True)
+    state: Mapped[str] = mapped_column(String(16))
+    since: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    version: Mapped[str] = mapped_column(String(71))
+    software: Mapped[str] = mapped_column(String(64))
+    locum: Mapped[str] = mapped_column(String(32))
+    began: Mapped[datetime] = mapped_column(UtcDateTime)
+    answers: Mapped[int]
+    last_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    day: Mapped[date] = mapped_column(Date)
+    today: Mapped[int]
+    arrivals: Mapped[dict[str, Any]] = mapped_column(JSON)
+    streams: Mapped[dict[str, Any]] = mapped_column(JSON)
+    usual: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class WatchEvent(Base):
+    """An alarm, or a change beside which alarms are read: of version, of the scanner's software, of Locum.
+
+    `kind` is alarm, version, software or locum. An alarm has its `stream`, the answer at which it was raised,
+    and since when; `answered_at` is when a person answered it.
+    """
+
+    __tablename__ = "watch_event"
+    __table_args__ = (Index("ix_watch_event_hospital_model_id", "hospital", "model", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    scanner: Mapped[str] = mapped_column(String(200))
+    kind: Mapped[str] = mapped_column(String(16))
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    since: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    stream: Mapped[str | None] = mapped_column(String(160))
+    observation: Mapped[int | None] = mapped_column(BigInteger)
+    details: Mapped[dict[str, Any]] = mapped_column(JSON)
+    answered_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    answered_by: Mapped[str | None] = mapped_column(String(300))
+    reason: Mapped[str | None] = mapped_column(Text)
+
+
+class WatchRule(Base):
+    """What an approver set for a hospital and model; the newest row counts.
+
+    `months` between false alarms, and what happens at `investigate`: warn, global or hold.
+    """
+
+    __tablename__ = "watch_rule"
+    __table_args__ = (Index("ix_watch_rule_hospital_model_id", "hospital", "model", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    months: Mapped[float]
+    stop: Mapped[str] = mapped_column(String(8))
+    actor: Mapped[str] = mapped_column(String(300))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class WatchCursor(Base):
+    """The last observation that was watched: one row."""
+
+    __tablename__ = "watch_cursor"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    last: Mapped[int] = mapped_column(BigInteger)
 
 
 class Secret(Base):

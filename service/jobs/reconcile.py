@@ -3,6 +3,7 @@
     its worker sends no heartbeat    queued again, or failed after `max_attempts`; cancelled if requested
     its message is lost              sent again: Redis was down, was flushed, or a worker died with it
     its files, or a cohort's, expire deleted
+    what was observed                the watch looks at it
 
 Every API process runs it. Two at once do no harm: each change is a transaction that checks again under a
 lock, and a duplicate message finds its job claimed.
@@ -71,12 +72,14 @@ class Reconciler:
         queue: Queue,
         metrics: Metrics,
         expire: Callable[[], None],
+        observe: Callable[[], object],
     ) -> None:
         self._settings = settings
         self._database = database
         self._queue = queue
         self._metrics = metrics
         self._expire = expire
+        self._observe = observe
         self._statistics = JobStatistics(metrics)
         self._expired_at = float("-inf")
 
@@ -98,6 +101,7 @@ class Reconciler:
         if time.monotonic() - self._expired_at > _EXPIRE_EVERY_SECONDS:
             self._expired_at = time.monotonic()
             self._expire()
+        self._observe()
         self._statistics.read(self._database)
         self._resend()
 

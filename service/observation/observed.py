@@ -47,6 +47,8 @@ class Observed:
     precision: str
     provider: str
     labels: tuple[SeenLabel, ...]
+    locum: str
+    usual: bool = True
     spacing: tuple[float, ...] | None = None
     scanner: str | None = None
     series: str | None = None

@@ -85,6 +85,8 @@ def append(session: Session, answers: Sequence[Answer]) -> None:
             "warnings": list(observed.warnings),
             "precision": observed.precision,
             "provider": observed.provider,
+            "locum": observed.locum,
+            "usual": observed.usual,
         }
         (number,) = connection.execute(_INSERT, row).inserted_primary_key or (None,)
         labels = [
@@ -126,6 +128,12 @@ def page(
     if before is not None:
         query = query.where(_ROWS.c.id < before)
     found = session.execute(query.order_by(_ROWS.c.id.desc()).limit(limit)).all()
+    return _with_labels(session, [dict(each._mapping) for each in found])
+
+
+def newer(session: Session, than: int, limit: int) -> list[Stored]:
+    """Observations of all hospitals after number `than`, oldest first. For the service itself."""
+    found = session.execute(select(_ROWS).where(_ROWS.c.id > than).order_by(_ROWS.c.id).limit(limit)).all()
     return _with_labels(session, [dict(each._mapping) for each in found])
 
 

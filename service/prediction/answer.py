@@ -17,6 +17,7 @@ from model_store.guard import GuardWarning
 from model_store.lens import LENS
 from model_store.scan import Limits, Note
 from model_store.task import TaskKind
+from service.about import locum_version
 from service.catalog.network import Selection
 from service.errors import ParametersContradict, ScanUnlikeTask
 from service.inference.pipeline import (
@@ -229,6 +230,8 @@ class Predictor(ABC, Generic[Options]):
             precision=self.selection.precision,
             provider=graph.session.provider,
             labels=labels,
+            locum=locum_version()[:32],
+            usual=self._is_usual(),
             spacing=spacing_of(scan),
             scanner=self.options.scanner or said,
             series=None if acquisition is None else acquisition.series or None,
@@ -238,6 +241,12 @@ class Predictor(ABC, Generic[Options]):
             unlike=len(reading.warnings),
             warnings=tuple(self._warning_names(reading)),
         )
+
+    def _is_usual(self) -> bool:
+        """Whether the request left it to the service which network answers."""
+        options = self.options
+        named = (options.site, options.routing, getattr(options, "cluster", None))
+        return getattr(options, "personalization", "auto") == "auto" and named == (None, None, None)
 
     def _receipt(
         self,

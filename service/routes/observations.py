@@ -62,6 +62,8 @@ class ObservationView(BaseModel):
     warnings: list[str]
     precision: str
     provider: str
+    locum: str
+    usual: bool = Field(description="Whether the request left it to the service which network answers.")
     labels: dict[str, ObservedLabelView]
 
 

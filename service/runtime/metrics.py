@@ -45,6 +45,28 @@ class _Drift(Collector):
         yield family
 
 
+class _Watches(Collector):
+    """The states of all watches, read from the database at every scrape."""
+
+    def __init__(self, read: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        """Describe no metric, as `_Drift`."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample per hospital, model and scanner."""
+        family = GaugeMetricFamily(
+            "locum_watch_state",
+            "The watch over a scanner's answers: 0 routine, 1 watch, 2 investigate.",
+            labels=("hospital", "model", "scanner"),
+        )
+        for labels, value in self._read().items():
+            family.add_metric(labels, value)
+        yield family
+
+
 class _Shown(Collector):
     """The metrics of a registry, filtered by labels."""
 
@@ -73,7 +95,7 @@ class Metrics:
         queue_messages: messages in Redis that no worker has taken.
         workers: worker processes, by state: running, or silent.
 
-    `watch_drift` provides `locum_key_usage_drift`.
+    `watch_drift` provides `locum_key_usage_drift`, `watch_watches` `locum_watch_state`.
     """
 
     def __init__(self) -> None:
@@ -123,6 +145,10 @@ class Metrics:
     def watch_drift(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
         """Report every hospital's drift, from `read` at each scrape."""
         self.registry.register(_Drift(read))
+
+    def watch_watches(self, read: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
+        """Report the state of every watch, from `read` at each scrape."""
+        self.registry.register(_Watches(read))
 
     def watch(self, admission: Admission, sessions: SessionCache) -> None:
         """Report admission and session cache, read at each scrape."""

@@ -42,6 +42,8 @@ def upgrade() -> None:
         sa.Column("warnings", sa.JSON(), nullable=False),
         sa.Column("precision", sa.String(16), nullable=False),
         sa.Column("provider", sa.String(64), nullable=False),
+        sa.Column("locum", sa.String(32), nullable=False),
+        sa.Column("usual", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_observation"),
         sa.ForeignKeyConstraint(["hospital"], ["hospital.id"], name="fk_observation_hospital_hospital"),
         sqlite_autoincrement=True,
@@ -50,6 +52,7 @@ def upgrade() -> None:
     op.create_index("ix_observation_request", "observation", ["request"])
     op.create_index("ix_observation_hospital_model_id", "observation", ["hospital", "model", "id"])
     op.create_index("ix_observation_hospital_version_id", "observation", ["hospital", "version", "id"])
+    op.create_index("ix_observation_hospital_scan", "observation", ["hospital", "scan"])
     op.create_table(
         "observed_label",
         sa.Column("observation", number, autoincrement=False, nullable=False),

@@ -60,6 +60,7 @@ def an_answer(number: int, hospital: str = "north", **fields: Any) -> Answer:
     seen = Observed(
         *("bright", "sha256:v", "sha256:g", f"sha256:{number}", (16, 16), 0.25, "float32", "CPU"),
         labels=(SeenLabel("bright", values["confidence"], number),),
+        locum="1",
     )
     return Answer(seen, hospital, "anonymous", f"request-{number}", "http")
 

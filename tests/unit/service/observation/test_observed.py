@@ -72,6 +72,7 @@ def test_checkpoint_gives_it_back() -> None:
     first = Observed(
         *("organ", "sha256:v", "sha256:g", "sha256:s", (3, 4, 5), 1.5, "float32", "CPU"),
         labels=(SeenLabel("organ", 0.5, 7, None, None, True),),
+        locum="1",
         spacing=(1.0, 2.0, 3.0),
         acquisition={"maker": "ACME"},
         warnings=("one",),

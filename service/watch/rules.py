@@ -1,0 +1,40 @@
+"""What an approver set for the watch of a hospital's model, before anything happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import Watch, WatchRule
+
+Stop = Literal["warn", "global", "hold"]
+"""What happens at `investigate`: answers warn, the global model answers, or nothing does for the time being."""
+
+MONTHS = 12.0
+"""Months between false alarms, where nothing was set."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The setting of a hospital and model."""
+
+    months: float = MONTHS
+    stop: Stop = "warn"
+
+
+def rule_of(session: Session, hospital: str, model: str) -> Rule:
+    """The newest setting; the default where there is none."""
+    query = select(WatchRule).where(WatchRule.hospital == hospital, WatchRule.model == model)
+    found = session.scalars(query.order_by(WatchRule.id.desc()).limit(1)).first()
+    return Rule() if found is None else Rule(found.months, found.stop)  # type: ignore[arg-type]
+
+
+def stop_of(session: Session, hospital: str, model: str) -> Stop | None:
+    """What is to happen to answers now; None where no alarm waits for a person."""
+    query = select(Watch.state).where(
+        Watch.hospital == hospital, Watch.model == model, Watch.state == "investigate"
+    )
+    return rule_of(session, hospital, model).stop if session.scalar(query.limit(1)) else None

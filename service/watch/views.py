@@ -1,0 +1,123 @@
+"""What the watch says: of all hospitals that a caller sees, and in detail of one model of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from service.database import Database, Watch, WatchEvent, caller_of
+from service.observation import Stored, page
+from service.watch.budget import Budget
+from service.watch.rules import Rule, rule_of
+from service.watch.series import numbers_of, streams_of
+from service.watch.silence import Arrivals
+from service.watch.stream import REFERENCE
+
+STATES: Final = ("routine", "watch", "investigate")
+# The most deviant answers that an alarm shows.
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One scanner's watch, with the alarms that wait for a person and the price of its setting."""
+
+    watch: Watch
+    rule: Rule
+    alarms: tuple[WatchEvent, ...]
+    heights: dict[str, float]
+    learning: bool
+    usual_today: float
+    price: str | None
+
+
+def seen(session: Session, hospital: str | None = None, model: str | None = None) -> list[Seen]:
+    """The watches of hospitals that the caller may see, by hospital, model and scanner."""
+    query = select(Watch)
+    if hospital is not None:
+        query = query.where(Watch.hospital == hospital)
+    if model is not None:
+        query = query.where(Watch.model == model)
+    found = session.scalars(query.order_by(Watch.hospital, Watch.model, Watch.scanner)).all()
+    return [_seen(session, watch) for watch in found if caller_of(session).sees(watch.hospital)]
+
+
+def _seen(session: Session, watch: Watch) -> Seen:
+    rule = rule_of(session, watch.hospital, watch.model)
+    heights = dict(watch.streams.get("heights", {}))
+    arrivals = Arrivals.of(watch.arrivals)
+    daily = sum(arrivals.usual(weekday) for weekday in range(7)) / 7
+    query = select(WatchEvent).where(
+        WatchEvent.hospital == watch.hospital,
+        WatchEvent.model == watch.model,
+        WatchEvent.scanner == watch.scanner,
+        WatchEvent.kind == "alarm",
+        WatchEvent.answered_at.is_(None),
+    )
+    price = str(Budget(rule.months, max(len(heights), streams_of(1))).price(daily)) if daily > 0 else None
+    return Seen(
+        watch,
+        rule,
+        tuple(session.scalars(query.order_by(WatchEvent.id))),
+        heights,
+        watch.answers < REFERENCE,
+        arrivals.usual(watch.day.weekday()),
+        price,
+    )
+
+
+def events(session: Session, hospital: str, model: str, limit: int) -> list[WatchEvent]:
+    """The newest events of a hospital's model, newest first."""
+    query = select(WatchEvent).where(WatchEvent.hospital == hospital, WatchEvent.model == model)
+    return list(session.scalars(query.order_by(WatchEvent.id.desc()).limit(limit)))
+
+
+def points(session: Session, hospital: str, model: str, limit: int) -> list[tuple[Stored, dict[str, float]]]:
+    """The newest answers of a hospital's model, oldest first, with the numbers that are watched."""
+    found = [each for each in page(session, hospital, model, limit=limit) if each.row["usual"]]
+    return [(each, numbers_of(each)) for each in reversed(found)]
+
+
+def deviant(alarm: WatchEvent, of: Sequence[tuple[Stored, dict[str, float]]]) -> list[tuple[Stored, float]]:
+    """The answers since an alarm's change that are farthest to its side, the farthest first."""
+    stream, up = str(alarm.stream), bool(alarm.details.get("up", True))
+    since: datetime = alarm.since or alarm.at
+    late = [
+        (stored, values[stream])
+        for stored, values in of
+        if stream in values and stored.row["at"] >= since and (stored.row["scanner"] or "") == alarm.scanner
+    ]
+    return sorted(late, key=lambda each: each[1], reverse=up)[:_SHOWN]
+
+
+def states(database: Database) -> dict[tuple[str, str, str], int]:
+    """(hospital, model, scanner) -> 0 routine, 1 watch, 2 investigate. Empty if the database cannot be read."""
+    try:
+        with database.read() as session:
+            found = session.scalars(select(Watch)).all()
+    except SQLAlchemyError:
+        return {}
+    return {(each.hospital, each.model, each.scanner): STATES.index(each.state) for each in found}
+
+
+def as_json(event: WatchEvent) -> dict[str, Any]:
+    """The columns of an event."""
+    names = (
+        "id",
+        "kind",
+        "scanner",
+        "at",
+        "since",
+        "stream",
+        "details",
+        "answered_at",
+        "answered_by",
+        "reason",
+    )
+    return {name: getattr(event, name) for name in names}
