@@ -191,9 +191,9 @@ def select_network(
     """
     if found.stop == "hold":
         raise AnswersHeld(
-            f"an alarm of the watch holds the answers of '{found.artefact}' at hospital '{found.hospital}', as "
-            f"was set beforehand: an operator looks at it and answers it (POST /hospitals/{found.hospital}"
-            "/watch/MODEL/answers); a version that is named answers meanwhile."
+            f"an alarm of the watch holds the answers of '{found.artefact}' at hospital '{found.hospital}', "
+            "as was set beforehand: an operator looks at it and answers it (POST /hospitals/"
+            f"{found.hospital}/watch/MODEL/answers); a version that is named answers meanwhile."
         )
     # Of what was not adapted the global model, or a member's own, answers anyway.
     stopped = found.stop == "global" and found.owner is not None and personalization in ("auto", "hospital")

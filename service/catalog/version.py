@@ -52,8 +52,8 @@ class ResolvedVersion:
     """The resolved version and the cause of the choice.
 
     `home` is the site of a member hospital, `entry` what the serving log had in force for the hospital.
-    `lent` are the sites of which the own model may answer the caller; None for all. `stop` is what an alarm of
-    the watch asks for, None without one.
+    `lent` are the sites of which the own model may answer the caller; None for all. `stop` is what an alarm
+    of the watch asks for, None without one.
     """
 
     artefact: Artefact

@@ -32,13 +32,14 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that left: what was observed, for which hospital, to whom, and how."""
+    """An answer that left: what was observed, for which hospital, to whom, how, and when (None: now)."""
 
     observed: Observed
     hospital: str | None
     actor: str
     request: str
     way: Way
+    at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def append(session: Session, answers: Sequence[Answer]) -> None:
     for answer in answers:
         observed = answer.observed
         row = {
-            "at": datetime.now(UTC),
+            "at": answer.at or datetime.now(UTC),
             "hospital": answer.hospital,
             "model": observed.model,
             "version": observed.version,

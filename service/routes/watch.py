@@ -1,4 +1,4 @@
-"""`/watch` and `/hospitals/{hospital}/watch/{model}`: what changed, since when, and what a person says of it."""
+"""`/watch` and `/hospitals/{hospital}/watch/{model}`: what changed, since when, and what a person says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class WatchView(BaseModel):
     months: float = Field(description="Months between false alarms, all streams together.")
     stop: Stop = Field(description="What happens at `investigate`.")
     price: str | None = Field(description="What this setting costs, in words; null before the first week.")
-    streams: dict[str, float] = Field(description="How far each sum is on the way to its limit, 0 to 1.")
+    streams: dict[str, float] = Field(
+        description="How far each sum is on the way to its limit: 1 or more is an alarm."
+    )
     alarms: list[AlarmView]
 
 
@@ -227,7 +229,7 @@ def _view(seen: Seen) -> WatchView:
         hospital=watch.hospital,
         model=watch.model,
         scanner=watch.scanner or None,
-        state=watch.state,  # type: ignore[arg-type]
+        state=watch.state,
         since=watch.since,
         learning=seen.learning,
         answers=watch.answers,
@@ -238,7 +240,7 @@ def _view(seen: Seen) -> WatchView:
         months=seen.rule.months,
         stop=seen.rule.stop,
         price=seen.price,
-        streams=seen.heights,
+        streams=seen.strains,
         alarms=[
             AlarmView(
                 id=each.id,

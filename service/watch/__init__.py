@@ -6,7 +6,7 @@
     alarm = stream.take(value, spacing)           # None, or since when and to which side
     print(budget.price(per_day=20))               # what this setting costs in scans
 
-Numpy and scipy alone: no database, no clock.
+The statistics know no database and no clock: what is above the line imports nothing below it.
 
 budget.py   the one setting: months between false alarms over all streams together
 stream.py   `Level` for a number of each answer, `Share` for a yes or no; their state can be stored
@@ -14,6 +14,11 @@ scores.py   normal scores of a value among those before it, whatever their law
 cusum.py    cumulative sums that stop at zero
 limits.py   the limit of such a sum from the spacing of its false alarms, and the delay of a change
 silence.py  nothing arrived on days on which something usually does
+-------------------------------------------------------------------
+series.py   the streams of one scanner's answers
+watcher.py  look at what was observed since the last look, in one transaction
+rules.py    what an approver set: how many false alarms, and what happens at an alarm
+views.py    what the watch says
 """
 
 from service.watch.budget import Budget, Price

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from service.database import Watch, WatchRule
 
 Stop = Literal["warn", "global", "hold"]
-"""What happens at `investigate`: answers warn, the global model answers, or nothing does for the time being."""
+"""What happens at `investigate`: answers warn, the global model answers, or none is given."""
 
 MONTHS = 12.0
 """Months between false alarms, where nothing was set."""

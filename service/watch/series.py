@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from service.observation import Stored
-from service.watch.limits import limit_of
 from service.watch.scores import Reference
 from service.watch.stream import REFERENCE, Alarm, Level, Share
 
@@ -24,24 +23,14 @@ _NEAR = 0.7
 _SATURDAY = 5
 
 
-@dataclass(frozen=True)
-class Raised:
-    """An alarm of a stream, at the answer with this number in the database."""
-
-    stream: str
-    alarm: Alarm
-    observation: int
-    since: int
-
-
 @dataclass
 class Series:
-    """The streams of answers since a decision. `numbers` are those of the newest answers, by place."""
+    """The streams of the answers since a series began; `strains` are their sums over their limits."""
 
     levels: dict[str, Level] = field(default_factory=dict)
     shares: dict[str, Share] = field(default_factory=dict)
     answers: int = 0
-    heights: dict[str, float] = field(default_factory=dict)
+    strains: dict[str, float] = field(default_factory=dict)
 
     def take(self, stored: Stored, spacing: float) -> dict[str, Alarm]:
         """Take an answer; return the alarms that it raises, by stream."""
@@ -51,21 +40,16 @@ class Series:
         for name, value in numbers_of(stored).items():
             level = self.levels.setdefault(name, Level())
             alarm = level.take([value], spacing, ["weekend" if weekend else "week"])
-            self._note(name, level.state, ("up", "down"), alarm, spacing)
+            self.strains[name] = level.strain(spacing)
             if alarm is not None:
                 found[name] = alarm
         for name, yes in facts_of(stored).items():
             share = self.shares.setdefault(name, Share())
-            if (alarm := share.take([yes], spacing)) is not None:
+            alarm = share.take([yes], spacing)
+            self.strains[name] = share.strain(spacing)
+            if alarm is not None:
                 found[name] = alarm
-            self.heights[name] = 1.0 if alarm is not None else 0.0
         return found
-
-    def _note(
-        self, name: str, state: Mapping[str, Any], sides: Sequence[str], alarm: Alarm | None, spacing: float
-    ) -> None:
-        highest = max(state[side][0] for side in sides)
-        self.heights[name] = 1.0 if alarm is not None else highest / limit_of(spacing)
 
     @property
     def is_learning(self) -> bool:
@@ -75,7 +59,7 @@ class Series:
     @property
     def is_near(self) -> bool:
         """Whether a sum is near its limit."""
-        return not self.is_learning and any(height >= _NEAR for height in self.heights.values())
+        return not self.is_learning and max(self.strains.values(), default=0.0) >= _NEAR
 
     @property
     def state(self) -> dict[str, Any]:
@@ -84,7 +68,7 @@ class Series:
             "answers": self.answers,
             "levels": {name: level.state for name, level in self.levels.items()},
             "shares": {name: share.state for name, share in self.shares.items()},
-            "heights": self.heights,
+            "strains": self.strains,
         }
 
     @property
@@ -113,7 +97,7 @@ class Series:
             {name: Level.of(each, references.get(name, {})) for name, each in state["levels"].items()},
             {name: Share.of(each) for name, each in state["shares"].items()},
             state["answers"],
-            dict(state["heights"]),
+            dict(state["strains"]),
         )
 
 

@@ -31,7 +31,7 @@ class Seen:
     watch: Watch
     rule: Rule
     alarms: tuple[WatchEvent, ...]
-    heights: dict[str, float]
+    strains: dict[str, float]
     learning: bool
     usual_today: float
     price: str | None
@@ -50,7 +50,7 @@ def seen(session: Session, hospital: str | None = None, model: str | None = None
 
 def _seen(session: Session, watch: Watch) -> Seen:
     rule = rule_of(session, watch.hospital, watch.model)
-    heights = dict(watch.streams.get("heights", {}))
+    strains = dict(watch.streams.get("strains", {}))
     arrivals = Arrivals.of(watch.arrivals)
     daily = sum(arrivals.usual(weekday) for weekday in range(7)) / 7
     query = select(WatchEvent).where(
@@ -60,12 +60,12 @@ def _seen(session: Session, watch: Watch) -> Seen:
         WatchEvent.kind == "alarm",
         WatchEvent.answered_at.is_(None),
     )
-    price = str(Budget(rule.months, max(len(heights), streams_of(1))).price(daily)) if daily > 0 else None
+    price = str(Budget(rule.months, max(len(strains), streams_of(1))).price(daily)) if daily > 0 else None
     return Seen(
         watch,
         rule,
         tuple(session.scalars(query.order_by(WatchEvent.id))),
-        heights,
+        strains,
         watch.answers < REFERENCE,
         arrivals.usual(watch.day.weekday()),
         price,
@@ -97,7 +97,7 @@ def deviant(alarm: WatchEvent, of: Sequence[tuple[Stored, dict[str, float]]]) ->
 
 
 def states(database: Database) -> dict[tuple[str, str, str], int]:
-    """(hospital, model, scanner) -> 0 routine, 1 watch, 2 investigate. Empty if the database cannot be read."""
+    """(hospital, model, scanner) -> 0 routine, 1 watch, 2 investigate; empty without the database."""
     try:
         with database.read() as session:
             found = session.scalars(select(Watch)).all()

@@ -74,6 +74,7 @@ def _follow(session: Session, key: _Key, rows: Sequence[Stored]) -> None:
     seen = _seen_before(session, rows)
     watch = session.get(Watch, key)
     series = Series() if watch is None else Series.of(watch.streams, watch.usual)
+    budget = _budget(session, key, len(rows[-1].labels))
     for stored in rows:
         row = stored.row
         # The same scan again says nothing new; what a person asked of another version is no answer to watch.
@@ -86,8 +87,7 @@ def _follow(session: Session, key: _Key, rows: Sequence[Stored]) -> None:
             series = _restart(session, watch, row)
         _note_arrival(watch, row["at"])
         watch.last_at = row["at"]
-        spacing = _budget(session, watch, len(stored.labels)).spacing(_per_day(watch, series, row["at"]))
-        alarms = series.take(stored, spacing)
+        alarms = series.take(stored, budget.spacing(_per_day(watch, series, row["at"])))
         watch.answers = series.answers
         for stream, alarm in alarms.items():
             _raise(session, watch, stream, row["at"], alarm=alarm, observation=row["id"])
@@ -226,11 +226,12 @@ def _per_day(watch: Watch, series: Series, at: datetime) -> float:
     return max((series.answers + 1) / days, 1 / 30)
 
 
-def _budget(session: Session, watch: Watch, labels: int) -> Budget:
-    scanners = select(Watch.scanner).where(Watch.hospital == watch.hospital, Watch.model == watch.model)
-    count = len(session.scalars(scanners).all())
-    months = rule_of(session, watch.hospital, watch.model).months
-    return Budget(months, streams_of(labels) * max(count, 1))
+def _budget(session: Session, key: _Key, labels: int) -> Budget:
+    """The setting of a hospital's model, for the streams of all of its scanners."""
+    hospital, model, scanner = key
+    query = select(Watch.scanner).where(Watch.hospital == hospital, Watch.model == model)
+    scanners = {*session.scalars(query), scanner}
+    return Budget(rule_of(session, hospital, model).months, streams_of(labels) * len(scanners))
 
 
 def _raise(
@@ -287,18 +288,18 @@ def _settle(session: Session, watch: Watch, series: Series) -> None:
 
 def _look_for_silence(database: Database, now: datetime) -> None:
     """Count the days that have ended, and call where nothing arrived though something usually does."""
-    yesterday = now.date()
+    today = now.date()
     with database.read() as session:
-        due = [tuple(row) for row in session.execute(_KEYS.where(Watch.day < yesterday))]
+        due: list[_Key] = [(*row,) for row in session.execute(_KEYS.where(Watch.day < today))]
     for key in due:
         with database.write() as session:
             in_turn(session, _LOCK)
             watch = session.get(Watch, key)
             if watch is None:
                 continue
-            _end_days(watch, now.date())
+            _end_days(watch, today)
             arrivals = Arrivals.of(watch.arrivals)
-            if arrivals.probability < _budget(session, watch, 1).daily:
+            if arrivals.probability < _budget(session, key, 1).daily:
                 since = watch.last_at
                 _raise(session, watch, SILENCE, now, since=since)
                 _settle(session, watch, Series.of(watch.streams, watch.usual))

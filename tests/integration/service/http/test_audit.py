@@ -36,6 +36,8 @@ WITHOUT_ROW = {
     ("GET", "/hospitals/{hospital}/serving/{model}"),
     ("GET", "/hospitals/{hospital}/serving/{model}/history"),
     ("GET", "/hospitals/{hospital}/serving/{model}/key-usage"),
+    ("GET", "/watch"),
+    ("GET", "/hospitals/{hospital}/watch/{model}"),
     ("GET", "/hospitals/{hospital}/observations"),
     ("GET", "/hospitals/{hospital}/observations.csv"),
     ("GET", "/hospitals/{hospital}/cohorts"),

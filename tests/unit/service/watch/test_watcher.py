@@ -1,0 +1,227 @@
+"""The watch over stored observations: what it calls, since when, and that it counts each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from service import observation
+from service.database import Assignment, Database, Watch, WatchCursor, WatchEvent, WatchRule
+from service.observation import Answer, Observed, SeenLabel
+from service.watch.rules import stop_of
+from service.watch.views import deviant, events, points, seen
+from service.watch.watcher import close, look, restart
+
+BEGAN = datetime(2026, 1, 5, 8, tzinfo=UTC)  # a Monday
+PER_DAY = 20
+
+
+@pytest.fixture
+def watched(database: Database) -> Database:
+    """The hospital `north` is served version `sha256:1` of `organ`."""
+    assign(database, "sha256:1", BEGAN)
+    return database
+
+
+def assign(database: Database, digest: str, at: datetime) -> None:
+    number = int(digest.rpartition(":")[2])
+    with database.write() as session:
+        own = {"version": number, "digest": digest, "actor": "ada", "reason": "test", "at": at}
+        session.add(Assignment(hospital="north", model="organ", sequence=number, **own))
+
+
+def answered(
+    number: int,
+    shift: float,
+    at: datetime,
+    *,
+    voxels: int = 1000,
+    version: str = "sha256:1",
+    software: str = "1",
+    scan: int | None = None,
+    **fields: Any,
+) -> Answer:
+    seen = Observed(
+        *("organ", version, "sha256:g", f"sha256:{number if scan is None else scan}", (64, 64, 9)),
+        *(0.5, "float32", "CPU"),
+        labels=(SeenLabel("liver", 0.9, voxels, voxels / 1000, 1),),
+        locum="1",
+        scanner="CT 2",
+        acquisition={"software": software},
+        shift=shift,
+        shift_at="norms",
+        **fields,
+    )
+    return Answer(seen, "north", "key:pacs", f"r{number}", "http", at)
+
+
+def times(count: int, begin: datetime = BEGAN) -> list[datetime]:
+    """Of answers at `PER_DAY`, every day of the week."""
+    return [
+        begin + timedelta(days=number // PER_DAY, minutes=20 * (number % PER_DAY)) for number in range(count)
+    ]
+
+
+def store(database: Database, answers: Sequence[Answer]) -> None:
+    for start in range(0, len(answers), 100):
+        with database.write() as session:
+            observation.append(session, answers[start : start + 100])
+
+
+def year(shifts: Sequence[float], **fields: Any) -> list[Answer]:
+    return [
+        answered(number, shift, at, **fields)
+        for number, (shift, at) in enumerate(zip(shifts, times(len(shifts)), strict=True))
+    ]
+
+
+def log_normal(count: int, seed: int = 0) -> list[float]:
+    return np.exp(np.random.default_rng(seed).normal(0, 0.3, count)).tolist()
+
+
+def state_of(database: Database) -> Watch:
+    with database.read() as session:
+        (watch,) = session.scalars(select(Watch)).all()
+        return watch
+
+
+def test_change_of_shift_is_called_with_its_beginning_and_its_answers(watched: Database) -> None:
+    usual = log_normal(1000)
+    changed = [3 * each for each in log_normal(60, 1)]
+    store(watched, year(usual))
+    assert look(watched, BEGAN) == 1000
+    calm = state_of(watched)
+    assert (calm.state, calm.answers, calm.since) == ("routine", 1000, None)
+    later = times(1060)[1000:]
+    store(watched, [answered(1000 + n, each, later[n], software="2") for n, each in enumerate(changed)])
+    look(watched, later[-1])
+    watch = state_of(watched)
+    assert watch.state == "investigate"
+    with watched.read() as session:
+        (own,) = seen(session)
+        alarms = {each.stream: each for each in own.alarms}
+        assert set(alarms) == {"shift"}
+        # Three standard deviations: within a dozen answers, and dated to the very first or close to it.
+        assert alarms["shift"].at <= later[12]
+        assert abs(alarms["shift"].since - later[0]) < timedelta(days=1)
+        kinds = [(each.kind, each.details.get("after")) for each in events(session, "north", "organ", 10)]
+        assert ("software", "2") in kinds
+        found = deviant(alarms["shift"], points(session, "north", "organ", 100))
+        assert len(found) == 6
+        assert [value for _, value in found] == sorted(np.log(changed))[:-7:-1]
+        assert stop_of(session, "north", "organ") == "warn"
+
+
+def test_each_answer_counts_once_for_several_processes_and_batches(watched: Database) -> None:
+    whole = year(log_normal(700))
+    other = Database(watched.url.render_as_string(hide_password=False))
+    try:
+        for start in range(0, 700, 175):
+            store(watched, whole[start : start + 175])
+            with ThreadPoolExecutor(4) as pool:
+                taken = list(pool.map(look, [watched, other, watched, other], [BEGAN] * 4))
+            assert sum(taken) == 175
+    finally:
+        other.dispose()
+    by_parts = state_of(watched)
+    assert by_parts.answers == 700
+    with watched.write() as session:
+        session.delete(session.get_one(Watch, ("north", "organ", "CT 2")))
+        session.get_one(WatchCursor, 1).last = 0
+    look(watched, BEGAN)
+    at_once = state_of(watched)
+    assert (at_once.streams, at_once.usual) == (by_parts.streams, by_parts.usual)
+
+
+def test_same_scan_other_versions_and_what_a_person_asked_for_are_not_counted(watched: Database) -> None:
+    at = times(10)
+    store(
+        watched,
+        [
+            answered(0, 1.0, at[0]),
+            answered(1, 1.0, at[1], scan=0),
+            answered(2, 1.0, at[2], version="sha256:9"),
+            answered(3, 1.0, at[3], usual=False),
+            answered(4, 1.0, at[4]),
+        ],
+    )
+    assert look(watched, BEGAN) == 5
+    assert state_of(watched).answers == 2
+
+
+def test_another_version_begins_the_series_anew_and_closes_its_alarms(watched: Database) -> None:
+    store(watched, year([*log_normal(400), *(9 * each for each in log_normal(40, 1))]))
+    look(watched, BEGAN)
+    assert state_of(watched).state == "investigate"
+    begin = times(440)[-1] + timedelta(minutes=1)
+    assign(watched, "sha256:2", begin)
+    store(watched, [answered(1000, 9.0, begin + timedelta(minutes=1), version="sha256:2")])
+    look(watched, begin)
+    watch = state_of(watched)
+    assert (watch.state, watch.answers, watch.version) == ("routine", 1, "sha256:2")
+    with watched.read() as session:
+        found = events(session, "north", "organ", 10)
+        assert found[0].kind == "version"
+        assert {each.answered_by for each in found if each.kind == "alarm"} == {"service"}
+
+
+def test_person_s_answer_begins_the_series_anew(watched: Database) -> None:
+    store(watched, year([*log_normal(400), *(9 * each for each in log_normal(40, 1))]))
+    look(watched, BEGAN)
+    with watched.write() as session:
+        session.add(
+            WatchRule(hospital="north", model="organ", months=6, stop="hold", actor="a", reason="r", at=BEGAN)
+        )
+        watch = session.get_one(Watch, ("north", "organ", "CT 2"))
+        session.flush()
+        assert stop_of(session, "north", "organ") == "hold"
+        assert close(session, watch, BEGAN, "ada", "new tube") >= 1
+        restart(watch, BEGAN)
+        session.flush()
+        assert stop_of(session, "north", "organ") is None
+    # What was unusual is usual now.
+    at = times(640)[440:]
+    store(watched, [answered(440 + n, 9 * each, at[n]) for n, each in enumerate(log_normal(200, 2))])
+    look(watched, BEGAN)
+    assert state_of(watched).state == "routine"
+
+
+def test_empty_masks_and_warnings_are_called(watched: Database) -> None:
+    usual = year(log_normal(400))
+    at = times(440)[400:]
+    empty = [answered(400 + n, 1.0, each, voxels=0, unlike=1) for n, each in enumerate(at)]
+    store(watched, [*usual, *empty])
+    look(watched, BEGAN)
+    with watched.read() as session:
+        names = {str(each.stream) for each in session.scalars(select(WatchEvent))}
+    assert {"no liver", "warned"} <= names
+
+
+def test_silence_is_called_on_a_usual_day_and_not_at_a_quiet_scanner(watched: Database) -> None:
+    # Two months, in which one in six would call by chance: this seed does not.
+    store(watched, year(log_normal(PER_DAY * 60, 5)))
+    look(watched, BEGAN)
+    last = times(PER_DAY * 60)[-1]
+    look(watched, last + timedelta(hours=12))
+    assert state_of(watched).state == "routine"
+    look(watched, last + timedelta(days=2))
+    watch = state_of(watched)
+    assert (watch.state, watch.since) == ("investigate", last)
+    # Looking again calls nothing more.
+    look(watched, last + timedelta(days=4))
+    with watched.read() as session:
+        assert [each.stream for each in session.scalars(select(WatchEvent))] == ["silence"]
+
+
+def test_answers_of_no_hospital_are_passed_over(watched: Database) -> None:
+    answer = answered(0, 1.0, BEGAN)
+    store(watched, [Answer(answer.observed, None, "anonymous", "r", "http", BEGAN)])
+    assert look(watched, BEGAN) == 1
+    with watched.read() as session:
+        assert session.scalars(select(Watch)).all() == []
