@@ -1,0 +1,145 @@
+"""What the watch says over HTTP, and how answers obey the rule that was set before an alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from model_store.artefact import Artefact
+from service.audit import trail
+from service.database import Watch, WatchEvent
+from service.watch.silence import Arrivals
+from service.watch.watcher import look
+from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
+from tests.helpers.service.api import Api
+
+ALARMED = "an alarm of the watch waits for a person"
+
+
+@pytest.fixture(scope="module")
+def api(
+    start: Callable[[Path], Api],
+    tmp_path_factory: pytest.TempPathFactory,
+    publish_bright: Callable[..., Artefact],
+) -> Api:
+    """`bright`, of which a version adapted to `north` is assigned there."""
+    root = tmp_path_factory.mktemp("store")
+    space = publish_space(root, publish_bright)
+    running = start(root)
+    for hospital in ("north", "south"):
+        assert running.client.put(f"/hospitals/{hospital}", json={"name": hospital}).status_code == 201
+    adapted = publish_adapted(root, publish_bright, space, "north", FIRST)
+    record_job(running.context, adapted, PASSED)
+    body = {"version": str(adapted), "reason": "test", "actor": "ada"}
+    headers = {"If-None-Match": "*"}
+    assert (
+        running.client.put("/hospitals/north/serving/bright", json=body, headers=headers).status_code == 200
+    )
+    return running
+
+
+@pytest.fixture
+def alarm(api: Api) -> Iterator[None]:
+    """An alarm of north's `bright` that nobody answered."""
+    now = datetime.now(UTC)
+    digest = api.store.open("bright.at-north@1").digest
+    own = {"hospital": "north", "model": "bright", "scanner": "CT 2"}
+    with api.context.database.write() as session:
+        session.add(
+            Watch(
+                **own,
+                state="investigate",
+                since=now,
+                version=digest,
+                software="",
+                locum="1",
+                began=now,
+                answers=100,
+                last_at=now,
+                day=now.date(),
+                today=1,
+                arrivals=asdict(Arrivals()),
+                streams={},
+                usual=b"",
+            )
+        )
+        details = {"up": True, "height": 9.0, "limit": 8.0}
+        session.add(WatchEvent(**own, kind="alarm", at=now, since=now, stream="shift", details=details))
+    yield
+    with api.context.database.write() as session:
+        for each in (*session.scalars(select(Watch)), *session.scalars(select(WatchEvent))):
+            session.delete(each)
+
+
+def put_rule(api: Api, stop: str) -> Any:
+    body = {"stop": stop, "months": 6, "reason": "as agreed", "actor": "ada"}
+    return api.client.put("/hospitals/north/watch/bright", json=body)
+
+
+def test_rule_is_obeyed_until_a_person_answers(
+    api: Api, make_png: Callable[..., bytes], picture: Any, alarm: None
+) -> None:
+    scan, fields = make_png(picture), {"hospital": "north", "model": "bright", "output": "json"}
+    warned = api.segment(scan, **fields).json()
+    assert any(ALARMED in each for each in warned["warnings"])
+    assert warned["receipt"]["model"]["name"] == "bright.at-north@1"
+
+    assert put_rule(api, "global").status_code == 200
+    stopped = api.segment(scan, **fields).json()
+    assert stopped["receipt"]["network"]["name"] == "bright.global@1"
+    assert "by an alarm of the watch" in stopped["receipt"]["why"]
+    assert any(ALARMED in each for each in stopped["warnings"])
+
+    assert put_rule(api, "hold").status_code == 200
+    held = api.segment(scan, **fields)
+    assert (held.status_code, held.json()["type"].rpartition(":")[2]) == (409, "answers-held")
+    # Whoever looks into it names a version; other hospitals are not concerned.
+    named = {**fields, "model": "bright.at-north@1"}
+    assert api.segment(scan, **named).status_code == 200
+    assert api.segment(scan, **{**fields, "hospital": "south"}).status_code == 200
+
+    (shown,) = api.client.get("/watch").json()["watches"]
+    assert (shown["state"], shown["stop"], shown["months"]) == ("investigate", "hold", 6)
+    assert [each["stream"] for each in shown["alarms"]] == ["shift"]
+    answers = "/hospitals/north/watch/bright/answers"
+    body = {"scanner": "CT 2", "reason": "a new tube, looked at 20 masks", "actor": "ada"}
+    assert api.client.post(answers, json={**body, "scanner": "MR"}).status_code == 422
+    assert api.client.post(answers, json=body).status_code == 200
+    again = api.segment(scan, **fields)
+    assert again.status_code == 200
+    assert not any(ALARMED in each for each in again.json()["warnings"])
+    (event,) = api.client.get("/hospitals/north/watch/bright").json()["events"]
+    assert (event["answered_by"], event["reason"]) == ("ada", body["reason"])
+    with api.context.database.snapshot() as session:
+        trail.verify(session)
+        rows = [row for row in trail.rows(session) if row["action"].startswith("watch.")]
+    assert [row["action"] for row in rows] == ["watch.set", "watch.set", "watch.answered"]
+    assert rows[-1]["details"]["reason"] == body["reason"]
+
+
+def test_metrics_and_lists_show_the_state_of_every_watch(api: Api, alarm: None) -> None:
+    text = api.client.get("/metrics").text
+    assert 'locum_watch_state{hospital="north",model="bright",scanner="CT 2"} 2.0' in text
+    assert api.client.get("/watch", params={"hospital": "south"}).json() == {"watches": []}
+    assert api.client.get("/watch", params={"hospital": "nowhere"}).status_code == 404
+
+
+def test_answers_that_were_given_are_watched_by_the_service_itself(
+    api: Api, make_png: Callable[..., bytes], picture: Any
+) -> None:
+    fields = {"hospital": "south", "model": "bright", "scanner": "US 1"}
+    assert api.segment(make_png(picture), **fields).status_code == 200
+    look(api.context.database)
+    found = api.client.get("/watch", params={"hospital": "south"}).json()["watches"]
+    (watch,) = [each for each in found if each["scanner"] == "US 1"]
+    assert (watch["state"], watch["answers"], watch["learning"]) == ("routine", 1, True)
+    details = api.client.get("/hospitals/south/watch/bright").json()
+    point = details["points"][-1]
+    assert point["scanner"] == "US 1"
+    assert set(point["values"]) == {"confidence of bright", "volume of bright"}
