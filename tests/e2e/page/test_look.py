@@ -519,7 +519,8 @@ def test_warning_is_in_sight_without_scrolling(page: Any, service: Service, size
     page.get_by_label("Model").and_(page.locator("select:has(option)")).wait_for()
     segment(page, service)
     answer = page.get_by_role("region", name="Answer")
-    for shown in (page.get_by_text("Do not rely on this mask").first, answer.get_by_text("Uncertainty:")):
+    surety = answer.get_by_text("confidence 0.").first
+    for shown in (page.get_by_text("Do not rely on this mask").first, surety):
         box = shown.bounding_box()
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= size[1]
@@ -726,8 +727,8 @@ def test_tour_is_shown_once_where_an_address_asks_and_again_by_the_keys(page: An
     # Each word of the glossary is linked once in a view, and opens it there.
     words = page.locator(".term").evaluate_all("all => all.map((each) => each.title)")
     assert len(set(words)) == len(words) > 2
-    page.locator(".term", has_text="Uncertainty").click()
-    assert page.evaluate("document.activeElement.textContent").startswith("Uncertainty")
+    page.locator(".term", has_text="confidence").click()
+    assert page.evaluate("document.activeElement.textContent").startswith("Confidence")
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.className") == "term"
 

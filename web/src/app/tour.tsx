@@ -18,7 +18,7 @@ const STEPS: readonly { at: string; title: string; words: string }[] = [
   {
     at: "answer",
     title: "What the answer says",
-    words: "Each label with its size, how undecided the model is, and a receipt, by which the same answer can be made again.",
+    words: "Each label with its size, how sure the model is beside the hospital's other answers, and a receipt, by which the same answer can be made again.",
   },
   {
     at: "comparison",

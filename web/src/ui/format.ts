@@ -29,8 +29,9 @@ export function duration(seconds: number): string {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
+export const upperFirst = (words: string): string => words.charAt(0).toUpperCase() + words.slice(1);
+
 /** Words as a sentence of their own. */
-export const sentence = (words: string): string =>
-  `${words.charAt(0).toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}`;
+export const sentence = (words: string): string => `${upperFirst(words)}${/[.!?]$/.test(words) ? "" : "."}`;
 
 export const percent = (share: number, digits = 0): string => `${(100 * share).toFixed(digits)} %`;

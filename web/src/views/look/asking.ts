@@ -1,6 +1,7 @@
 /** Ask the service for a mask, and wait for it where a job makes it. */
 import { call, Problem, send, type Schema } from "../../api/client";
 import { endOfName } from "../../app/channels";
+import { upperFirst } from "../../ui/format";
 
 export type Report = Schema<"SegmentationReport">;
 export type ClassReport = Schema<"ClassificationReport">;
@@ -194,8 +195,6 @@ async function result(
     signal.throwIfAborted();
   }
 }
-
-const upperFirst = (text: string) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** The request as a command, for a terminal: a file for each channel of a scan that has several. */
 export function asCurl({ question, byJob }: Answer, scan: Sent, authenticated: boolean): string {

@@ -1,12 +1,13 @@
-/** What an answer says: warnings, labels and volumes or classes, how certain it is, and the receipt. */
+/** What an answer says: warnings, labels and volumes or classes, how sure it is, and the receipt. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { models } from "../../app/catalogue";
 import { Terms } from "../../app/glossary";
+import { isDoubtful, rankInWords } from "../../app/review";
 import { session } from "../../app/session";
 import { CopyButton } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
-import { count, many, percent } from "../../ui/format";
+import { count, many, percent, upperFirst } from "../../ui/format";
 import { css, labelColour } from "../../viewer/palette";
 import { type Answer, type Answered, asCurl, asCurlOfClasses, type Classified, type Report } from "./asking";
 
@@ -86,7 +87,10 @@ export function Result(given: {
         <tbody>
           {Object.entries(report.labels).map(([name, label]) => (
             <tr key={name}>
-              <td>{isAlone(name) ? value(name) : name}</td>
+              <td>
+                {isAlone(name) ? value(name) : name}
+                <Surety label={label} whose={answer.question.hospital === "" ? "the answers without a hospital" : "this hospital's answers"} />
+              </td>
               <td class="number">{sizeOf(label)}</td>
               <td class="number">{isAlone(name) && place(name)}</td>
             </tr>
@@ -108,7 +112,6 @@ export function Result(given: {
           </tbody>
         )}
       </table>
-      <Certainty value={report.uncertainty} />
       <Papers receipt={report.receipt} curl={asCurl(answer, given.scan, session.value?.authenticated ?? false)}>
         <SaveMask mask={answer.mask} scan={given.scan.files} />
       </Papers>
@@ -222,6 +225,21 @@ export function sizeOf({ voxels, volume_ml: volume }: Report["labels"][string]):
   return volume == null ? `${count(voxels)} px` : `${volume.toFixed(volume < 10 ? 2 : 1)} mL`;
 }
 
+/** Beside the hospital's other answers, since a confidence has no meaning by itself. */
+function Surety({ label, whose }: { label: Report["labels"][string]; whose: string }) {
+  return (
+    <p class="hint">
+      {isDoubtful(label.review) && (
+        <>
+          <span class="chip warn">look twice</span>{" "}
+        </>
+      )}
+      <Terms text={`${upperFirst(rankInWords(label.review, whose))}; confidence ${label.confidence.toFixed(2)}`} />
+    </p>
+  );
+}
+
+/** The classes' probabilities have no rank yet: how undecided they are is said by itself. */
 function Certainty({ value }: { value: number }) {
   const words = value < 0.15 ? "low" : value < 0.35 ? "moderate" : "high";
   return (

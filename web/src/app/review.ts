@@ -1,0 +1,20 @@
+/** How sure an answer is among a hospital's own, in words. A rank is a share: 0.03 of the newest answers were less sure. */
+
+const LEAST = [1, 2, 5, 10, 20, 30, 50];
+const SURER: readonly (readonly [number, string])[] = [
+  [90, "nine in ten"],
+  [75, "three in four"],
+  [50, "half"],
+];
+/** Answers of which the rank is at most this are marked. */
+const DOUBTFUL = 0.1;
+
+export const isDoubtful = (rank: number | null): boolean => rank !== null && rank <= DOUBTFUL;
+
+/** `whose`: such as "this hospital's answers". */
+export function rankInWords(rank: number | null, whose: string): string {
+  if (rank === null) return "too few answers yet to compare";
+  const surer = SURER.find(([least]) => 100 * rank > least);
+  if (surer !== undefined) return `surer than ${surer[1]} of ${whose}`;
+  return `among the ${LEAST.find((each) => 100 * rank <= each)} % least sure of ${whose}`;
+}
