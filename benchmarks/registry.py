@@ -35,6 +35,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "dicom_cost": "benchmarks.cost.dicom:DicomCost",
     "scale": "benchmarks.cost.scale:Scale",
     "security_cost": "benchmarks.cost.security:SecurityCost",
+    "observation_cost": "benchmarks.cost.observation:ObservationCost",
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
     "faults": "benchmarks.faults.experiment:Faults",
     "watch": "benchmarks.watch.experiment:Watch",

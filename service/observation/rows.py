@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Table, delete, insert, select
+from sqlalchemy import Connection, Engine, Table, delete, insert, select
 from sqlalchemy.orm import Session
 
 from service.database import Observation, ObservedLabel, Secret, in_turn
@@ -25,6 +26,7 @@ _ROWS, _LABELS = cast(Table, Observation.__table__), cast(Table, ObservedLabel._
 _INSERT, _INSERT_LABELS = insert(_ROWS), insert(_LABELS)
 _SECRET = select(Secret.value).where(Secret.name == "observation")
 _LOCK = "the observations"
+_secrets: WeakKeyDictionary[Engine, bytes] = WeakKeyDictionary()
 # Rows that one transaction deletes: others write in between.
 _AT_ONCE = 5000
 _PAGE = 1000
@@ -61,7 +63,7 @@ def append(session: Session, answers: Sequence[Answer]) -> None:
     # So that numbers are in the order of the commits, and who reads those after the last misses none.
     in_turn(session, _LOCK)
     connection = session.connection()
-    secret = connection.execute(_SECRET).scalar_one()
+    secret = _secret_of(connection)
     for answer in answers:
         observed = answer.observed
         row = {
@@ -104,6 +106,13 @@ def append(session: Session, answers: Sequence[Answer]) -> None:
         ]
         if labels:
             connection.execute(_INSERT_LABELS, labels)
+
+
+def _secret_of(connection: Connection) -> bytes:
+    """The installation's secret, which never changes: a look-up costs a third of a row."""
+    if (found := _secrets.get(connection.engine)) is None:
+        found = _secrets[connection.engine] = connection.execute(_SECRET).scalar_one()
+    return found
 
 
 def keyed(secret: bytes, of: str) -> str:
