@@ -7,11 +7,13 @@ answers of the same version its rank says which are the least sure.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 from sqlalchemy import select
 
 from service.database import Database, Observation, ObservedLabel
@@ -19,6 +21,8 @@ from service.database import Database, Observation, ObservedLabel
 # Answers that a rank is among, the newest; and how many there must be for one.
 AMONG: Final = 500
 FEWEST: Final = 20
+# Answers that were given since are looked for so often: a look costs more than an observation.
+_LOOK_SECONDS = 5.0
 # Hospitals and versions of which the newest confidences are held.
 _MOST_HELD = 256
 
@@ -28,11 +32,12 @@ class _Held:
     """The newest confidences of one hospital and version by label, up to the observation `last`."""
 
     last: int = 0
+    looked: float = float("-inf")
     by_label: dict[str, deque[float]] = field(default_factory=dict)
 
 
 class Reviews:
-    """The ranks of answers. Safe from any thread; each call reads what was added since the last."""
+    """The ranks of answers among those that were given until some seconds ago. Safe from any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -51,7 +56,9 @@ class Reviews:
             self._held.move_to_end((hospital, version))
             while len(self._held) > _MOST_HELD:
                 self._held.popitem(last=False)
-            self._read(held, hospital, version)
+            if time.monotonic() - held.looked > _LOOK_SECONDS:
+                self._read(held, hospital, version)
+                held.looked = time.monotonic()
             return {label: _rank(held.by_label.get(label, ()), own) for label, own in confidences.items()}
 
     def _read(self, held: _Held, hospital: str | None, version: str) -> None:
@@ -76,5 +83,5 @@ class Reviews:
 def _rank(earlier: deque[float] | tuple[()], own: float) -> float | None:
     if len(earlier) < FEWEST:
         return None
-    less, equal = sum(each < own for each in earlier), sum(each == own for each in earlier)
-    return (less + equal / 2) / len(earlier)
+    values = np.fromiter(earlier, np.float64, len(earlier))
+    return float((values < own).sum() + (values == own).sum() / 2) / len(earlier)

@@ -130,7 +130,7 @@ def test_without_a_row_there_is_no_answer(
 
 
 def test_review_is_the_rank_among_the_hospital_s_own(
-    api: Api, make_png: Callable[..., bytes], picture: Any
+    api: Api, make_png: Callable[..., bytes], picture: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert api.client.put("/hospitals/east", json={"name": "east"}).status_code == 201
     scan = make_png(picture)
@@ -142,6 +142,7 @@ def test_review_is_the_rank_among_the_hospital_s_own(
         answer = an_answer(number, confidence=own - 0.1 if number < 9 else min(1.0, own + 1e-6))
         seen = Observed(**{**answer.observed.__dict__, "version": version})
         store_answers(api, [Answer(seen, "east", "anonymous", answer.request, "http")])
+    monkeypatch.setattr("service.observation.review._LOOK_SECONDS", 0.0)
     again = api.segment(scan, hospital="east", output="json").json()
     assert again["labels"]["bright"]["review"] == pytest.approx(9.5 / 40)
     assert api.segment(scan, hospital="south", output="json").json()["labels"]["bright"]["review"] is None
