@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from locum.answers import (
+        Alarm,
         Assignment,
         Candidate,
         Classification,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
         Job,
         JobSummary,
         Model,
+        Observation,
+        ObservedLabel,
         Receipt,
         Report,
         Section,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         Session,
         Status,
         Version,
+        Watch,
     )
     from locum.client import AsyncClient, Client
     from locum.errors import (
@@ -62,6 +66,7 @@ _WHERE = {
         "Unreachable",
     ),
     "locum.answers": (
+        "Alarm",
         "Assignment",
         "Candidate",
         "Classification",
@@ -73,6 +78,8 @@ _WHERE = {
         "Job",
         "JobSummary",
         "Model",
+        "Observation",
+        "ObservedLabel",
         "Receipt",
         "Report",
         "Section",
@@ -81,6 +88,7 @@ _WHERE = {
         "Session",
         "Status",
         "Version",
+        "Watch",
     ),
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names}
@@ -106,6 +114,10 @@ __all__ = [  # noqa: RUF022
     "Assignment",
     "Model",
     "Version",
+    "Watch",
+    "Alarm",
+    "Observation",
+    "ObservedLabel",
     "Session",
     "LocumError",
     "Problem",

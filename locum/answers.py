@@ -344,6 +344,73 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class ObservedLabel:
+    """One label of an answer; see `Label`."""
+
+    confidence: float
+    voxels: int
+    volume_ml: float | None
+    parts: int | None
+    at_border: bool
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of one answer: numbers, with no pixel and no name.
+
+    `version` is the digest of the version that answered; `scan` a keyed digest, equal for equal scans.
+    """
+
+    id: int
+    at: datetime
+    model: str
+    version: str
+    request: str
+    way: str
+    scan: str
+    scanner: str | None
+    shift: float | None
+    warnings: tuple[str, ...]
+    labels: dict[str, ObservedLabel]
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A stream of which the answers are not as they were since `since`; `up` is None for silence."""
+
+    id: int
+    stream: str
+    at: datetime
+    since: datetime
+    up: bool | None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The watch over the answers to one scanner's scans by one model at a hospital.
+
+    `state` is `routine`, `watch` or `investigate`; `stop` what happens to answers at the last. `streams` says
+    how far each sum is on the way to its limit: 1 or more is an alarm.
+    """
+
+    hospital: str
+    model: str
+    scanner: str | None
+    state: str
+    since: datetime | None
+    learning: bool
+    answers: int
+    last: datetime
+    months: float
+    stop: str
+    price: str | None
+    streams: dict[str, float]
+    alarms: tuple[Alarm, ...]
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class Tombstone:
     """Who withdrew a version, and why."""
 

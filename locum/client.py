@@ -121,6 +121,11 @@ class Client:
     history = _blocking(operations.history)
     assign = _blocking(operations.assign)
     roll_back = _blocking(operations.roll_back)
+    watches = _blocking(operations.watches)
+    set_watch = _blocking(operations.set_watch)
+    answer_alarms = _blocking(operations.answer_alarms)
+    observations = _blocking(operations.observations)
+    observations_csv = _blocking(operations.observations_csv)
     session = _blocking(operations.session)
     ready = _blocking(operations.ready)
 
@@ -226,6 +231,11 @@ class AsyncClient:
     history = _awaited(operations.history)
     assign = _awaited(operations.assign)
     roll_back = _awaited(operations.roll_back)
+    watches = _awaited(operations.watches)
+    set_watch = _awaited(operations.set_watch)
+    answer_alarms = _awaited(operations.answer_alarms)
+    observations = _awaited(operations.observations)
+    observations_csv = _awaited(operations.observations_csv)
     session = _awaited(operations.session)
     ready = _awaited(operations.ready)
 

@@ -282,17 +282,19 @@ class Body:
 
 
 def listed(
-    path: str, key: str, kind: type[T], params: Mapping[str, str] | None = None
+    path: str, key: str, kind: type[T], params: Mapping[str, str] | None = None, *, most: int | None = None
 ) -> Generator[Step, Any, list[T]]:
-    """All items of a listing. A page has in `next` what `after` takes for the page behind it."""
+    """The first `most` items of a listing, or all. A page has in `next` what `after` takes for the page
+    behind it.
+    """
     found: list[T] = []
     params = dict(params or {})
     seen: set[str] = set()
     while True:
         items, after = page_of(json_of((yield from send(Request("GET", path, params=params)))), path, key)
         found += [read(kind, item) for item in items]
-        if not after:
-            return found
+        if not after or (most is not None and len(found) >= most):
+            return found[:most]
         if after in seen or len(seen) >= _MOST_PAGES:
             raise AnswerInvalid(
                 f"{path}: expected a last page, found one more after {len(seen) + 1}: the service is damaged"

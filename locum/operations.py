@@ -21,11 +21,13 @@ from locum.answers import (
     Job,
     JobSummary,
     Model,
+    Observation,
     Readiness,
     Segmentation,
     Serving,
     Session,
     Version,
+    Watch,
 )
 from locum.core import MOST_FILE, Operation, Request, json_of, listed, page_of, parsed, pause, send
 from locum.errors import JobFailed, Problem, ScanInvalid
@@ -37,6 +39,8 @@ from locum.scans import Scan, Upload, opened
 _LOOK_SECONDS = 1.0
 _WITH_MASK = ("succeeded", "fell_back")
 _UNKNOWN, _DELETED = 404, 410
+# Of a page.
+_MOST_OBSERVATIONS = 500
 
 
 def segment(
@@ -397,6 +401,65 @@ def _decide(
     return parsed(Assignment, (yield from send(request)))
 
 
+def watches(hospital: str | None = None) -> Operation[list[Watch]]:
+    """List the watches of the hospitals that the caller may see, or of one. Raises Problem 404."""
+    return (yield from listed("/watch", "watches", Watch, _said(hospital=hospital)))
+
+
+def set_watch(
+    hospital: str,
+    model: str,
+    reason: str,
+    *,
+    months: float = 12,
+    stop: str = "warn",
+    actor: str | None = None,
+) -> Operation[list[Watch]]:
+    """Set how often false alarms may be, and what happens to answers when there is an alarm.
+
+    Args:
+        hospital: of the watch.
+        model: of the watch; the setting holds for all of its scanners together.
+        reason: the audit trail keeps it.
+        months: between false alarms, 0.5 to 120.
+        stop: `warn` in every answer, `global` (the global model answers) or `hold` (no answer).
+        actor: as in `assign`.
+    """
+    body = {"months": months, "stop": stop, "reason": reason, **_said(actor=actor)}
+    return (yield from _watched(Request("PUT", _watch(hospital, model), json=body, repeatable=False)))
+
+
+def answer_alarms(
+    hospital: str, model: str, reason: str, *, scanner: str | None = None, actor: str | None = None
+) -> Operation[list[Watch]]:
+    """Answer the alarms of a scanner, of None for scans without a known one: its next answers are usual."""
+    body = {"scanner": scanner, "reason": reason, **_said(actor=actor)}
+    path = f"{_watch(hospital, model)}/answers"
+    return (yield from _watched(Request("POST", path, json=body, repeatable=False)))
+
+
+def _watched(request: Request) -> Operation[list[Watch]]:
+    page = json_of((yield from send(request)))
+    return [read(Watch, item) for item in page_of(page, request.path, "watches")[0]]
+
+
+def observations(
+    hospital: str, model: str | None = None, limit: int | None = None
+) -> Operation[list[Observation]]:
+    """List what was observed of a hospital's answers, newest first: at most `limit`. Raises Problem 404."""
+    path = f"/hospitals/{quote(hospital)}/observations"
+    size = _MOST_OBSERVATIONS if limit is None else min(limit, _MOST_OBSERVATIONS)
+    params = {"limit": str(size), **_said(model=model)}
+    return (yield from listed(path, "observations", Observation, params, most=limit))
+
+
+def observations_csv(hospital: str, model: str | None = None) -> Operation[bytes]:
+    """Export what was observed of a hospital's answers: a row per answer and label. Raises Problem 404."""
+    path = f"/hospitals/{quote(hospital)}/observations.csv"
+    answer = yield from send(Request("GET", path, params=_said(model=model), most=MOST_FILE))
+    return bytes(answer.content)
+
+
 def session() -> Operation[Session]:
     """Tell who the caller is. Raises NotAllowed for a key that is not valid."""
     return parsed(Session, (yield from send(Request("GET", "/session"))))
@@ -428,3 +491,7 @@ def _serving(hospital: str, model: str) -> str:
     if "@" in model:
         raise ScanInvalid(f"{model}: expected a model's name without a version")
     return f"/hospitals/{quote(hospital)}/serving/{quote(model)}"
+
+
+def _watch(hospital: str, model: str) -> str:
+    return f"/hospitals/{quote(hospital)}/watch/{quote(model)}"

@@ -14,6 +14,7 @@ from locum.errors import LocumError, NotAllowed, Unreachable
 
 _HERE, _SCANS = "On this machine", "Scans, at a running service"
 _FIT, _DECIDE, _SETTINGS = "Fit a model to a hospital", "Decide what serves a hospital", "Connection"
+_WATCH = "Watch what is answered"
 _ROOM: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,
@@ -25,12 +26,13 @@ _EXAMPLES = """Examples
   locum serve --store store                     serve a store on this machine
   locum segment scans/ -m phantom -o masks      masks and a table of volumes
   locum adapt scans/ -m phantom -H dune -f      fit a model to a hospital
+  locum watch -H dune                           what changed, and since when
 
 Exit codes
 
 \b
   0 done          3 no service answers          130 interrupted
-  1 rejected      4 not allowed
+  1 rejected      4 not allowed                 watch: 1 where an alarm waits
   2 wrong usage or input
 
 LOCUM_URL has the service's address, LOCUM_KEY the API key; `locum login` keeps both.
@@ -78,6 +80,7 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow the job to 
 Actor = Annotated[
     str | None, typer.Option(help="Who decides; by default you, where the service knows no caller.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; the log keeps it.")]
 
 
@@ -373,6 +376,115 @@ def history(
     from locum.commands.deciding import history as run
 
     run(hospital, model)
+
+
+watching = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich")
+app.add_typer(watching, name="watch", rich_help_panel=_WATCH)
+
+Watched = Annotated[str, typer.Argument(help="The hospital's id.")]
+OfModel = Annotated[str | None, typer.Option("--model", "-m", help="Only answers of this model.")]
+WatchedModel = Annotated[str, typer.Argument(help="The model's name.")]
+
+
+@watching.callback(invoke_without_command=True)
+def watch(context: typer.Context, hospital: Hospital = None, as_json: AsJson = False) -> None:
+    """Show what changed in a hospital's answers, since when, and what the watch costs.
+
+    It ends with 1 where an alarm waits for a person, else with 0: cron can run it.
+
+    \b
+      locum watch
+      locum watch --hospital dune --json
+      locum watch answer dune phantom --scanner 'CT 2' --reason 'new tube, masks look right'
+      locum watch set dune phantom --months 6 --stop hold --reason 'agreed on 3 May'
+    """
+    if context.invoked_subcommand is None:
+        from locum.commands.watching import show_watches
+
+        raise typer.Exit(show_watches(hospital, as_json))
+
+
+@watching.command("answer")
+def answer_alarms(
+    hospital: Watched,
+    model: WatchedModel,
+    reason: Reason,
+    scanner: Annotated[
+        str | None, typer.Option(help="Its alarms; left out, those of scans without a known scanner.")
+    ] = None,
+    actor: Actor = None,
+) -> None:
+    """Answer the alarms of a scanner: the next answers say what is usual.
+
+    \b
+      locum watch answer dune phantom --scanner 'CT 2' --reason 'new tube, masks look right'
+    """
+    from locum.commands.watching import answer
+
+    answer(hospital, model, scanner, reason, actor)
+
+
+@watching.command("set")
+def set_rule(
+    hospital: Watched,
+    model: WatchedModel,
+    reason: Reason,
+    months: Annotated[
+        float, typer.Option(min=0.5, max=120, help="Months between false alarms, all scanners together.")
+    ] = 12,
+    stop: Annotated[
+        str,
+        typer.Option(
+            help="At an alarm: warn in every answer, let the global model answer (global), or give no "
+            "answer (hold)."
+        ),
+    ] = "warn",
+    actor: Actor = None,
+) -> None:
+    """Set how often false alarms may be, and what happens to answers at an alarm.
+
+    \b
+      locum watch set dune phantom --months 6 --stop hold --reason 'agreed on 3 May'
+    """
+    from locum.commands.watching import set_rule as run
+
+    run(hospital, model, months, stop, reason, actor)
+
+
+@app.command(rich_help_panel=_WATCH)
+def review(
+    hospital: Named,
+    model: OfModel = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Answers that are shown.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show which masks to look at: the newest 500 answers, those that were least sure first.
+
+    An answer is ranked by its least sure label among the others of its version: "less sure" is their share
+    that was less sure. There must be 20 of them.
+
+    \b
+      locum review --hospital dune --limit 10
+    """
+    from locum.commands.watching import show_review
+
+    raise typer.Exit(show_review(hospital, model, limit, as_json))
+
+
+@app.command(rich_help_panel=_WATCH)
+def observations(
+    hospital: Named,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the table (CSV).")],
+    model: OfModel = None,
+) -> None:
+    """Save what was observed of a hospital's answers: a row per answer and label, with no pixel and no name.
+
+    \b
+      locum observations --hospital dune --out observations.csv
+    """
+    from locum.commands.watching import save_observations
+
+    save_observations(hospital, model, out)
 
 
 @app.command(rich_help_panel=_SETTINGS)

@@ -32,7 +32,7 @@ def assign(
         # The model's own version goes by its number; any other by its name.
         given: int | str = int(number) if name == model and number.isdigit() else version
         _say(
-            client.assign(hospital, model, given, reason, actor=_actor(client, actor), override=override),
+            client.assign(hospital, model, given, reason, actor=actor_of(client, actor), override=override),
             hospital,
         )
 
@@ -40,7 +40,7 @@ def assign(
 def roll_back(hospital: str, model: str, reason: str, actor: str | None) -> None:
     """Return to what served before. Raises LocumError."""
     with Client() as client:
-        _say(client.roll_back(hospital, model, reason, actor=_actor(client, actor)), hospital)
+        _say(client.roll_back(hospital, model, reason, actor=actor_of(client, actor)), hospital)
 
 
 def history(hospital: str, model: str) -> None:
@@ -83,7 +83,7 @@ def _key() -> str | None:
     return sys.stdin.readline().strip() or None
 
 
-def _actor(client: Client, actor: str | None) -> str | None:
+def actor_of(client: Client, actor: str | None) -> str | None:
     """Who decides: named, or, where the service knows no caller, the user of this machine."""
     if actor or client.session().authenticated:
         return actor

@@ -53,6 +53,13 @@ def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
     return content.getvalue().encode()
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines of aligned columns. Lines are as long as their words: a pipe has no width."""
+    clean = [[plain(" ".join(cell.split())) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in clean]
+
+
 def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
