@@ -39,7 +39,7 @@ from locum.scans import Scan, Upload, opened
 _LOOK_SECONDS = 1.0
 _WITH_MASK = ("succeeded", "fell_back")
 _UNKNOWN, _DELETED = 404, 410
-# Of a page.
+# Observations that a page has.
 _MOST_OBSERVATIONS = 500
 
 

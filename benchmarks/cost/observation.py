@@ -277,7 +277,7 @@ def _page_section(rows: Sequence[Row]) -> list[str]:
     ]
     return [
         f"## Pages of {number:,} observations",
-        f"Of one of {rows[0]['cell']['hospitals']} hospitals, on SQLite.",
+        f"One of {rows[0]['cell']['hospitals']} hospitals, on SQLite.",
         table(("page", "milliseconds, median", "the first time"), lines),
         f"Asked for: {_PAGE_MS} ms.",
     ]

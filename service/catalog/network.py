@@ -195,7 +195,7 @@ def select_network(
             "as was set beforehand: an operator looks at it and answers it (POST /hospitals/"
             f"{found.hospital}/watch/MODEL/answers); a version that is named answers meanwhile."
         )
-    # Of what was not adapted the global model, or a member's own, answers anyway.
+    # For what was not adapted the global model, or a member's own, answers anyway.
     stopped = found.stop == "global" and found.owner is not None and personalization in ("auto", "hospital")
     selection = _selected(store, found, "global" if stopped else personalization, site, cluster)
     if stopped:

@@ -29,7 +29,7 @@ _MOST_EVENTS = 200
 
 
 class AlarmView(BaseModel):
-    """A stream whose answers are not as they were."""
+    """A stream of which the answers are not as they were."""
 
     id: int
     stream: str = Field(description="Such as `shift`, `volume of liver`, `no liver`, `warned` or `silence`.")
@@ -197,7 +197,7 @@ def answer_alarms(
     model: ModelName,
     body: AnswerBody,
 ) -> WatchList:
-    """Answer the alarms of a scanner: the series begins anew, and the next answers say what is usual."""
+    """Answer the alarms of a scanner: a new series begins, and the next answers say what is usual."""
     with context.database.write() as session:
         require_hospital(session, hospital)
         actor = actor_of(caller_of(session), body.actor)

@@ -104,7 +104,7 @@ class Series:
 def numbers_of(stored: Stored) -> dict[str, float]:
     """The numbers of an answer that are watched, by stream; those that were not measured are left out.
 
-    `shift` is log R. Of each label `volume`, in mL or voxels, where it is there, and `confidence`.
+    `shift` is log R. By label `volume`, in mL or voxels, where it is there, and `confidence`.
     """
     found = {}
     if stored.row["shift"] is not None and stored.row["shift"] > 0:

@@ -158,7 +158,7 @@ def _restart(session: Session, watch: Watch, row: Mapping[str, Any]) -> Series:
 
 
 def restart(watch: Watch, at: datetime) -> None:
-    """Begin the series anew: the next answers say what is usual."""
+    """Begin a new series: the next answers say what is usual."""
     watch.began, watch.answers, watch.streams, watch.usual = at, 0, {}, b""
     watch.arrivals = asdict(Arrivals.of(watch.arrivals).answered())
     watch.state, watch.since = "routine", None
@@ -173,7 +173,7 @@ def close(session: Session, watch: Watch, at: datetime, actor: str, reason: str)
 
 
 def open_alarms(session: Session, watch: Watch) -> list[WatchEvent]:
-    """The alarms that nobody answered, oldest first."""
+    """The unanswered alarms, oldest first."""
     query = select(WatchEvent).where(
         WatchEvent.hospital == watch.hospital,
         WatchEvent.model == watch.model,
@@ -244,7 +244,7 @@ def _raise(
     observation: int | None = None,
     since: datetime | None = None,
 ) -> None:
-    """Raise an alarm, unless the stream has one that nobody answered."""
+    """Raise an alarm, unless the stream has an unanswered one."""
     if any(each.stream == stream for each in open_alarms(session, watch)):
         return
     details: dict[str, Any] = {}

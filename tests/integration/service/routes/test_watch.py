@@ -46,7 +46,7 @@ def api(
 
 @pytest.fixture
 def alarm(api: Api) -> Iterator[None]:
-    """An alarm of north's `bright` that nobody answered."""
+    """An alarm of north's `bright` that is unanswered."""
     now = datetime.now(UTC)
     digest = api.store.open("bright.at-north@1").digest
     own = {"hospital": "north", "model": "bright", "scanner": "CT 2"}
@@ -99,7 +99,7 @@ def test_rule_is_obeyed_until_a_person_answers(
     assert put_rule(api, "hold").status_code == 200
     held = api.segment(scan, **fields)
     assert (held.status_code, held.json()["type"].rpartition(":")[2]) == (409, "answers-held")
-    # Whoever looks into it names a version; other hospitals are not concerned.
+    # A person who looks into it names a version; other hospitals are not concerned.
     named = {**fields, "model": "bright.at-north@1"}
     assert api.segment(scan, **named).status_code == 200
     assert api.segment(scan, **{**fields, "hospital": "south"}).status_code == 200
