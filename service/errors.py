@@ -31,6 +31,7 @@
     │   ├── KeyOver              409  the key has expired, was revoked or was rotated
     │   └── KeyNameTaken         409  the hospital has a valid key of the name
     ├── HospitalUnknown          404  no hospital of this id is registered
+    ├── ObservationUnknown       404  no answer of the hospital was observed under this number
     ├── SelectionError                no network answers a request
     │   ├── ParametersContradict 422  two parameters exclude each other
     │   ├── ModelNotNamed        422  several models are offered, or none
@@ -286,6 +287,10 @@ class KeyNameTaken(ApiKeyError):
 
 class HospitalUnknown(ServiceError):
     status, slug, title = 404, "hospital-unknown", "No such hospital"
+
+
+class ObservationUnknown(ServiceError):
+    status, slug, title = 404, "observation-unknown", "No such observation"
 
 
 class SelectionError(ServiceError): ...

@@ -25,6 +25,7 @@ _EVENTS = {
     "version": ("110113", "Security Alert", "E"),
     "gate": ("110113", "Security Alert", "U"),
     "watch": ("110113", "Security Alert", "U"),
+    "observation": ("110103", "DICOM Instances Accessed", "R"),
     "observations": ("110105", "DICOM Study Deleted", "D"),
     "trail": ("110101", "Audit Log Used", "E"),
 }

@@ -249,6 +249,18 @@ class ObservedLabel(Base):
     at_border: Mapped[bool]
 
 
+class LookedAt(Base):
+    """That a person looked at the mask of an answer: the first one. Deleted with the observation."""
+
+    __tablename__ = "looked_at"
+
+    observation: Mapped[int] = mapped_column(
+        ForeignKey("observation.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    actor: Mapped[str] = mapped_column(String(300))
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class Watch(Base):
     """The watch of one scanner's answers by one model at a hospital; see `service.watch`.
 

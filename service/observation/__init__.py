@@ -3,7 +3,9 @@
 observed = Observed(...)                           what a predictor knows of its answer
 append(session, [Answer(observed, ...)])           in the transaction of the answer's audit row
 page(session, "north", "organ", limit=100)         the newest first
-    reviews.of("north", digest, confidences)           the rank of an answer among the hospital's own
+reviews.of("north", digest, confidences)           the rank of an answer among the hospital's own
+most_doubtful(session, "north", "organ", 50)       the masks to look at first
+look_at(session, "north", 17, "key:ada@north")     somebody looked at one
 """
 
 from service.observation.observed import (
@@ -13,12 +15,13 @@ from service.observation.observed import (
     seen_labels,
     spacing_of,
 )
-from service.observation.review import Reviews
-from service.observation.rows import Answer, Stored, Way, append, delete_before, delete_of, page
+from service.observation.review import Ranked, Reviews, most_doubtful
+from service.observation.rows import Answer, Stored, Way, append, delete_before, delete_of, look_at, page
 
 __all__ = [
     "Answer",
     "Observed",
+    "Ranked",
     "Reviews",
     "SeenLabel",
     "Stored",
@@ -27,6 +30,8 @@ __all__ = [
     "append",
     "delete_before",
     "delete_of",
+    "look_at",
+    "most_doubtful",
     "page",
     "seen_labels",
     "spacing_of",

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from service.database import Database, Observation, ObservedLabel
+from service.database import Assignment, Database, LookedAt, Observation, ObservedLabel
+from service.observation.rows import Stored, of_numbers
 
 # Answers that a rank is among, the newest; and how many there must be for one.
 AMONG: Final = 500
@@ -62,25 +65,67 @@ class Reviews:
             return {label: _rank(held.by_label.get(label, ()), own) for label, own in confidences.items()}
 
     def _read(self, held: _Held, hospital: str | None, version: str) -> None:
-        numbers = (
-            select(Observation.id)
-            .where(Observation.hospital == hospital, Observation.version == version)
-            .where(Observation.id > held.last)
-            .order_by(Observation.id.desc())
-            .limit(AMONG)
-        )
         with self._database.read() as session:
-            found = list(session.scalars(numbers))
+            found = _newest(session, hospital, version, held.last)
             if not found:
                 return
             held.last = found[0]
-            columns = (ObservedLabel.label, ObservedLabel.confidence)
-            labels = select(*columns).where(ObservedLabel.observation.in_(found))
-            for label, confidence in session.execute(labels.order_by(ObservedLabel.observation)):
+            for _, label, confidence in _confidences(session, found):
                 held.by_label.setdefault(label, deque(maxlen=AMONG)).append(confidence)
 
 
-def _rank(earlier: deque[float] | tuple[()], own: float) -> float | None:
+@dataclass(frozen=True)
+class Ranked:
+    """An answer, and the rank of each of its labels among the answers that it was read with."""
+
+    stored: Stored
+    ranks: Mapping[str, float]
+
+
+def most_doubtful(session: Session, hospital: str, model: str, limit: int) -> list[Ranked]:
+    """The newest answers of the version that serves a hospital, by the rank of their least sure label.
+
+    At most `AMONG` are read. Those at which somebody looked come last, and among equals the newest first.
+    The caller's right to see the hospital is the route's to check.
+    """
+    log = select(Assignment.digest).where(Assignment.hospital == hospital, Assignment.model == model)
+    version = session.scalar(log.order_by(Assignment.sequence.desc()).limit(1))
+    numbers = [] if version is None else _newest(session, hospital, version)
+    by_label: dict[str, list[tuple[int, float]]] = {}
+    for number, label, confidence in _confidences(session, numbers):
+        by_label.setdefault(label, []).append((number, confidence))
+    ranks: dict[int, dict[str, float]] = {number: {} for number in numbers}
+    for label, own in by_label.items():
+        among = sorted(confidence for _, confidence in own)
+        for number, confidence in own if len(own) >= FEWEST else ():
+            below, up_to = bisect_left(among, confidence), bisect_right(among, confidence)
+            ranks[number][label] = (below + up_to) / 2 / len(among)
+    seen = set(session.scalars(select(LookedAt.observation).where(LookedAt.observation.in_(numbers))))
+    # Without a rank nothing is known to be doubtful.
+    numbers.sort(key=lambda number: (number in seen, min(ranks[number].values(), default=1.0), -number))
+    return [Ranked(each, ranks[each.row["id"]]) for each in of_numbers(session, hospital, numbers[:limit])]
+
+
+def _newest(session: Session, hospital: str | None, version: str, after: int = 0) -> list[int]:
+    """The numbers of the newest answers by a version, the newest first."""
+    query = (
+        select(Observation.id)
+        .where(Observation.hospital == hospital, Observation.version == version)
+        .where(Observation.id > after)
+        .order_by(Observation.id.desc())
+        .limit(AMONG)
+    )
+    return list(session.scalars(query))
+
+
+def _confidences(session: Session, numbers: Collection[int]) -> list[tuple[int, str, float]]:
+    """The number, label and confidence of every label of these answers, the oldest answer first."""
+    columns = (ObservedLabel.observation, ObservedLabel.label, ObservedLabel.confidence)
+    query = select(*columns).where(ObservedLabel.observation.in_(numbers))
+    return [(*row,) for row in session.execute(query.order_by(ObservedLabel.observation))]
+
+
+def _rank(earlier: Collection[float], own: float) -> float | None:
     if len(earlier) < FEWEST:
         return None
     values = np.fromiter(earlier, np.float64, len(earlier))

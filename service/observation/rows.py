@@ -16,13 +16,17 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, Table, delete, insert, select
 from sqlalchemy.orm import Session
 
-from service.database import Observation, ObservedLabel, Secret, in_turn
+from service.database import LookedAt, Observation, ObservedLabel, Secret, in_turn
 from service.observation.observed import Observed
 
 Way = Literal["http", "viewer", "pacs", "job"]
 """How an answer left: by a request, to a viewer, to a PACS, or as the result of a job."""
 
 _ROWS, _LABELS = cast(Table, Observation.__table__), cast(Table, ObservedLabel.__table__)
+_LOOKED = cast(Table, LookedAt.__table__)
+_WITH_LOOKS = select(_ROWS, _LOOKED.c.at.label("looked_at"), _LOOKED.c.actor.label("looked_by")).outerjoin(
+    _LOOKED, _LOOKED.c.observation == _ROWS.c.id
+)
 _INSERT, _INSERT_LABELS = insert(_ROWS), insert(_LABELS)
 _SECRET = select(Secret.value).where(Secret.name == "observation")
 _LOCK = "the observations"
@@ -46,7 +50,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored row and those of its labels, by label."""
+    """A stored row and those of its labels, by label.
+
+    A row that a caller asked for has `looked_at` and `looked_by`, too.
+    """
 
     row: Mapping[str, Any]
     labels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -132,13 +139,33 @@ def page(
 
     The caller's right to see the hospital is the route's to check.
     """
-    query = select(_ROWS).where(_ROWS.c.hospital == hospital)
+    query = _WITH_LOOKS.where(_ROWS.c.hospital == hospital)
     if model is not None:
         query = query.where(_ROWS.c.model == model)
     if before is not None:
         query = query.where(_ROWS.c.id < before)
     found = session.execute(query.order_by(_ROWS.c.id.desc()).limit(limit)).all()
     return _with_labels(session, [dict(each._mapping) for each in found])
+
+
+def of_numbers(session: Session, hospital: str, numbers: Sequence[int]) -> list[Stored]:
+    """Observations of a hospital by their numbers, in this order; those that are not there are left out."""
+    query = _WITH_LOOKS.where(_ROWS.c.hospital == hospital, _ROWS.c.id.in_(numbers))
+    rows = {each.id: dict(each._mapping) for each in session.execute(query)}
+    return _with_labels(session, [rows[number] for number in numbers if number in rows])
+
+
+def look_at(session: Session, hospital: str, number: int, actor: str) -> Stored | None:
+    """Note that `actor` looked at the mask of an answer, unless somebody did before.
+
+    None without such an answer.
+    """
+    in_turn(session, _LOCK)
+    found = of_numbers(session, hospital, [number])
+    if not found or found[0].row["looked_at"] is not None:
+        return found[0] if found else None
+    session.execute(insert(_LOOKED), {"observation": number, "actor": actor, "at": datetime.now(UTC)})
+    return of_numbers(session, hospital, [number])[0]
 
 
 def newer(session: Session, than: int, limit: int) -> list[Stored]:
@@ -171,6 +198,7 @@ def delete_of(session: Session, hospital: str) -> int:
 def _delete(session: Session, query: Any) -> int:
     numbers = list(session.scalars(query.order_by(_ROWS.c.id).limit(_AT_ONCE)))
     if numbers:
-        for table, column in ((_LABELS, _LABELS.c.observation), (_ROWS, _ROWS.c.id)):
+        of = ((_LOOKED, _LOOKED.c.observation), (_LABELS, _LABELS.c.observation), (_ROWS, _ROWS.c.id))
+        for table, column in of:
             session.execute(delete(table).where(column.in_(numbers)))
     return len(numbers)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 from service import observation
 from service.context import ServiceContext
+from service.database import caller_of
 from service.database.hospitals import require_hospital
+from service.errors import ObservationUnknown, RequestInvalid
 from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsAdmin, AsReader
 from service.http.parameters import HospitalId, Limit, Page
@@ -25,6 +27,8 @@ from service.validation import MODEL_NAME
 router = APIRouter(tags=["observations"], route_class=AuditedRoute)
 
 OfModel = Annotated[str | None, Query(pattern=MODEL_NAME, description="Only answers of this model.")]
+# Of a number of a row: every database and JSON has such numbers.
+_LARGEST = 2**53 - 1
 _LABEL = ("label", "confidence", "voxels", "volume_ml", "parts", "at_border")
 
 
@@ -64,11 +68,18 @@ class ObservationView(BaseModel):
     provider: str
     locum: str
     usual: bool = Field(description="Whether the request left it to the service which network answers.")
+    looked_at: datetime | None = Field(description="When somebody said that they looked at the mask.")
+    looked_by: str | None
     labels: dict[str, ObservedLabelView]
+    review: dict[str, float] | None = Field(
+        None,
+        description="With `order=review`: by label, the share of the newest answers that are less sure. "
+        "Labels of fewer than 20 answers are left out.",
+    )
 
 
 class ObservationList(Page):
-    """Observations of a hospital, newest first."""
+    """Observations of a hospital, newest first, or most doubtful first."""
 
     observations: list[ObservationView]
 
@@ -78,13 +89,33 @@ def list_observations(
     context: AsReader,
     hospital: HospitalId,
     model: OfModel = None,
-    after: Annotated[int | None, Query(ge=1, description="List those before this one in time.")] = None,
+    after: Annotated[
+        int | None, Query(ge=1, le=_LARGEST, description="List those before this one in time.")
+    ] = None,
     limit: Limit = 100,
+    order: Annotated[
+        Literal["time", "review"],
+        Query(
+            description="`review`, which needs `model` and takes no `after`: the newest 500 answers of the "
+            "version that serves, least sure first. Those that somebody looked at come last."
+        ),
+    ] = "time",
 ) -> ObservationList:
     """List what was observed of the hospital's answers, newest first.
 
     Every answer leaves one: by a request, to a viewer, to a PACS, or as the result of a job.
     """
+    if order == "review":
+        if model is None:
+            raise RequestInvalid([{"field": "query.model", "reason": "required with order=review"}])
+        if after is not None:
+            raise RequestInvalid(
+                [{"field": "query.after", "reason": "order=review is one page: leave it out"}]
+            )
+        with context.database.read() as session:
+            require_hospital(session, hospital)
+            ranked = observation.most_doubtful(session, hospital, model, limit)
+        return ObservationList(observations=[_view(each.stored, each.ranks) for each in ranked], next=None)
     with context.database.read() as session:
         require_hospital(session, hospital)
         found = observation.page(session, hospital, model, before=after, limit=limit + 1)
@@ -104,6 +135,23 @@ def export_observations(context: AsReader, hospital: HospitalId, model: OfModel 
     return StreamingResponse(_rows(context, hospital, model), media_type="text/csv")
 
 
+@router.put("/hospitals/{hospital}/observations/{observation}/looked", responses=problem_responses(404, 422))
+def look_at_observation(
+    context: Annotated[AsReader, Audited("observation.looked")],
+    hospital: HospitalId,
+    number: Annotated[
+        int, Path(ge=1, le=_LARGEST, alias="observation", description="The `id` of the observation.")
+    ],
+) -> ObservationView:
+    """Note that the caller looked at the mask of an answer. The first one who says so stays in the list."""
+    with context.database.write() as session:
+        require_hospital(session, hospital)
+        found = observation.look_at(session, hospital, number, caller_of(session).actor)
+        if found is None:
+            raise ObservationUnknown(f"{hospital} has no observation {number}: it may have expired")
+        return _view(found)
+
+
 @router.delete("/hospitals/{hospital}/observations", status_code=204, responses=problem_responses(404, 422))
 def delete_observations(
     context: Annotated[AsAdmin, Audited("observations.deleted")], hospital: HospitalId, request: Request
@@ -118,16 +166,16 @@ def delete_observations(
             going = observation.delete_of(session, hospital) > 0
 
 
-def _view(stored: Stored) -> ObservationView:
+def _view(stored: Stored, ranks: Mapping[str, float] | None = None) -> ObservationView:
     labels = {
         name: ObservedLabelView(**{each: row[each] for each in _LABEL[1:]})
         for name, row in stored.labels.items()
     }
-    return ObservationView(**{**stored.row, "labels": labels})
+    return ObservationView(**{**stored.row, "labels": labels}, review=None if ranks is None else dict(ranks))
 
 
 def _rows(context: ServiceContext, hospital: str, model: str | None) -> Iterator[str]:
-    names = [name for name in ObservationView.model_fields if name != "labels"]
+    names = [name for name in ObservationView.model_fields if name not in ("labels", "review")]
     yield _line([*names, *_LABEL])
     before: int | None = None
     while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.audit import trail
+from service.audit.dicom import audit_message
 from service.database import Hospital
 from service.http.audit import Audited, AuditedRoute
 from service.identity import keys
@@ -118,6 +120,20 @@ def test_stored_scan_and_its_deletion_leave_rows_without_its_name(
     assert rows[0]["scan"] == f"sha256:{hashlib.sha256(scan).hexdigest()}"
     assert {row["details"]["cohort"] for row in rows} == {cohort}
     assert "DOE" not in str(rows)
+
+
+def test_look_at_a_mask_leaves_a_row_each_time_and_so_does_an_unknown_one(
+    api: Any, make_png: Callable[..., bytes], picture: Any
+) -> None:
+    api.segment(make_png(picture), hospital="north")
+    (newest,) = api.client.get("/hospitals/north/observations", params={"limit": 1}).json()["observations"]
+    for number, status in ((newest["id"], 200), (newest["id"], 200), (newest["id"] + 1, 404)):
+        address = f"/hospitals/north/observations/{number}/looked"
+        answer, (row,) = rows_after(api, partial(api.client.put, address))
+        assert (answer.status_code, row["outcome"]) == (status, status)
+        assert (row["action"], row["actor"]) == ("observation.looked", "key:ada@north")
+        assert (row["hospital"], row["details"]) == ("north", {"observation": str(number)})
+        assert "110103" in audit_message(row)
 
 
 def test_override_and_refusal_of_the_gate_are_rows(api: Any, publish_bright: Any) -> None:

@@ -57,6 +57,7 @@ STATED: dict[Operation, Role | None] = {
     ("GET", "/hospitals/{hospital}/observations"): "reader",
     ("GET", "/hospitals/{hospital}/observations.csv"): "reader",
     ("DELETE", "/hospitals/{hospital}/observations"): "admin",
+    ("PUT", "/hospitals/{hospital}/observations/{observation}/looked"): "reader",
     ("GET", "/jobs"): "reader",
     ("GET", "/jobs/{job}"): "reader",
     ("GET", "/jobs/{job}/events"): "reader",
@@ -140,7 +141,7 @@ def ask(
 ) -> httpx.Response:
     names = {"cohort": "c" * 32, "job": "d" * 32, "key": "0" * 12, "name": "a.png", "model": "bright"}
     names |= {"session": "e" * 32, "strategy": "random", "pacs": "main", "check": "f" * 32}
-    names |= {"hospital": hospital, "version": "1"}
+    names |= {"hospital": hospital, "version": "1", "observation": "1"}
     path = operation[1].format_map(defaultdict(lambda: "a", names))
     sent = dict(headers) if key is None else {"Authorization": f"Bearer {key}", **headers}
     # That of a session.

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DatabaseError
 
 from service import expiry, observation
 from service.audit import trail
-from service.database import AuditRow, Observation, ObservedLabel
+from service.database import Assignment, AuditRow, LookedAt, Observation, ObservedLabel
 from service.expiry import expire
 from service.observation import Answer, Observed, SeenLabel
 from service.observation.review import FEWEST
@@ -165,6 +165,88 @@ def test_pages_and_the_table_have_every_row_once(api: Api) -> None:
     assert [row["request"] for row in rows] == found
     assert (rows[0]["label"], rows[0]["voxels"], rows[0]["confidence"]) == ("bright", "24", "0.5")
     assert observed_of(api, model="other") == []
+
+
+def serve(api: Api, digest: str, hospital: str) -> None:
+    with api.context.database.write() as session:
+        log = select(func.count()).select_from(Assignment).where(Assignment.hospital == hospital)
+        own = {"version": 1, "digest": digest, "actor": "ada", "reason": "test", "at": datetime.now(UTC)}
+        number = (session.scalar(log) or 0) + 1
+        session.add(Assignment(hospital=hospital, model="bright", sequence=number, **own))
+
+
+def test_work_list_has_the_least_sure_first_and_those_that_were_looked_at_last(api: Api) -> None:
+    api.client.put("/hospitals/west", json={"name": "west"}).raise_for_status()
+    serve(api, "sha256:v", "west")
+    generator = np.random.default_rng(3)
+    # Of two labels, of which the one is far surer than the other.
+    sure, unsure = generator.permutation(40) / 100 + 0.6, generator.permutation(40) / 1000
+    for number in range(40):
+        answer = an_answer(number, "west")
+        labels = (
+            SeenLabel("bright", float(sure[number]), 9),
+            SeenLabel("dim", float(unsure[number]), 9),
+        )
+        seen = Observed(**{**answer.observed.__dict__, "labels": labels})
+        store_answers(api, [Answer(seen, "west", "anonymous", answer.request, "http")])
+    other = an_answer(99, "west", confidence=0.0)
+    seen = Observed(**{**other.observed.__dict__, "version": "sha256:old"})
+    store_answers(api, [Answer(seen, "west", "anonymous", "of-another-version", "http")])
+
+    def ranks(confidences: Any) -> list[float]:
+        return [(sum(confidences < own) + 0.5) / 40 for own in confidences]
+
+    least = np.minimum(ranks(sure), ranks(unsure))
+    expected = [f"request-{number}" for number in sorted(range(40), key=lambda n: (least[n], -n))]
+    found = observed_of(api, "west", order="review", model="bright")
+    assert [each["request"] for each in found] == expected
+    assert [min(each["review"].values()) for each in found] == pytest.approx(sorted(least))
+    assert {each["looked_at"] for each in found} == {None}
+
+    path = f"/hospitals/west/observations/{found[0]['id']}/looked"
+    looked = api.client.put(path).raise_for_status().json()
+    assert looked["looked_by"] == "anonymous"
+    assert datetime.now(UTC) - datetime.fromisoformat(looked["looked_at"]) < timedelta(minutes=5)
+    # The first look stays.
+    assert api.client.put(path).json() == looked
+    again = observed_of(api, "west", order="review", model="bright")
+    assert [each["request"] for each in again] == [*expected[1:], expected[0]]
+    assert observed_of(api, "west", order="review", model="bright", limit=2) == again[:2]
+    assert [each for each in observed_of(api, "west") if each["looked_at"]] == [looked]
+    rows = csv.DictReader(io.StringIO(api.client.get("/hospitals/west/observations.csv").text))
+    assert {row["request"] for row in rows if row["looked_by"]} == {expected[0]}
+
+    # Another version serves: it has no answers yet.
+    serve(api, "sha256:new", "west")
+    assert observed_of(api, "west", order="review", model="bright") == []
+
+
+def test_look_is_of_the_hospital_s_own_answer_and_goes_with_it(api: Api) -> None:
+    store_answers(api, [an_answer(1), an_answer(2)])
+    (second, first) = observed_of(api)
+    for hospital, number, status in (
+        ("south", first["id"], 404),
+        ("north", second["id"] + 1, 404),
+        ("north", 2**64, 422),
+        ("north", first["id"], 200),
+    ):
+        answer = api.client.put(f"/hospitals/{hospital}/observations/{number}/looked")
+        assert answer.status_code == status, number
+    assert api.client.delete("/hospitals/north/observations").status_code == 204
+    with api.context.database.read() as session:
+        assert list(session.scalars(select(LookedAt))) == []
+
+
+def test_few_answers_have_no_rank_and_a_work_list_needs_its_model(api: Api) -> None:
+    api.client.put("/hospitals/elm", json={"name": "elm"}).raise_for_status()
+    serve(api, "sha256:v", "elm")
+    store_answers(api, [an_answer(number, "elm", confidence=number / 10) for number in range(3)])
+    found = observed_of(api, "elm", order="review", model="bright")
+    assert [(each["request"], each["review"]) for each in found] == [
+        (f"request-{number}", {}) for number in (2, 1, 0)
+    ]
+    for wrong in ("order=review", "order=review&model=bright&after=5", "order=size"):
+        assert api.client.get(f"/hospitals/elm/observations?{wrong}").status_code == 422
 
 
 def test_text_in_the_table_is_no_formula(api: Api) -> None:
