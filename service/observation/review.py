@@ -76,7 +76,7 @@ class Reviews:
 
 @dataclass(frozen=True)
 class Ranked:
-    """An answer, and the rank of each of its labels among the answers that it was read with."""
+    """An answer, and the rank of each of its labels among the others that were read."""
 
     stored: Stored
     ranks: Mapping[str, float]
@@ -97,9 +97,11 @@ def most_doubtful(session: Session, hospital: str, model: str, limit: int) -> li
     ranks: dict[int, dict[str, float]] = {number: {} for number in numbers}
     for label, own in by_label.items():
         among = sorted(confidence for _, confidence in own)
-        for number, confidence in own if len(own) >= FEWEST else ():
+        others = len(own) - 1
+        for number, confidence in own if others >= FEWEST else ():
             below, up_to = bisect_left(among, confidence), bisect_right(among, confidence)
-            ranks[number][label] = (below + up_to) / 2 / len(among)
+            # Less the answer itself, which is as sure as itself.
+            ranks[number][label] = (below + up_to - 1) / 2 / others
     seen = set(session.scalars(select(LookedAt.observation).where(LookedAt.observation.in_(numbers))))
     # Without a rank nothing is known to be doubtful.
     numbers.sort(key=lambda number: (number in seen, min(ranks[number].values(), default=1.0), -number))

@@ -27,7 +27,7 @@ from service.validation import MODEL_NAME
 router = APIRouter(tags=["observations"], route_class=AuditedRoute)
 
 OfModel = Annotated[str | None, Query(pattern=MODEL_NAME, description="Only answers of this model.")]
-# Of a number of a row: every database and JSON has such numbers.
+# The largest number of a row that is asked for: every database and JSON has it.
 _LARGEST = 2**53 - 1
 _LABEL = ("label", "confidence", "voxels", "volume_ml", "parts", "at_border")
 
@@ -73,8 +73,8 @@ class ObservationView(BaseModel):
     labels: dict[str, ObservedLabelView]
     review: dict[str, float] | None = Field(
         None,
-        description="With `order=review`: by label, the share of the newest answers that are less sure. "
-        "Labels of fewer than 20 answers are left out.",
+        description="With `order=review`: by label, the share of the other newest answers that are less "
+        "sure. Labels of fewer than 20 others are left out.",
     )
 
 

@@ -179,7 +179,7 @@ def test_work_list_has_the_least_sure_first_and_those_that_were_looked_at_last(a
     api.client.put("/hospitals/west", json={"name": "west"}).raise_for_status()
     serve(api, "sha256:v", "west")
     generator = np.random.default_rng(3)
-    # Of two labels, of which the one is far surer than the other.
+    # One label is always far surer than the other.
     sure, unsure = generator.permutation(40) / 100 + 0.6, generator.permutation(40) / 1000
     for number in range(40):
         answer = an_answer(number, "west")
@@ -194,7 +194,7 @@ def test_work_list_has_the_least_sure_first_and_those_that_were_looked_at_last(a
     store_answers(api, [Answer(seen, "west", "anonymous", "of-another-version", "http")])
 
     def ranks(confidences: Any) -> list[float]:
-        return [(sum(confidences < own) + 0.5) / 40 for own in confidences]
+        return [sum(confidences < own) / 39 for own in confidences]
 
     least = np.minimum(ranks(sure), ranks(unsure))
     expected = [f"request-{number}" for number in sorted(range(40), key=lambda n: (least[n], -n))]
