@@ -38,6 +38,10 @@ def main(
     ] = 8,
     once: Annotated[bool, typer.Option(help="Stop the service at the end.")] = False,
     browser: Annotated[bool, typer.Option(help="Open the page, where this machine has a browser.")] = True,
+    year: Annotated[
+        bool,
+        typer.Option("--year", help="Show how the watch calls: a year of scans, with a scanner update."),
+    ] = False,
     serve: Annotated[
         bool,
         typer.Option("--serve", help="Serve alone, by the settings LOCUM_… here, as a container does."),
@@ -47,6 +51,11 @@ def main(
     if serve:
         _serve(folder, port)
     port = _PORT if port is None else port
+    if year:
+        from locum.demo.year import run as follow
+
+        follow(folder or _FOLDER, port, once=once)
+        return
     if not train:
         from locum.demo.first_mask import run as show
 
