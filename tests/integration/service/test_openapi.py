@@ -62,6 +62,7 @@ def test_description_declares_the_fields_of_a_scan_form(
     assert form.get("required", []) == ([] if path == "/segment" else ["scan"])
     assert ("patternProperties" in form) == (path == "/segment")
     shared = {"scan", "model", "hospital", "personalization", "site", "series", "routing", "guard"}
+    shared |= {"scanner"}
     assert set(form["properties"]) == shared | own
 
 

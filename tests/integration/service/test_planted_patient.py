@@ -33,7 +33,8 @@ TEXTS = (
         "AccessionNumber",
     ),
     *("StudyID", "ReferringPhysicianName", "InstitutionName", "StudyDescription", "SeriesDescription"),
-    *("OperatorsName", "StationName", "ProtocolName", "DeviceSerialNumber", "ImageComments"),
+    # Not what a scanner calls itself (maker, model, software, station, kernel): an observation keeps that.
+    *("OperatorsName", "ProtocolName", "DeviceSerialNumber", "ImageComments"),
 )
 DATES = ("StudyDate", "SeriesDate", "AcquisitionDate", "ContentDate", "PatientBirthDate")
 UIDS = [uid(name) for name in ("study", "series", "frame of reference")]

@@ -87,9 +87,10 @@ def test_json_report_has_measures_and_receipt(
     response = api.segment(scan, output="json", personalization="global")
     report = response.json()
     bright = int((picture > THRESHOLD).sum())
-    assert report["labels"] == {
-        "bright": {"classes": [1], "voxels": bright, "fraction": bright / picture.size, "volume_ml": None}
-    }
+    label = report["labels"]["bright"]
+    size = {"classes": [1], "voxels": bright, "fraction": bright / picture.size, "volume_ml": None}
+    assert {name: label[name] for name in size} == size
+    assert 0 < label["confidence"] <= 1
     assert report["shape"] == [32, 32]
     assert report["notice"] == "research use only"
     receipt = report["receipt"]
