@@ -76,6 +76,7 @@ from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
 from service.settings import FileReaders, Settings, graph_limits, ignored_variables, settings_or_exit
 from service.watch import watcher
+from service.watch.messages import Messenger
 from service.watch.views import states
 
 DESCRIPTION = """\
@@ -279,14 +280,21 @@ async def _open(
         queue,
         measured,
         partial(expire, database, settings),
-        partial(watcher.look, database),
+        partial(watcher.look, database, hooks=settings.webhooks),
     )
     rates = None
     if settings.auth != "none":
         rates = RateLimits(settings.rate_limit, broker.url)
         stack.push_async_callback(rates.close)
     followers = Followers(database, settings.max_followers, closing)
-    for watching in (readiness.watch(), verifier.watch(), reconciler.watch(), followers.watch()):
+    messenger = Messenger(database, settings.webhooks, settings.reconcile_every_seconds)
+    for watching in (
+        readiness.watch(),
+        verifier.watch(),
+        reconciler.watch(),
+        followers.watch(),
+        messenger.watch(),
+    ):
         stack.push_async_callback(_cancel, asyncio.create_task(watching))
     admission = Admission(settings.inference_slots, settings.inference_queue)
     sessions = SessionCache(

@@ -1,4 +1,4 @@
-"""Delete expired scans of cohorts and viewers, observations, job files and orphaned files.
+"""Delete expired scans of cohorts and viewers, observations, messages, job files and orphaned files.
 
 A folder without a row may be another database's: of a service with the wrong LOCUM_DATABASE_URL or
 LOCUM_FILES, or beside a database that was restored from an older backup. So a cohort's folder without a row
@@ -26,6 +26,7 @@ from service.runtime.reserve import make_room
 from service.settings import Settings
 from service.validation import JOB_ID
 from service.viewers.scans import sweep
+from service.watch import messages
 
 _log = logging.getLogger("locum.service")
 
@@ -39,6 +40,7 @@ def expire(database: Database, settings: Settings) -> None:
     """Delete expired scans and files of jobs, and files without a row in a cohort of the database."""
     files = settings.open_files()
     _expire_observations(database, settings)
+    _expire_messages(database)
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings, files)
     sweep(database, settings)
@@ -55,6 +57,13 @@ def _expire_observations(database: Database, settings: Settings) -> None:
     while going:
         with database.write() as session:
             going = observation.delete_before(session, before) > 0
+
+
+def _expire_messages(database: Database) -> None:
+    with database.write() as session:
+        late = messages.give_up(session)
+    if late:
+        _log.warning("%d messages on alarms were not received in %d days", late, messages.KEPT.days)
 
 
 def _expire_cohorts(database: Database, settings: Settings) -> None:

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ from service.errors import SettingsInvalid
 from service.files import Files, open_files
 from service.inference.limits import GraphLimits
 from service.validation import PREFIX_PATTERN, is_loopback
+from service.webhooks import Webhook, read_webhooks
 
 # An image of this size is taken whatever the network: it costs tenths of a second.
 _ALWAYS_TAKEN_PIXELS = 2048 * 2048
@@ -329,6 +331,11 @@ class Settings(BaseSettings):
     observation_days: float = Field(
         800, gt=0, description="days until what was observed of an answer is deleted; it has no pixel"
     )
+    watch_webhooks: SecretStr | None = Field(
+        None,
+        description="addresses that alarms of the watch are sent to: JSON, a list of objects such as "
+        '{"url": "https://…", "secret": "whsec_…"}',
+    )
     cohort_quota_bytes: int = Field(
         20 * 1024 * MEBIBYTE,
         ge=0,
@@ -406,6 +413,13 @@ class Settings(BaseSettings):
                 raise ValueError(f"the certificate and its key cannot be used: {error}") from error
         return key
 
+    @field_validator("watch_webhooks")
+    @classmethod
+    def _webhooks_are_read(cls, said: SecretStr | None) -> SecretStr | None:
+        if said is not None:
+            read_webhooks(said.get_secret_value())
+        return said
+
     @field_validator("two_person_rule")
     @classmethod
     def _two_people_are_known(cls, rule: bool, info: ValidationInfo) -> bool:
@@ -421,6 +435,11 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.state_dir / 'locum.db'}"
+
+    @cached_property
+    def webhooks(self) -> tuple[Webhook, ...]:
+        """What `watch_webhooks` names."""
+        return () if self.watch_webhooks is None else read_webhooks(self.watch_webhooks.get_secret_value())
 
     def open_store(self) -> Store:
         """The store of published artefacts. Raises KeyUnusable."""

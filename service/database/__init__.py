@@ -25,6 +25,7 @@ from service.database.models import (
     Watch,
     WatchCursor,
     WatchEvent,
+    WatchMessage,
     WatchRule,
     Worker,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "Watch",
     "WatchCursor",
     "WatchEvent",
+    "WatchMessage",
     "WatchRule",
     "Worker",
     "caller_of",

@@ -333,6 +333,23 @@ class WatchRule(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class WatchMessage(Base):
+    """A message on an alarm to one webhook that has not received it yet; see `service.watch.messages`.
+
+    `id` is its `webhook-id`, `address` the SHA-256 of the URL, and `body` the JSON that is sent at `due`.
+    """
+
+    __tablename__ = "watch_message"
+    __table_args__ = (Index("ix_watch_message_address_due", "address", "due"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    address: Mapped[str] = mapped_column(String(64))
+    body: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    due: Mapped[datetime] = mapped_column(UtcDateTime)
+    attempts: Mapped[int]
+
+
 class WatchCursor(Base):
     """The last observation that was watched: one row."""
 

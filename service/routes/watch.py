@@ -203,7 +203,7 @@ def answer_alarms(
         actor = actor_of(caller_of(session), body.actor)
         watch = _required(session, hospital, model, body.scanner)
         now = datetime.now(UTC)
-        closed = close(session, watch, now, actor, body.reason)
+        closed = close(session, watch, now, actor, body.reason, context.settings.webhooks)
         restart(watch, now)
         session.flush()
         found = WatchList(watches=[_view(each) for each in views.seen(session, hospital, model)])

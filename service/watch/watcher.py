@@ -20,11 +20,13 @@ from sqlalchemy.orm import Session
 from service.database import Assignment, Database, Observation, Watch, WatchCursor, WatchEvent, in_turn
 from service.observation import Stored
 from service.observation.rows import newer
+from service.watch import messages
 from service.watch.budget import Budget
 from service.watch.rules import rule_of
 from service.watch.series import Series, streams_of
 from service.watch.silence import Arrivals
 from service.watch.stream import Alarm
+from service.webhooks import Webhook
 
 _log = logging.getLogger("locum.service")
 
@@ -37,19 +39,19 @@ SILENCE = "silence"
 _Key = tuple[str, str, str]
 
 
-def look(database: Database, now: datetime | None = None) -> int:
+def look(database: Database, now: datetime | None = None, hooks: Sequence[Webhook] = ()) -> int:
     """Watch all that was observed since the last look. Returns how many answers that were.
 
-    `now` is the present, for tests and demonstrations.
+    `now` is the present, for tests and demonstrations; `hooks` are to receive what alarms.
     """
     total = 0
-    while done := _look_at_some(database):
+    while done := _look_at_some(database, hooks):
         total += done
-    _look_for_silence(database, now or datetime.now(UTC))
+    _look_for_silence(database, now or datetime.now(UTC), hooks)
     return total
 
 
-def _look_at_some(database: Database) -> int:
+def _look_at_some(database: Database, hooks: Sequence[Webhook]) -> int:
     with database.write() as session:
         in_turn(session, _LOCK)
         cursor = session.get_one(WatchCursor, 1)
@@ -63,12 +65,12 @@ def _look_at_some(database: Database) -> int:
                 key = (row["hospital"], row["model"], row["scanner"] or "")
                 by_key.setdefault(key, []).append(stored)
         for key, own in by_key.items():
-            _follow(session, key, own)
+            _follow(session, key, own, hooks)
         cursor.last = rows[-1].row["id"]
         return len(rows)
 
 
-def _follow(session: Session, key: _Key, rows: Sequence[Stored]) -> None:
+def _follow(session: Session, key: _Key, rows: Sequence[Stored], hooks: Sequence[Webhook]) -> None:
     """Take the answers of one scanner by one model, oldest first."""
     served = _served(session, *key[:2])
     seen = _seen_before(session, rows)
@@ -84,13 +86,13 @@ def _follow(session: Session, key: _Key, rows: Sequence[Stored]) -> None:
             watch = _begun(session, key, row)
         _note_changes(session, watch, row)
         if row["version"] != watch.version:
-            series = _restart(session, watch, row)
+            series = _restart(session, watch, row, hooks)
         _note_arrival(watch, row["at"])
         watch.last_at = row["at"]
         alarms = series.take(stored, budget.spacing(_per_day(watch, series, row["at"])))
         watch.answers = series.answers
         for stream, alarm in alarms.items():
-            _raise(session, watch, stream, row["at"], alarm=alarm, observation=row["id"])
+            _raise(session, watch, stream, row["at"], hooks, alarm=alarm, observation=row["id"])
     if watch is None:
         return
     watch.streams, watch.usual = series.state, series.usual
@@ -150,10 +152,10 @@ def _begun(session: Session, key: _Key, row: Mapping[str, Any]) -> Watch:
     return watch
 
 
-def _restart(session: Session, watch: Watch, row: Mapping[str, Any]) -> Series:
+def _restart(session: Session, watch: Watch, row: Mapping[str, Any], hooks: Sequence[Webhook]) -> Series:
     """Begin another series, with an answer of another version; what alarmed before was of the other."""
     watch.version, watch.began = row["version"], row["at"]
-    close(session, watch, row["at"], "service", "another version was assigned")
+    close(session, watch, row["at"], "service", "another version was assigned", hooks)
     return Series()
 
 
@@ -164,11 +166,19 @@ def restart(watch: Watch, at: datetime) -> None:
     watch.state, watch.since = "routine", None
 
 
-def close(session: Session, watch: Watch, at: datetime, actor: str, reason: str) -> int:
-    """Answer the alarms of a watch. Returns how many there were."""
+def close(
+    session: Session,
+    watch: Watch,
+    at: datetime,
+    actor: str,
+    reason: str,
+    hooks: Sequence[Webhook] = (),
+) -> int:
+    """Answer the alarms of a watch, and tell `hooks`. Returns how many there were."""
     alarms = open_alarms(session, watch)
     for each in alarms:
         each.answered_at, each.answered_by, each.reason = at, actor, reason
+        messages.put(session, hooks, "watch.answered", each, "routine")
     return len(alarms)
 
 
@@ -239,6 +249,7 @@ def _raise(
     watch: Watch,
     stream: str,
     at: datetime,
+    hooks: Sequence[Webhook],
     *,
     alarm: Alarm | None = None,
     observation: int | None = None,
@@ -251,9 +262,10 @@ def _raise(
     if alarm is not None:
         details = {"up": alarm.up, "height": alarm.height, "limit": alarm.limit}
         since = _time_of(session, watch, watch.answers - alarm.at + alarm.since, watch.answers) or at
-    _add_event(
+    event = _add_event(
         session, watch, "alarm", at, since=since, stream=stream, observation=observation, details=details
     )
+    messages.put(session, hooks, "watch.alarm", event, "investigate")
     # No scan's name, no patient: these are the hospital's own names.
     _log.warning("watch: %s of '%s' at %s calls: %s", watch.scanner, watch.model, watch.hospital, stream)
 
@@ -270,10 +282,12 @@ def _time_of(session: Session, watch: Watch, place: int, newest: int) -> datetim
     return session.scalar(query.order_by(Observation.id.desc()).offset(back).limit(1))
 
 
-def _add_event(session: Session, watch: Watch, kind: str, at: datetime, **fields: Any) -> None:
+def _add_event(session: Session, watch: Watch, kind: str, at: datetime, **fields: Any) -> WatchEvent:
     own = {"hospital": watch.hospital, "model": watch.model, "scanner": watch.scanner}
-    session.add(WatchEvent(**own, kind=kind, at=at, **fields))
+    event = WatchEvent(**own, kind=kind, at=at, **fields)
+    session.add(event)
     session.flush()
+    return event
 
 
 def _settle(session: Session, watch: Watch, series: Series) -> None:
@@ -286,7 +300,7 @@ def _settle(session: Session, watch: Watch, series: Series) -> None:
         watch.state, watch.since = ("watch" if series.is_near else "routine"), None
 
 
-def _look_for_silence(database: Database, now: datetime) -> None:
+def _look_for_silence(database: Database, now: datetime, hooks: Sequence[Webhook]) -> None:
     """Count the days that have ended, and call where nothing arrived though something usually does."""
     today = now.date()
     with database.read() as session:
@@ -301,7 +315,7 @@ def _look_for_silence(database: Database, now: datetime) -> None:
             arrivals = Arrivals.of(watch.arrivals)
             if arrivals.probability < _budget(session, key, 1).daily:
                 since = watch.last_at
-                _raise(session, watch, SILENCE, now, since=since)
+                _raise(session, watch, SILENCE, now, hooks, since=since)
                 _settle(session, watch, Series.of(watch.streams, watch.usual))
 
 

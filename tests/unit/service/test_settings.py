@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from service.__main__ import app
 from service.app import FILES, create_app
 from service.errors import SettingsInvalid
-from service.settings import Settings, ignored_variables
+from service.runtime.embedded_worker import worker_environment
+from service.settings import Settings, ignored_variables, read_settings
 
 
 def test_settings_have_local_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -173,3 +175,23 @@ def test_variables_of_the_client_are_no_misspelt_settings(monkeypatch: pytest.Mo
     lines = ignored_variables()
     assert not any(name in line for line in lines for name in ("LOCUM_URL", "LOCUM_KEY", "LOCUM_HOSPITAL"))
     assert any(line.startswith("LOCUM_PROT is ignored") for line in lines)
+
+
+def test_webhooks_are_read_hidden_and_refused_without_their_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    secret = "whsec_b3Blbi1zZXNhbWUtb3Blbi1zZXNhbWUtb3Blbi1zZXNhbWU="
+    hook = {"url": "https://chat.example/open-sesame", "secret": secret}
+    monkeypatch.setenv("LOCUM_WATCH_WEBHOOKS", json.dumps([hook]))
+    settings = Settings()
+    assert [(each.url, each.secret) for each in settings.webhooks] == [(hook["url"], secret)]
+    assert "sesame" not in repr(settings) + repr(settings.webhooks)
+    # A worker is started with the same.
+    monkeypatch.setenv("LOCUM_WATCH_WEBHOOKS", worker_environment(settings)["LOCUM_WATCH_WEBHOOKS"])
+    assert Settings().webhooks == settings.webhooks
+    monkeypatch.setenv("LOCUM_WATCH_WEBHOOKS", json.dumps([hook | {"url": "http://open-sesame.example"}]))
+    with pytest.raises(
+        SettingsInvalid, match=r"^LOCUM_WATCH_WEBHOOKS: .*webhook 1: expected https"
+    ) as refused:
+        read_settings()
+    assert "sesame" not in str(refused.value)
