@@ -358,7 +358,8 @@ class ObservedLabel:
 class Observation:
     """What is known of one answer: numbers, with no pixel and no name.
 
-    `version` is the digest of the version that answered; `scan` a keyed digest, equal for equal scans.
+    `version` is the digest of the version that answered; `scan` a keyed digest, equal for equal scans. In a
+    review, `review` has by label the share of the other answers that were less sure.
     """
 
     id: int
@@ -371,7 +372,10 @@ class Observation:
     scanner: str | None
     shift: float | None
     warnings: tuple[str, ...]
+    looked_at: datetime | None
+    looked_by: str | None
     labels: dict[str, ObservedLabel]
+    review: dict[str, float] | None = None
     raw: Raw = field(default_factory=dict, repr=False, compare=False)
 
 

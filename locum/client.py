@@ -126,6 +126,7 @@ class Client:
     answer_alarms = _blocking(operations.answer_alarms)
     observations = _blocking(operations.observations)
     observations_csv = _blocking(operations.observations_csv)
+    review = _blocking(operations.review)
     session = _blocking(operations.session)
     ready = _blocking(operations.ready)
 
@@ -236,6 +237,7 @@ class AsyncClient:
     answer_alarms = _awaited(operations.answer_alarms)
     observations = _awaited(operations.observations)
     observations_csv = _awaited(operations.observations_csv)
+    review = _awaited(operations.review)
     session = _awaited(operations.session)
     ready = _awaited(operations.ready)
 

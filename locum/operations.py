@@ -453,6 +453,17 @@ def observations(
     return (yield from listed(path, "observations", Observation, params, most=limit))
 
 
+def review(hospital: str, model: str, limit: int = 100) -> Operation[list[Observation]]:
+    """List the newest answers of the version that serves, the least sure first: the masks to look at.
+
+    Those at which somebody looked come last. Raises Problem 404.
+    """
+    path = f"/hospitals/{quote(hospital)}/observations"
+    params = {"model": model, "order": "review", "limit": str(limit)}
+    page = json_of((yield from send(Request("GET", path, params=params))))
+    return [read(Observation, item) for item in page_of(page, path, "observations")[0]]
+
+
 def observations_csv(hospital: str, model: str | None = None) -> Operation[bytes]:
     """Export what was observed of a hospital's answers: a row per answer and label. Raises Problem 404."""
     path = f"/hospitals/{quote(hospital)}/observations.csv"

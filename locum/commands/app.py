@@ -458,10 +458,11 @@ def review(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Answers that are shown.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show which masks to look at: the newest 500 answers, those that were least sure first.
+    """Show which masks to look at: the newest answers, those that were least sure first.
 
-    An answer is ranked by its least sure label among the others of its version: "less sure" is their share
-    that was less sure. There must be 20 of them.
+    The newest 500 answers of the version that serves are ranked by their least sure label: "less sure" is the
+    share of the others that was less sure of it. There must be 20 of them. Those that somebody looked at come
+    last.
 
     \b
       locum review --hospital dune --limit 10

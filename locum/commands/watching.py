@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,8 @@ from locum.commands.exit_codes import DONE, FAILED
 from locum.commands.terminal import Terminal, aligned
 
 _console = Terminal(highlight=False, soft_wrap=True, markup=False)
-# Answers that a rank is among, the newest, and how many there must be: as the service ranks.
-_AMONG, _FEWEST = 500, 20
+# Answers by which the models of a hospital are known.
+_NEWEST = 500
 _TIME = "%Y-%m-%d %H:%M"
 
 
@@ -46,26 +44,21 @@ def set_rule(hospital: str, model: str, months: float, stop: str, reason: str, a
 
 
 def show_review(hospital: str, model: str | None, limit: int, as_json: bool) -> int:
-    """Print a hospital's newest answers, the most doubtful first. Raises LocumError."""
+    """Print the masks to look at, the most doubtful first. Raises LocumError."""
     with Client() as client:
-        found = ranked(client.observations(hospital, model, limit=_AMONG))[:limit]
-    if as_json:
-        _say_json([{**each.answer.raw, "label": each.label, "review": each.rank} for each in found])
-        return DONE
-    rows = [
-        (
-            "-" if each.rank is None else f"{100 * each.rank:.0f} %",
-            each.label or "-",
-            "-" if each.label is None else f"{each.answer.labels[each.label].confidence:.3f}",
-            each.answer.model,
-            each.answer.scanner or "-",
-            f"{each.answer.at:{_TIME}}",
-            each.answer.request,
+        models = (
+            [model]
+            if model
+            else sorted({each.model for each in client.observations(hospital, limit=_NEWEST)})
         )
-        for each in found
-    ]
-    header = ("less sure", "label", "confidence", "model", "scanner", "at", "request")
-    for line in aligned([header, *rows]) if rows else ["no answers of this hospital were observed yet"]:
+        found = [each for name in models for each in client.review(hospital, name, limit)]
+    found = sorted(found, key=doubt)[:limit]
+    if as_json:
+        _say_json([each.raw for each in found])
+        return DONE
+    header = ("less sure", "label", "confidence", "model", "scanner", "at", "request", "looked at by")
+    none = ["no answers of the versions that serve this hospital were observed yet"]
+    for line in aligned([header, *map(_doubtful, found)]) if found else none:
         _console.print(line)
     return DONE
 
@@ -79,50 +72,26 @@ def save_observations(hospital: str, model: str | None, out: Path) -> None:
     _console.print(f"{out}: {rows} rows, one per answer and label")
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """An answer, its least sure label, and which share of its version's answers was less sure.
-
-    `rank` is None among too few answers, and `label`, too, of an answer that was sure of nothing.
-    """
-
-    answer: Observation
-    label: str | None
-    rank: float | None
+def doubt(answer: Observation) -> tuple[bool, float]:
+    """Sort answers as the service does: by the rank of the least sure label, those looked at last."""
+    return answer.looked_at is not None, min((answer.review or {}).values(), default=1.0)
 
 
-def ranked(answers: Sequence[Observation]) -> list[Ranked]:
-    """Rank answers by their least sure label among the others of their version, the most doubtful first.
-
-    Those that have no rank come last; equal ones are newest first.
-    """
-    confidences: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for each in answers:
-        for label, seen in each.labels.items():
-            confidences[each.version, label].append(seen.confidence)
-    found = []
-    for each in answers:
-        ranks = {
-            label: rank(seen.confidence, confidences[each.version, label])
-            for label, seen in each.labels.items()
-        }
-        known = {label: of for label, of in ranks.items() if of is not None}
-        doubts = known or {label: seen.confidence for label, seen in each.labels.items()}
-        least = min(doubts, key=doubts.__getitem__) if doubts else None
-        found.append(Ranked(each, least, None if least is None else known.get(least)))
-    return sorted(found, key=lambda each: 2.0 if each.rank is None else each.rank)
-
-
-def rank(own: float, among: Sequence[float]) -> float | None:
-    """The share of the others that was less sure; of those as sure, half counts. None among too few.
-
-    `among` has the answer's own confidence, too.
-    """
-    others = len(among) - 1
-    if others < _FEWEST:
-        return None
-    less, equal = sum(each < own for each in among), sum(each == own for each in among) - 1
-    return (less + equal / 2) / others
+def _doubtful(answer: Observation) -> tuple[str, ...]:
+    ranks = answer.review or {}
+    # Without ranks, among too few answers, the confidences say which label is the least sure.
+    doubts = ranks or {label: seen.confidence for label, seen in answer.labels.items()}
+    least = min(doubts, key=doubts.__getitem__) if doubts else None
+    return (
+        f"{100 * ranks[least]:.0f} %" if least in ranks else "-",
+        least or "-",
+        "-" if least is None else f"{answer.labels[least].confidence:.3f}",
+        answer.model,
+        answer.scanner or "-",
+        f"{answer.at:{_TIME}}",
+        answer.request,
+        answer.looked_by or "-",
+    )
 
 
 def _print(watches: Sequence[Watch], as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -65,7 +66,7 @@ def watched(api: Api) -> Api:
     return api
 
 
-def test_review_ranks_each_answer_among_its_version(watched: Api, locum: Locum) -> None:
+def test_review_lists_the_least_sure_first_and_last_what_was_looked_at(watched: Api, locum: Locum) -> None:
     shown = locum("review", "--hospital", "dune", "--limit", 4, "--json")
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)
@@ -76,12 +77,18 @@ def test_review_ranks_each_answer_among_its_version(watched: Api, locum: Locum) 
     # Confidences are drawn from a continuous law: no two are equal.
     least = sorted(newest, key=lambda each: each.labels["organ"].confidence)[:4]
     assert [each["request"] for each in found] == [each.request for each in least]
-    assert [each["review"] for each in found] == pytest.approx([place / 499 for place in range(4)])
+    assert [each["review"]["organ"] for each in found] == pytest.approx([place / 499 for place in range(4)])
     table = locum("review", "--hospital", "dune", "--model", "organ", "--limit", 2).stdout.splitlines()
-    assert table[0].split() == ["less", "sure", "label", "confidence", "model", "scanner", "at", "request"]
-    assert table[1].startswith("0 %")
-    assert table[1].endswith(least[0].request)
+    header = ["less sure", "label", "confidence", "model", "scanner", "at", "request", "looked at by"]
+    assert re.split("  +", table[0]) == header
+    cells = ["0 %", "organ", f"{least[0].labels['organ'].confidence:.3f}", "organ", str(least[0].scanner)]
+    assert re.split("  +", table[1]) == [*cells, f"{least[0].at:%Y-%m-%d %H:%M}", least[0].request, "-"]
     assert len(table) == 3
+    looked = watched.client.put(f"/hospitals/dune/observations/{least[0].id}/looked")
+    assert looked.status_code == 200
+    after = json.loads(locum("review", "--hospital", "dune", "--limit", 500, "--json").stdout)
+    assert after[0]["request"] == least[1].request
+    assert (after[-1]["request"], after[-1]["looked_by"]) == (least[0].request, "anonymous")
 
 
 def test_observations_are_saved_as_a_table(locum: Locum, tmp_path: Path) -> None:
@@ -132,4 +139,7 @@ def test_hospital_without_answers_has_empty_lists(watched: Api, locum: Locum) ->
     watched.client.put("/hospitals/empty", json={"name": "Empty"})
     assert locum("watch", "-H", "empty").stdout == "nothing is watched yet\n"
     assert json.loads(locum("watch", "-H", "empty", "--json").stdout) == []
-    assert locum("review", "-H", "empty").stdout == "no answers of this hospital were observed yet\n"
+    assert (
+        locum("review", "-H", "empty").stdout
+        == "no answers of the versions that serve this hospital were observed yet\n"
+    )
