@@ -5,6 +5,7 @@ append(session, [Answer(observed, ...)])           in the transaction of the ans
 page(session, "north", "organ", limit=100)         the newest first
 reviews.of("north", digest, confidences)           the rank of an answer among the hospital's own
 most_doubtful(session, "north", "organ", 50)       the masks to look at first
+doubts(session, "north", digests)                  the same rank of scans that a cohort has
 look_at(session, "north", 17, "key:ada@north")     somebody looked at one
 """
 
@@ -15,7 +16,7 @@ from service.observation.observed import (
     seen_labels,
     spacing_of,
 )
-from service.observation.review import Ranked, Reviews, most_doubtful
+from service.observation.review import Ranked, Reviews, doubts, most_doubtful
 from service.observation.rows import Answer, Stored, Way, append, delete_before, delete_of, look_at, page
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "append",
     "delete_before",
     "delete_of",
+    "doubts",
     "look_at",
     "most_doubtful",
     "page",

@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import Assignment, Database, LookedAt, Observation, ObservedLabel
-from service.observation.rows import Stored, of_numbers
+from service.observation.rows import Stored, keyed_all, of_numbers
 
 # Answers that a rank is among, the newest; and how many there must be for one.
 AMONG: Final = 500
@@ -90,7 +90,34 @@ def most_doubtful(session: Session, hospital: str, model: str, limit: int) -> li
     """
     log = select(Assignment.digest).where(Assignment.hospital == hospital, Assignment.model == model)
     version = session.scalar(log.order_by(Assignment.sequence.desc()).limit(1))
-    numbers = [] if version is None else _newest(session, hospital, version)
+    ranks = {} if version is None else _ranks(session, hospital, version)
+    numbers = list(ranks)
+    seen = set(session.scalars(select(LookedAt.observation).where(LookedAt.observation.in_(numbers))))
+    # Without a rank nothing is known to be doubtful.
+    numbers.sort(key=lambda number: (number in seen, min(ranks[number].values(), default=1.0), -number))
+    return [Ranked(each, ranks[each.row["id"]]) for each in of_numbers(session, hospital, numbers[:limit])]
+
+
+def doubts(session: Session, hospital: str, scans: Collection[str]) -> dict[str, float]:
+    """Of scans, by the digests of their bytes: the rank of the least sure label in the newest answer.
+
+    Scans without an answer, and answers without a rank, are left out.
+    """
+    keys = keyed_all(session, scans)
+    query = select(Observation.id, Observation.scan, Observation.version).where(
+        Observation.hospital == hospital, Observation.scan.in_(keys), Observation.usual
+    )
+    newest = {row.scan: row for row in session.execute(query.order_by(Observation.id))}
+    ranks: dict[int, dict[str, float]] = {}
+    for version in {row.version for row in newest.values()}:
+        ranks |= _ranks(session, hospital, version)
+    found = {keys[scan]: ranks.get(row.id) for scan, row in newest.items()}
+    return {digest: min(own.values()) for digest, own in found.items() if own}
+
+
+def _ranks(session: Session, hospital: str, version: str) -> dict[int, dict[str, float]]:
+    """The ranks of the labels in the newest answers by a version, by number and label."""
+    numbers = _newest(session, hospital, version)
     by_label: dict[str, list[tuple[int, float]]] = {}
     for number, label, confidence in _confidences(session, numbers):
         by_label.setdefault(label, []).append((number, confidence))
@@ -102,10 +129,7 @@ def most_doubtful(session: Session, hospital: str, model: str, limit: int) -> li
             below, up_to = bisect_left(among, confidence), bisect_right(among, confidence)
             # Less the answer itself, which is as sure as itself.
             ranks[number][label] = (below + up_to - 1) / 2 / others
-    seen = set(session.scalars(select(LookedAt.observation).where(LookedAt.observation.in_(numbers))))
-    # Without a rank nothing is known to be doubtful.
-    numbers.sort(key=lambda number: (number in seen, min(ranks[number].values(), default=1.0), -number))
-    return [Ranked(each, ranks[each.row["id"]]) for each in of_numbers(session, hospital, numbers[:limit])]
+    return ranks
 
 
 def _newest(session: Session, hospital: str | None, version: str, after: int = 0) -> list[int]:

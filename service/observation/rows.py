@@ -7,7 +7,7 @@ is no answer, and no answer has two.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
@@ -128,6 +128,12 @@ def keyed(secret: bytes, of: str) -> str:
     BLAKE2b (RFC 7693), which takes its key without HMAC's second pass: a twentieth of its time.
     """
     return hashlib.blake2b(of.encode(), key=secret, digest_size=32).hexdigest()
+
+
+def keyed_all(session: Session, digests: Collection[str]) -> dict[str, str]:
+    """The keyed digests of scans, each with the digest that it is of."""
+    secret = _secret_of(session.connection())
+    return {keyed(secret, digest): digest for digest in digests}
 
 
 def page(

@@ -26,6 +26,7 @@ from service.http.uploads.receive import (
     receive_body,
     refuse_form,
 )
+from service.observation import doubts
 from service.prediction.options import SERIES
 from service.routes import masks
 from service.routes.display import displayed
@@ -87,6 +88,11 @@ class ScanView(BaseModel):
     format: str
     created_at: datetime
     mask: MaskView | None = Field(None, description="The scan's mask; null without one.")
+    review: float | None = Field(
+        None,
+        description="Of the newest answer to this scan: the share of the hospital's answers that were less "
+        "sure of the least sure label. Look at the lowest first; null without an answer or a rank.",
+    )
 
 
 class ScanList(Page):
@@ -182,9 +188,10 @@ def list_scans(
         found = cohorts.scans(session, cohort, limit + 1, after)
         page = found[:limit]
         drawn = of_scans(session, page)
+        ranks = doubts(session, hospital, {f"sha256:{row.sha256}" for row in page})
     return ScanList(
         cohort=cohort,
-        scans=[_scan_view(row, drawn.get(row.id)) for row in page],
+        scans=[_scan_view(row, drawn.get(row.id), ranks.get(f"sha256:{row.sha256}")) for row in page],
         next=page[-1].name if len(found) > limit else None,
     )
 
@@ -306,7 +313,7 @@ def _view(cohort: Cohort, totals: tuple[int, int]) -> CohortView:
     )
 
 
-def _scan_view(row: CohortScan, mask: CohortMask | None) -> ScanView:
+def _scan_view(row: CohortScan, mask: CohortMask | None, review: float | None = None) -> ScanView:
     return ScanView(
         name=row.name,
         sha256=f"sha256:{row.sha256}",
@@ -314,4 +321,5 @@ def _scan_view(row: CohortScan, mask: CohortMask | None) -> ScanView:
         format=row.format,
         created_at=row.created_at,
         mask=None if mask is None else mask_view(mask),
+        review=review,
     )

@@ -149,6 +149,32 @@ def test_review_is_the_rank_among_the_hospital_s_own(
     assert FEWEST <= 39
 
 
+def test_scans_of_a_cohort_have_the_rank_of_their_newest_answer(
+    api: Api, make_nifti: Callable[..., bytes]
+) -> None:
+    assert api.client.put("/hospitals/west", json={"name": "west"}).status_code == 201
+    place = api.client.post("/hospitals/west/cohorts").headers["location"]
+    draw = np.random.default_rng(3)
+    scans = [
+        make_nifti(draw.integers(0, 200, (16, 16, 4)).astype(np.int16), np.eye(4)) for _ in range(FEWEST + 2)
+    ]
+    sure = {}
+    for number, scan in enumerate(scans):
+        report = api.segment(scan, hospital="west", model="bright", output="json").json()
+        sure[f"{number}.nii"] = report["labels"]["bright"]["confidence"]
+    for name, scan in zip([*sure][:2], scans, strict=False):
+        assert api.client.put(f"{place}/scans/{name}", content=scan).status_code == 201
+    other = make_nifti(draw.integers(0, 9, (16, 16, 4)).astype(np.int16), np.eye(4))
+    assert api.client.put(f"{place}/scans/unanswered.nii", content=other).status_code == 201
+    listed = api.client.get(f"{place}/scans").json()["scans"]
+    found = {each["name"]: each["review"] for each in listed}
+    assert found.pop("unanswered.nii") is None
+    for name, rank in found.items():
+        others = [each for key, each in sure.items() if key != name]
+        assert rank == pytest.approx(np.mean([each < sure[name] for each in others]))
+    assert api.client.delete(place).status_code == 204
+
+
 def test_pages_and_the_table_have_every_row_once(api: Api) -> None:
     store_answers(api, [an_answer(number) for number in range(25)] + [an_answer(99, "south")])
     page = api.client.get("/hospitals/north/observations", params={"limit": 10}).json()
