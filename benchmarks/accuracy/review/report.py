@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy.review import replay
 from benchmarks.accuracy.review.hospital import SCALE, Signals
 from benchmarks.accuracy.review.measures import Fit, Values, Worth, found, risks, worth
 from benchmarks.harness.cells import Row
@@ -180,6 +181,7 @@ def sections(
         parts += [f"![Risk by coverage]({files[name]})", _caption()]
         if any(cell.served for cell in own):
             parts += [_of_served(own)]
+    parts += replay.section(rows)
     lacking = _lacking(cells, planned, command)
     return [*parts, "## Not computed yet", lacking] if lacking else parts
 
