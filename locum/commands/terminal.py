@@ -20,6 +20,7 @@ _CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _KEPT = "\n\t"
 # Parameters of a request that are flags of the commands.
 _PARAMETER = re.compile(r"(?<![\w&?])(guard|personalization|site|hospital)=([\w.-]+)")
+_ANSWERS = re.compile(r"POST /hospitals/(\S+)/watch/MODEL/answers")
 # How a cell begins that a spreadsheet computes.
 _FORMULA = ("=", "+", "-", "@")
 
@@ -33,6 +34,7 @@ def in_flags(text: str) -> str:
     """A sentence of the service, with the command's flags in place of the request's parameters."""
     text = text.replace("override=true", "--override").replace("option unlike=", "--option unlike=")
     text = text.replace("the option `series`", "--series")
+    text = _ANSWERS.sub(r"`locum watch answer \1 MODEL`", text)
     return _PARAMETER.sub(r"--\1 \2", text)
 
 

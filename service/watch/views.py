@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,10 +46,15 @@ def seen(session: Session, hospital: str | None = None, model: str | None = None
     if model is not None:
         query = query.where(Watch.model == model)
     found = session.scalars(query.order_by(Watch.hospital, Watch.model, Watch.scanner)).all()
-    return [_seen(session, watch) for watch in found if caller_of(session).sees(watch.hospital)]
+    scanners = Counter((watch.hospital, watch.model) for watch in found)
+    return [
+        _seen(session, watch, scanners[watch.hospital, watch.model])
+        for watch in found
+        if caller_of(session).sees(watch.hospital)
+    ]
 
 
-def _seen(session: Session, watch: Watch) -> Seen:
+def _seen(session: Session, watch: Watch, scanners: int) -> Seen:
     rule = rule_of(session, watch.hospital, watch.model)
     strains = dict(watch.streams.get("strains", {}))
     arrivals = Arrivals.of(watch.arrivals)
@@ -60,7 +66,9 @@ def _seen(session: Session, watch: Watch) -> Seen:
         WatchEvent.kind == "alarm",
         WatchEvent.answered_at.is_(None),
     )
-    price = str(Budget(rule.months, max(len(strains), streams_of(1))).price(daily)) if daily > 0 else None
+    # All scanners share the setting.
+    budget = Budget(rule.months, scanners * max(len(strains), streams_of(1)))
+    price = str(budget.price(daily)) if daily > 0 else None
     return Seen(
         watch,
         rule,

@@ -122,6 +122,7 @@ def test_dice_is_told_in_percent_and_its_changes_in_points() -> None:
         ("Send another scan, or guard=warn to have it answered", "or --guard warn to have"),
         ("option unlike=include has all scans used", "--option unlike=include has all"),
         ("choose one by the option `series`, or send", "choose one by --series, or send"),
+        ("answers it (POST /hospitals/dune/watch/MODEL/answers); a", "(`locum watch answer dune MODEL`); a"),
         ("a link ?site=aster stays", "a link ?site=aster stays"),
     ],
 )

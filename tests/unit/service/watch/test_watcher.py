@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy import select
 from service import observation
 from service.database import Assignment, Database, Watch, WatchCursor, WatchEvent, WatchRule
 from service.observation import Answer, Observed, SeenLabel
+from service.watch.budget import Budget
 from service.watch.rules import stop_of
 from service.watch.views import deviant, events, points, seen
 from service.watch.watcher import close, look, restart
@@ -225,3 +227,19 @@ def test_answers_of_no_hospital_are_passed_over(watched: Database) -> None:
     assert look(watched, BEGAN) == 1
     with watched.read() as session:
         assert session.scalars(select(Watch)).all() == []
+
+
+def test_price_is_of_the_streams_of_all_scanners(watched: Database) -> None:
+    answers = year(log_normal(PER_DAY * 20))
+    other = [
+        replace(each, observed=replace(each.observed, scanner="CT 1", scan="o" + each.observed.scan))
+        for each in answers
+    ]
+    store(watched, answers)
+    look(watched, BEGAN)
+    # Shift, warnings, and of one label the volume, the confidence and whether it is missing.
+    for scanners in (1, 2):
+        with watched.read() as session:
+            assert {each.price for each in seen(session)} == {str(Budget(12, 5 * scanners).price(PER_DAY))}
+        store(watched, other)
+        look(watched, BEGAN)
