@@ -30,7 +30,7 @@ from locum.demo.service_process import check_port, end_by_signals, running_servi
 HOSPITAL, SCANNER = MEMBERS[0], "CT 2"
 # What an update of the software does: another contrast, more shading, less smoothing.
 UPDATED = replace(SCANNERS[HOSPITAL], curve=0.6, shading=0.2, blur_mm=0.2, noise=0.04)
-# Patients that are drawn, of which each scan shows one anew.
+# Patients that are drawn, one of which each scan shows.
 _PATIENTS = 6
 _BEFORE, _MOST_AFTER, _LATER = 57, 40, 20
 # The service looks at what was observed so often.
@@ -122,7 +122,7 @@ def _tell(year: _Year, client: Client) -> None:
     console.print(f"ada answers: {reason}")
     later = [_answered(client, scan) for scan in year.scans(200, _LATER, UPDATED)]
     console.print(
-        f"the series begins anew: {len(later)} scans, mean Dice {fmean(later):.2f}; {_state(client)}"
+        f"another series begins: {len(later)} scans, mean Dice {fmean(later):.2f}; {_state(client)}"
     )
 
 

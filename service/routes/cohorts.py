@@ -90,7 +90,7 @@ class ScanView(BaseModel):
     mask: MaskView | None = Field(None, description="The scan's mask; null without one.")
     review: float | None = Field(
         None,
-        description="Of the newest answer to this scan: the share of the hospital's answers that were less "
+        description="By the newest answer to this scan: the share of the hospital's answers that were less "
         "sure of the least sure label. Look at the lowest first; null without an answer or a rank.",
     )
 

@@ -28,7 +28,7 @@ _GOAL = 0.9
 
 @dataclass
 class _Called:
-    """Of one set: replays that called within `WITHIN` answers, and all; and rungs that were mostly missed."""
+    """Replays of one set that called within `WITHIN` answers, and all; and rungs that were mostly missed."""
 
     losses: list[float] = field(default_factory=list)
     calm: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ def section(rows: Sequence[Row]) -> list[str]:
     missed = [f"{name}: {', '.join(own.missed)}" for name, own in by_set.items() if own.missed]
     return [
         "## What the watch would have called",
-        f"Recorded answers, drawn anew {REPEATS} times: {USUAL} as they are, then up to {WITHIN} behind one "
+        f"Recorded answers, drawn again {REPEATS} times: {USUAL} as they are, then up to {WITHIN} behind one "
         f"scanner or change, at one false alarm in 12 months and {_PER_DAY} scans a day. In hundredths, the "
         f"replays with an alarm within {WITHIN} answers.",
         table(

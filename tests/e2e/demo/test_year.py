@@ -28,4 +28,4 @@ def test_watch_calls_the_update_and_a_person_s_answer_begins_the_series_anew(tmp
     assert int(scans[1]) <= 30
     assert re.search(r"CT 2 is at investigate: (shift|confidence of|volume of)[a-z ]* since", said), said
     assert "ada answers" in said
-    assert said.partition("begins anew")[2].count("CT 2 is at routine") == 1
+    assert said.partition("another series begins")[2].count("CT 2 is at routine") == 1
