@@ -132,7 +132,11 @@ class Messenger:
         failure = await _failure_of(client, taken)
         if failure is not None:
             _log.warning("webhook at %s: attempt %d failed: %s", taken.hook.host, taken.attempts, failure)
-        await asyncio.to_thread(self._settle, taken, failure is None)
+        try:
+            await asyncio.to_thread(self._settle, taken, failure is None)
+        except SQLAlchemyError as error:
+            # It is sent again, under its id, when this process has had it for a minute.
+            _log.debug("a message could not be settled: %s", type(error).__name__)
         return failure is None
 
     def _settle(self, taken: _Taken, received: bool) -> None:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
-from standardwebhooks import Webhook as Verifier
 
 from service.database import Database, Watch, WatchEvent, WatchMessage
 from service.observation import append
@@ -23,27 +18,8 @@ from service.watch import messages
 from service.watch.messages import KEPT, Messenger, give_up, pause_after, put
 from service.watch.watcher import close, look
 from service.webhooks import Webhook
+from tests.helpers.service.receiver import NEVER, SECRET, Receiver, receivers
 from tests.unit.service.watch.test_watcher import BEGAN, assign, log_normal, year
-
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-
-
-@dataclass
-class Receiver:
-    """A server that keeps the messages that it verified, and answers as `statuses` say, then with 204."""
-
-    statuses: list[int] = field(default_factory=list)
-    location: str = ""
-    endless: bool = False
-    received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    tried: int = 0
-    go_on: threading.Event = field(default_factory=threading.Event)
-    server: ThreadingHTTPServer = field(init=False)
-
-    @property
-    def hook(self) -> Webhook:
-        return Webhook(f"http://127.0.0.1:{self.server.server_address[1]}/secret-path", SECRET)
-
 
 Begin = Callable[..., Receiver]
 
@@ -51,51 +27,8 @@ Begin = Callable[..., Receiver]
 @pytest.fixture
 def begin() -> Iterator[Begin]:
     """`begin(**fields)`: a receiver that listens on loopback."""
-    with ExitStack() as stack:
-
-        def listen(**fields: Any) -> Receiver:
-            receiver = Receiver(**fields)
-
-            class Handler(BaseHTTPRequestHandler):
-                def do_POST(self) -> None:
-                    _answer(receiver, self)
-
-                do_GET = do_POST
-
-                def log_message(self, *_: Any) -> None:
-                    pass
-
-            receiver.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            receiver.server.daemon_threads = True
-            thread = threading.Thread(target=receiver.server.serve_forever, args=(0.01,))
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(receiver.server.server_close)
-            stack.callback(receiver.server.shutdown)
-            stack.callback(receiver.go_on.set)
-            return receiver
-
+    with receivers() as listen:
         yield listen
-
-
-def _answer(receiver: Receiver, request: BaseHTTPRequestHandler) -> None:
-    body = request.rfile.read(int(request.headers.get("content-length", 0))).decode()
-    receiver.tried += 1
-    said = Verifier(SECRET).verify(body, dict(request.headers))
-    status = receiver.statuses.pop(0) if receiver.statuses else 204
-    if status == 0:
-        receiver.go_on.wait(30)
-        return
-    request.send_response(status)
-    if receiver.location:
-        request.send_header("location", receiver.location)
-    request.end_headers()
-    if status == 204:
-        receiver.received.append((request.headers["webhook-id"], said))
-    if receiver.endless:
-        request.wfile.write(b"and so on")
-        request.wfile.flush()
-        receiver.go_on.wait(30)
 
 
 def event(number: int = 1, **fields: Any) -> WatchEvent:
@@ -196,7 +129,7 @@ def test_slow_receiver_ends_by_time_and_holds_up_no_other(
     database: Database, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(messages, "_ANSWER_SECONDS", 0.3)
-    slow, quick = begin(statuses=[0]), begin(endless=True)
+    slow, quick = begin(statuses=[NEVER]), begin(endless=True)
     put_one(database, slow.hook, quick.hook)
     assert send(database, slow.hook, quick.hook) == 1
     assert len(quick.received) == 1
