@@ -41,7 +41,7 @@ from service.catalog.parts import PartRequest, Personalization, choose
 from service.catalog.precision import decided_precision, in_precision, require_float32
 from service.catalog.version import NewVersions, ResolvedVersion, serve_version
 from service.database import Database
-from service.errors import AnswersHeld, NoAdaptedVersion, NotAdaptable, ParametersContradict
+from service.errors import NoAdaptedVersion, NotAdaptable, ParametersContradict
 from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB, adaptation_of, kind_of
 from service.kinds.lens import has_lens_of_one_scan
 
@@ -189,12 +189,6 @@ def select_network(
         SelectionError: the parameters name no network, or contradict each other.
         StoreError: a part does not open.
     """
-    if found.stop == "hold":
-        raise AnswersHeld(
-            f"an alarm of the watch holds the answers of '{found.artefact}' at hospital '{found.hospital}', "
-            "as was set beforehand: an operator looks at it and answers it (POST /hospitals/"
-            f"{found.hospital}/watch/MODEL/answers); a version that is named answers meanwhile."
-        )
     # For what was not adapted the global model, or a member's own, answers anyway.
     stopped = found.stop == "global" and found.owner is not None and personalization in ("auto", "hospital")
     selection = _selected(store, found, "global" if stopped else personalization, site, cluster)

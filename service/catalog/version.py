@@ -26,6 +26,7 @@ from service.database.caller import SERVICE
 from service.database.hospitals import lent_sites, site_of_hospital
 from service.errors import (
     AnotherTaskKind,
+    AnswersHeld,
     ModelNotNamed,
     ParametersContradict,
     PartRequested,
@@ -181,10 +182,17 @@ def serve_version(
         choose: what answers in that version. Called again if a decision came in between.
 
     Raises:
+        AnswersHeld: an alarm of the watch holds them.
         Exception: as `resolve_version` and `choose`.
     """
     while True:
         found = resolve_version(store, database, model, hospital, kind, new_versions)
+        if found.stop == "hold":
+            raise AnswersHeld(
+                f"an alarm of the watch holds the answers of '{found.artefact}' at hospital "
+                f"'{found.hospital}', as was set beforehand: an operator looks at it and answers it (POST "
+                f"/hospitals/{found.hospital}/watch/MODEL/answers); a version that is named answers meanwhile."
+            )
         chosen = choose(found)
         if _keep_served(database, found):
             return chosen

@@ -241,7 +241,7 @@ class ObservedLabel(Base):
     observation: Mapped[int] = mapped_column(
         ForeignKey("observation.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
     )
-    label: Mapped[str] = mapped_column(String(128), primary_key=True)
+    label: Mapped[str] = mapped_column(String(200), primary_key=True)
     confidence: Mapped[float]
     voxels: Mapped[int] = mapped_column(BigInteger)
     volume_ml: Mapped[float | None]
@@ -306,7 +306,7 @@ class WatchEvent(Base):
     kind: Mapped[str] = mapped_column(String(16))
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     since: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    stream: Mapped[str | None] = mapped_column(String(160))
+    stream: Mapped[str | None] = mapped_column(String(240))
     observation: Mapped[int | None] = mapped_column(BigInteger)
     details: Mapped[dict[str, Any]] = mapped_column(JSON)
     answered_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

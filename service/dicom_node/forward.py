@@ -35,9 +35,9 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 1800.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _LOOK_SECONDS = 0.5
 _SWEEP_SECONDS = 3600.0
-# The operator mends a key, a role, a hospital, a model or LOCUM_ALLOWED_HOSTS (421); the others are about
-# the scan.
-_MENDED = frozenset({401, 403, 404, 408, 410, 421, 425, 429})
+# The operator mends a key, a role, a hospital, a model or LOCUM_ALLOWED_HOSTS (421), or answers an alarm of
+# the watch (409); the others are about the scan.
+_MENDED = frozenset({401, 403, 404, 408, 409, 410, 421, 425, 429})
 # Out of resources (PS3.4 B.2.3) and a peer that is shutting down.
 _TRANSIENT_STATUSES = range(0xA700, 0xA800)
 _WARNINGS = range(0xB000, 0xC000)

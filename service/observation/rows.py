@@ -30,6 +30,8 @@ _WITH_LOOKS = select(_ROWS, _LOOKED.c.at.label("looked_at"), _LOOKED.c.actor.lab
 _INSERT, _INSERT_LABELS = insert(_ROWS), insert(_LABELS)
 _SECRET = select(Secret.value).where(Secret.name == "observation")
 _LOCK = "the observations"
+# The longest name of a label.
+_LABEL = 200
 _secrets: WeakKeyDictionary[Engine, bytes] = WeakKeyDictionary()
 # Rows that one transaction deletes: others write in between.
 _AT_ONCE = 5000
@@ -99,17 +101,19 @@ def append(session: Session, answers: Sequence[Answer]) -> None:
             "usual": observed.usual,
         }
         (number,) = connection.execute(_INSERT, row).inserted_primary_key or (None,)
+        # A model file names them, at any length; none may cost the answer its row.
+        by_name = {each.label[:_LABEL]: each for each in observed.labels}
         labels = [
             {
                 "observation": number,
-                "label": each.label,
+                "label": name,
                 "confidence": each.confidence,
                 "voxels": each.voxels,
                 "volume_ml": each.volume_ml,
                 "parts": each.parts,
                 "at_border": each.at_border,
             }
-            for each in observed.labels
+            for name, each in by_name.items()
         ]
         if labels:
             connection.execute(_INSERT_LABELS, labels)

@@ -56,7 +56,7 @@ def upgrade() -> None:
     op.create_table(
         "observed_label",
         sa.Column("observation", number, autoincrement=False, nullable=False),
-        sa.Column("label", sa.String(128), nullable=False),
+        sa.Column("label", sa.String(200), nullable=False),
         sa.Column("confidence", sa.Double(), nullable=False),
         sa.Column("voxels", sa.BigInteger(), nullable=False),
         sa.Column("volume_ml", sa.Double()),

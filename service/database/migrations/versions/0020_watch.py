@@ -44,7 +44,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("at", time, nullable=False),
         sa.Column("since", time),
-        sa.Column("stream", sa.String(160)),
+        sa.Column("stream", sa.String(240)),
         sa.Column("observation", sa.BigInteger()),
         sa.Column("details", sa.JSON(), nullable=False),
         sa.Column("answered_at", time),
