@@ -191,7 +191,7 @@ def serve_version(
             raise AnswersHeld(
                 f"an alarm of the watch holds the answers of '{found.artefact}' at hospital "
                 f"'{found.hospital}', as was set beforehand: an operator looks at it and answers it (POST "
-                f"/hospitals/{found.hospital}/watch/MODEL/answers); a version that is named answers meanwhile."
+                f"/hospitals/{found.hospital}/watch/MODEL/answers). A version that is named answers."
             )
         chosen = choose(found)
         if _keep_served(database, found):
