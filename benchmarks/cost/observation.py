@@ -198,23 +198,22 @@ def _page(cell: Cell, work: Path) -> dict[str, Any]:
         "INSERT INTO observed_label (observation, label, confidence, voxels, volume_ml, parts, at_border) "
         "VALUES (?, 'liver', 0.9, 1000, 3.5, 1, 0)"
     )
-    with database.engine.begin() as connection:
-        raw = connection.connection.cursor()
-        for start in range(0, number, 100_000):
-            numbers = range(start + 1, min(start + 100_000, number) + 1)
-            raw.executemany(
-                insert,
-                [
-                    (
-                        each,
-                        (began + timedelta(seconds=6 * each)).strftime("%Y-%m-%d %H:%M:%S.000000"),
-                        f"h{each % hospitals}",
-                        f"r{each}",
-                        f"{each:064x}",
-                    )
-                    for each in numbers
-                ],
+    for start in range(0, number, 50_000):
+        numbers = range(start + 1, min(start + 50_000, number) + 1)
+        rows = [
+            (
+                each,
+                (began + timedelta(seconds=6 * each)).strftime("%Y-%m-%d %H:%M:%S.000000"),
+                f"h{each % hospitals}",
+                f"r{each:012}",
+                f"{each:064x}",
             )
+            for each in numbers
+        ]
+        # A longer transaction would wait for its own log.
+        with database.engine.begin() as connection:
+            raw = connection.connection.cursor()
+            raw.executemany(insert, rows)
             raw.executemany(labels, [(each,) for each in numbers])
     found = {}
     try:
