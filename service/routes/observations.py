@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -23,6 +23,7 @@ from service.http.parameters import HospitalId, Limit, Page
 from service.http.problems import problem_responses
 from service.observation import Stored
 from service.validation import MODEL_NAME
+from service.watch.watcher import forget
 
 router = APIRouter(tags=["observations"], route_class=AuditedRoute)
 
@@ -154,16 +155,20 @@ def look_at_observation(
 
 @router.delete("/hospitals/{hospital}/observations", status_code=204, responses=problem_responses(404, 422))
 def delete_observations(
-    context: Annotated[AsAdmin, Audited("observations.deleted")], hospital: HospitalId, request: Request
+    context: Annotated[AsAdmin, Audited("observations.deleted")], hospital: HospitalId
 ) -> None:
-    """Delete all observations of a hospital. The audit trail keeps who did it."""
-    del request
+    """Delete all observations of a hospital, and what its watches hold of them.
+
+    The audit trail keeps who did it; what the watches called stays in their history.
+    """
     with context.database.read() as session:
         require_hospital(session, hospital)
     going = True
     while going:
         with context.database.write() as session:
             going = observation.delete_of(session, hospital) > 0
+    with context.database.write() as session:
+        forget(session, hospital)
 
 
 def _view(stored: Stored, ranks: Mapping[str, float] | None = None) -> ObservationView:

@@ -21,7 +21,7 @@ from service.validation import HOSPITAL_ID
 from service.watch import views
 from service.watch.rules import Stop
 from service.watch.views import Seen
-from service.watch.watcher import close, restart
+from service.watch.watcher import close, restart, turn
 
 router = APIRouter(tags=["watch"], route_class=AuditedRoute)
 
@@ -201,6 +201,7 @@ def answer_alarms(
     with context.database.write() as session:
         require_hospital(session, hospital)
         actor = actor_of(caller_of(session), body.actor)
+        turn(session)
         watch = _required(session, hospital, model, body.scanner)
         now = datetime.now(UTC)
         closed = close(session, watch, now, actor, body.reason, context.settings.webhooks)

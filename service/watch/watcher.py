@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.database import Assignment, Database, Observation, Watch, WatchCursor, WatchEvent, in_turn
@@ -36,6 +36,8 @@ _AT_ONCE = 200
 # A series of less than a day tells no rate.
 _FEWEST_DAYS = 1.0
 SILENCE = "silence"
+MOST_SCANNERS = 32
+"""Scanners of a hospital that are watched by themselves, for each model: clients may name any number."""
 _Key = tuple[str, str, str]
 
 
@@ -53,7 +55,7 @@ def look(database: Database, now: datetime | None = None, hooks: Sequence[Webhoo
 
 def _look_at_some(database: Database, hooks: Sequence[Webhook]) -> int:
     with database.write() as session:
-        in_turn(session, _LOCK)
+        turn(session)
         cursor = session.get_one(WatchCursor, 1)
         rows = newer(session, cursor.last, _AT_ONCE)
         if not rows:
@@ -62,12 +64,21 @@ def _look_at_some(database: Database, hooks: Sequence[Webhook]) -> int:
         for stored in rows:
             row = stored.row
             if row["hospital"] is not None and row["usual"]:
-                key = (row["hospital"], row["model"], row["scanner"] or "")
+                key = _watched_as(session, (row["hospital"], row["model"], row["scanner"] or ""))
                 by_key.setdefault(key, []).append(stored)
         for key, own in by_key.items():
             _follow(session, key, own, hooks)
         cursor.last = rows[-1].row["id"]
         return len(rows)
+
+
+def _watched_as(session: Session, key: _Key) -> _Key:
+    """The watch of a scanner's answers: beyond a number, scanners share the watch of unknown ones."""
+    hospital, model, _ = key
+    if session.get(Watch, key) is not None:
+        return key
+    query = select(func.count()).where(Watch.hospital == hospital, Watch.model == model)
+    return key if (session.scalar(query) or 0) < MOST_SCANNERS else (hospital, model, "")
 
 
 def _follow(session: Session, key: _Key, rows: Sequence[Stored], hooks: Sequence[Webhook]) -> None:
@@ -159,8 +170,19 @@ def _restart(session: Session, watch: Watch, row: Mapping[str, Any], hooks: Sequ
     return Series()
 
 
+def turn(session: Session) -> None:
+    """Wait for a look that is going on, and let none begin before the end of the transaction."""
+    in_turn(session, _LOCK)
+
+
+def forget(session: Session, hospital: str) -> None:
+    """Delete the watches of a hospital, with what they hold of its answers."""
+    turn(session)
+    session.execute(delete(Watch).where(Watch.hospital == hospital))
+
+
 def restart(watch: Watch, at: datetime) -> None:
-    """Begin a new series: the next answers say what is usual."""
+    """Begin a new series: the next answers say what is usual. In a transaction that has its `turn`."""
     watch.began, watch.answers, watch.streams, watch.usual = at, 0, {}, b""
     watch.arrivals = asdict(Arrivals.of(watch.arrivals).answered())
     watch.state, watch.since = "routine", None
@@ -307,7 +329,7 @@ def _look_for_silence(database: Database, now: datetime, hooks: Sequence[Webhook
         due: list[_Key] = [(*row,) for row in session.execute(_KEYS.where(Watch.day < today))]
     for key in due:
         with database.write() as session:
-            in_turn(session, _LOCK)
+            turn(session)
             watch = session.get(Watch, key)
             if watch is None:
                 continue

@@ -18,7 +18,7 @@ from service.observation import Answer, Observed, SeenLabel
 from service.watch.budget import Budget
 from service.watch.rules import stop_of
 from service.watch.views import deviant, events, points, seen
-from service.watch.watcher import close, look, restart
+from service.watch.watcher import close, forget, look, restart
 
 BEGAN = datetime(2026, 1, 5, 8, tzinfo=UTC)  # a Monday
 PER_DAY = 20
@@ -243,3 +243,23 @@ def test_price_is_of_the_streams_of_all_scanners(watched: Database) -> None:
             assert {each.price for each in seen(session)} == {str(Budget(12, 5 * scanners).price(PER_DAY))}
         store(watched, other)
         look(watched, BEGAN)
+
+
+def test_scanners_beyond_the_bound_share_one_watch(
+    watched: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.watch.watcher.MOST_SCANNERS", 3)
+    answers = [answered(number, 1.0, at) for number, at in enumerate(times(10))]
+    named = [
+        replace(each, observed=replace(each.observed, scanner=f"S{n}")) for n, each in enumerate(answers)
+    ]
+    for each in named:
+        store(watched, [each])
+        look(watched, BEGAN)
+    with watched.read() as session:
+        found = {each.scanner: each.answers for each in session.scalars(select(Watch))}
+    assert found == {"S0": 1, "S1": 1, "S2": 1, "": 7}
+    with watched.write() as session:
+        forget(session, "north")
+    with watched.read() as session:
+        assert session.scalars(select(Watch)).all() == []
