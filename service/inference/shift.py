@@ -223,7 +223,8 @@ class Reference:
         """
         norms = fingerprint = None
         if SPREAD in behind.manifest.files and network.manifest.precision is None:
-            with suppress(StoreError, ValueError, KeyError):
+            # A model's files may be anything.
+            with suppress(Exception):
                 norms = Norms.of(behind.read(SPREAD), network.read(WEIGHTS))
         if FINGERPRINT in behind.manifest.files:
             with suppress(StoreError):
@@ -247,4 +248,5 @@ class Reference:
         except (ValueError, KeyError):
             # A fingerprint of other images, or a scan of one value.
             return None
-        return mean_shift(shifts), "fingerprint"
+        shift = mean_shift(shifts)
+        return (shift, "fingerprint") if math.isfinite(shift) else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -116,3 +117,26 @@ def test_network_without_the_spread_s_norms_has_none() -> None:
     network = build("unet", **arguments)
     spread = spread_of(network) | {"layers": ["elsewhere"] * 18}
     assert Norms.of(json.dumps(spread).encode(), save(network.state_dict())) is None
+
+
+class _Read:
+    """An artefact with these files."""
+
+    def __init__(self, **files: bytes) -> None:
+        self.files = {name.replace("_", "."): content for name, content in files.items()}
+        self.manifest = SimpleNamespace(files=self.files, precision=None)
+
+    def read(self, name: str) -> bytes:
+        return self.files[name]
+
+
+@pytest.mark.parametrize("spread", [b"", b"[]", b"{}", b'{"members": 1, "layers": ["a"]}', b"\xff"])
+def test_files_that_are_no_spread_or_no_weights_leave_it_unmeasured(spread: bytes) -> None:
+    network: Any = _Read(weights_safetensors=b"none")
+    assert Reference.of(cast(Any, _Read(spread_json=spread)), network) == Reference()
+    arguments, _ = NETWORKS["unet"]
+    weights = save(build("unet", **arguments).state_dict())
+    assert (
+        Reference.of(cast(Any, _Read(spread_json=spread)), cast(Any, _Read(weights_safetensors=weights)))
+        == Reference()
+    )
