@@ -76,7 +76,6 @@ from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
 from service.settings import FileReaders, Settings, graph_limits, ignored_variables, settings_or_exit
 from service.watch import watcher
-from service.watch.messages import Messenger
 from service.watch.views import states
 
 DESCRIPTION = """\
@@ -287,14 +286,13 @@ async def _open(
         rates = RateLimits(settings.rate_limit, broker.url)
         stack.push_async_callback(rates.close)
     followers = Followers(database, settings.max_followers, closing)
-    messenger = Messenger(database, settings.webhooks, settings.reconcile_every_seconds)
-    for watching in (
-        readiness.watch(),
-        verifier.watch(),
-        reconciler.watch(),
-        followers.watch(),
-        messenger.watch(),
-    ):
+    watchers = [readiness.watch(), verifier.watch(), reconciler.watch(), followers.watch()]
+    if settings.webhooks:
+        # Its imports would cost every start a tenth of a second.
+        from service.watch.sender import Sender
+
+        watchers.append(Sender(database, settings.webhooks, settings.reconcile_every_seconds).watch())
+    for watching in watchers:
         stack.push_async_callback(_cancel, asyncio.create_task(watching))
     admission = Admission(settings.inference_slots, settings.inference_queue)
     sessions = SessionCache(

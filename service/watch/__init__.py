@@ -18,6 +18,7 @@ silence.py  nothing arrived on days on which something usually does
 series.py   the streams of one scanner's answers
 watcher.py  look at what was observed since the last look, in one transaction
 messages.py messages on alarms, until the webhooks have received them
+sender.py   send them
 rules.py    what an approver set: how many false alarms, and what happens at an alarm
 views.py    what the watch says
 """

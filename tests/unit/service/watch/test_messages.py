@@ -14,8 +14,9 @@ from sqlalchemy import select, update
 
 from service.database import Database, Watch, WatchEvent, WatchMessage
 from service.observation import append
-from service.watch import messages
-from service.watch.messages import KEPT, Messenger, give_up, pause_after, put
+from service.watch import sender
+from service.watch.messages import KEPT, give_up, pause_after, put, take
+from service.watch.sender import Sender
 from service.watch.watcher import close, look
 from service.webhooks import Webhook
 from tests.helpers.service.receiver import NEVER, SECRET, Receiver, receivers
@@ -42,7 +43,7 @@ def put_one(database: Database, *hooks: Webhook) -> None:
 
 
 def send(database: Database, *hooks: Webhook) -> int:
-    return asyncio.run(Messenger(database, hooks, 1).send())
+    return asyncio.run(Sender(database, hooks, 1).send())
 
 
 def waiting(database: Database) -> list[WatchMessage]:
@@ -128,7 +129,7 @@ def test_redirect_is_not_followed(database: Database, begin: Begin) -> None:
 def test_slow_receiver_ends_by_time_and_holds_up_no_other(
     database: Database, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(messages, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(sender, "_ANSWER_SECONDS", 0.3)
     slow, quick = begin(statuses=[NEVER]), begin(endless=True)
     put_one(database, slow.hook, quick.hook)
     assert send(database, slow.hook, quick.hook) == 1
@@ -155,7 +156,7 @@ def test_several_processes_send_each_message_once(database: Database, begin: Beg
     others = [Database(database.url.render_as_string(hide_password=False)) for _ in range(3)]
 
     async def race() -> int:
-        senders = [Messenger(each, hooks, 1) for each in others]
+        senders = [Sender(each, hooks, 1) for each in others]
         rounds = [await asyncio.gather(*(each.send() for each in senders)) for _ in range(2)]
         return sum(itertools.chain(*rounds))
 
@@ -174,7 +175,7 @@ def test_message_of_a_process_that_died_while_sending_is_sent_after_a_minute(
 ) -> None:
     receiver = begin()
     put_one(database, receiver.hook)
-    (taken,) = Messenger(database, [receiver.hook], 1)._take()
+    (taken,) = take(database, {receiver.hook.address: receiver.hook})
     assert send(database, receiver.hook) == 0
     (row,) = waiting(database)
     assert 50 < (row.due - datetime.now(UTC)).total_seconds() <= 60
