@@ -42,7 +42,7 @@ export default defineConfig({
   server: {
     // `npm run dev` beside a service on its default port.
     proxy: Object.fromEntries(
-      ["/segment", "/classify", "/display", "/session", "/models", "/lineage", "/hospitals", "/jobs", "/keys", "/health"].map((path) => [
+      ["/segment", "/classify", "/display", "/session", "/models", "/lineage", "/hospitals", "/watch", "/jobs", "/keys", "/health"].map((path) => [
         path,
         "http://127.0.0.1:8000",
       ]),

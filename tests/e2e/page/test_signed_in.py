@@ -70,7 +70,7 @@ def test_reader_sees_only_its_hospital_and_what_a_reader_may_do(browser: Any, ap
         sign_in(page, "locum_000000000000_" + 43 * "A")
         assert "no such API key" in page.get_by_role("alert").inner_text()
         sign_in(page, secret)
-        assert views(page) == ["Look", "Adapt", "Oversee"]
+        assert views(page) == ["Look", "Adapt", "Watch", "Oversee"]
         assert page.get_by_text("key:rita").is_visible()
         # The key is kept nowhere, and the session is out of reach for a script.
         assert page.evaluate("document.cookie") == ""
@@ -101,7 +101,7 @@ def test_key_that_no_header_can_carry_is_rejected_before_it_is_sent(browser: Any
         sign_in(page, "locum_ключ")
         assert "Copy the key again" in page.get_by_role("alert").inner_text()
         sign_in(page, key(api, "rosa", "reader"))
-        assert views(page) == ["Look", "Adapt", "Oversee"]
+        assert views(page) == ["Look", "Adapt", "Watch", "Oversee"]
 
 
 def test_caller_above_its_limit_reads_so_when_it_signs_in_or_out_or_returns(

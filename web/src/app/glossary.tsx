@@ -7,6 +7,7 @@ import { Words } from "../ui/notice";
 
 const WORDS: readonly Definition[] = [
   { word: "Adapting", meaning: "Fitting a model to the scans of one hospital, without anyone drawing on them. It makes a candidate." },
+  { word: "Alarm", meaning: "A change that the watch noticed: the numbers of a scanner's answers are not as they were. A person finds out why, and answers it." },
   { word: "Assigning", meaning: "The decision that a version answers for a hospital from now on. The log keeps who decided, and why." },
   { word: "Candidate", meaning: "A new version that a job made. It answers for no hospital until a person assigns it." },
   { word: "Cohort", meaning: "Scans that a hospital sent together, to adapt a model to them. They are deleted after some weeks." },
@@ -33,6 +34,7 @@ const WORDS: readonly Definition[] = [
   { word: "Uncertainty", meaning: "How undecided the model is at a point, or between classes, from 0 to 1. It is not the chance of an error." },
   { word: "Version", meaning: "A model as it was at one time, with a number. It never changes, so that an old answer can be explained." },
   { word: "Warning", meaning: "A reason to look twice at an answer, such as a scan that looks unlike all scans the model learned from." },
+  { word: "Watch", meaning: "Counts whether a hospital's answers are still as they were, by model and scanner, and raises an alarm where they are not." },
   { word: "Withdrawn", meaning: "A version that was found wrong. It answers no more." },
   { word: "Zero-shot", meaning: "An answer for a hospital that the model does not know yet, and that no hospital should rely on." },
 ];
@@ -46,6 +48,7 @@ const FORMS: Readonly<Record<string, readonly string[]>> = {
   Review: ["least sure"],
   "Rolling back": ["roll back", "rolled back"],
   Serving: ["serves"],
+  Watch: ["watched"],
 };
 
 const wordOf = new Map(WORDS.flatMap(({ word }) => [word, ...(FORMS[word] ?? [])].map((form) => [form.toLowerCase(), word])));

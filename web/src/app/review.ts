@@ -16,5 +16,13 @@ export function rankInWords(rank: number | null, whose: string): string {
   if (rank === null) return "too few answers yet to compare";
   const surer = SURER.find(([least]) => 100 * rank > least);
   if (surer !== undefined) return `surer than ${surer[1]} of ${whose}`;
-  return `among the ${LEAST.find((each) => 100 * rank <= each)} % least sure of ${whose}`;
+  return `among the ${leastOf(rank)} % least sure of ${whose}`;
 }
+
+/** The same for a column of a table. */
+export function rankInShort(rank: number | null): string {
+  if (rank === null) return "too few answers yet";
+  return 2 * rank > 1 ? "the surer half" : `the ${leastOf(rank)} % least sure`;
+}
+
+const leastOf = (rank: number): number => LEAST.find((each) => 100 * rank <= each) ?? 50;

@@ -14,5 +14,6 @@ export const VIEWS: readonly View[] = [
   { name: "look", title: "Look", roles: ["reader"], load: () => import("./look/look") },
   { name: "adapt", title: "Adapt", roles: ["reader"], load: () => import("./adapt/adapt") },
   { name: "draw", title: "Draw", roles: ["operator"], load: () => import("./draw/draw") },
+  { name: "watch", title: "Watch", roles: ["reader"], load: () => import("./watch/watch") },
   { name: "oversee", title: "Oversee", roles: ["reader", "federation"], load: () => import("./oversee/oversee") },
 ];

@@ -13,6 +13,7 @@ import { Empty, Loading } from "../../ui/states";
 import { Table } from "../../ui/table";
 import { Drift } from "./drift";
 import { readEach } from "../../app/each";
+import { useRefreshed } from "../../app/refreshed";
 import { Lineage, type Served } from "./lineage";
 import "./oversee.css";
 
@@ -68,33 +69,6 @@ function matching(all: readonly Hospital[], part: string): readonly Hospital[] {
   return wanted === "" ? all : all.filter((each) => `${each.name} ${each.id} ${each.site ?? ""}`.toLowerCase().includes(wanted));
 }
 
-/** What `load` returns, now and every few seconds while the view is open. */
-function useRefreshed<T>(load: () => Promise<T>): [T | null, unknown] {
-  const [found, setFound] = useState<T | null>(null);
-  const [error, setError] = useState<unknown>(null);
-  useEffect(() => {
-    let over = false;
-    let timer: ReturnType<typeof setTimeout>;
-    const look = async () => {
-      try {
-        const next = await load();
-        if (over) return;
-        setFound(next);
-        setError(null);
-      } catch (problem) {
-        if (!over) setError(problem);
-      }
-      if (!over) timer = setTimeout(() => void look(), REFRESH_MS);
-    };
-    void look();
-    return () => {
-      over = true;
-      clearTimeout(timer);
-    };
-  }, []);
-  return [found, error];
-}
-
 /** A service that is not ready answers 503 with the same document. */
 async function readHealth(): Promise<Schema<"Ready">> {
   try {
@@ -106,7 +80,7 @@ async function readHealth(): Promise<Schema<"Ready">> {
 }
 
 function Health() {
-  const [found, error] = useRefreshed(readHealth);
+  const [found, error] = useRefreshed(readHealth, REFRESH_MS);
   return (
     <section class="card stack tight" aria-label="Health">
       <h2>Health</h2>
@@ -255,7 +229,7 @@ function ServedCell({ hospital, model, serving }: { hospital: string; model: Mod
 }
 
 function Jobs() {
-  const [found, error] = useRefreshed(async () => (await call("get", "/jobs", { query: { limit: 20 } })).data.jobs);
+  const [found, error] = useRefreshed(async () => (await call("get", "/jobs", { query: { limit: 20 } })).data.jobs, REFRESH_MS);
   return (
     <section class="card stack tight" aria-label="Jobs">
       <h2>Latest jobs</h2>
