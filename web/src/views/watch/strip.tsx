@@ -7,10 +7,12 @@ import { count, day, many, moment, sentence, upperFirst } from "../../ui/format"
 import { Table } from "../../ui/table";
 import { AnswerAlarms, SetRule } from "./deciding";
 import { Lines } from "./lines";
-import { alarmInWords, type Details, everyMonths, scannerName, since, SILENCE, type State, STOPS, valueInWords, type Watch, worst } from "./words";
+import { alarmInWords, type Details, everyMonths, scannerName, since, SILENCE, type State, STOPS, urgency, valueInWords, type Watch, worst } from "./words";
 
 /** Answers that say what is usual. */
 const REFERENCE = 50;
+/** Scanners that are shown at once: those that are not routine first. */
+const FIRST = 4;
 
 export const hospitalName = (id: string): string => hospitals.value.find((each) => each.id === id)?.name ?? id;
 
@@ -21,6 +23,19 @@ export function Strip({ watches, details, onDecided }: { watches: readonly Watch
   const name = `${hospitalName(one.hospital)}, ${one.model}`;
   const price = watches.find((each) => each.price !== null)?.price ?? null;
   const stop = STOPS.find((each) => each.value === one.stop)!;
+  const ordered = [...watches].sort((left, right) => urgency(right) - urgency(left));
+  const most = Math.max(FIRST, ordered.filter((each) => urgency(each) > 0).length);
+  const known = new Set(watches.map((each) => each.scanner));
+  const scanner = (watch: Watch) => (
+    <Scanner
+      key={watch.scanner ?? ""}
+      watch={watch}
+      details={details}
+      // Beyond a number of scanners the service watches the others together.
+      points={details?.points.filter((point) => (known.has(point.scanner) ? point.scanner : null) === watch.scanner) ?? null}
+      onDecided={onDecided}
+    />
+  );
   return (
     <section class="card stack watch-strip" aria-label={name}>
       <div class="row">
@@ -29,9 +44,13 @@ export function Strip({ watches, details, onDecided }: { watches: readonly Watch
           {hospitalName(one.hospital)} <span class="mono soft">{one.model}</span>
         </h2>
       </div>
-      {watches.map((watch) => (
-        <Scanner key={watch.scanner ?? ""} watch={watch} details={details} onDecided={onDecided} />
-      ))}
+      {ordered.slice(0, most).map(scanner)}
+      {ordered.length > most && (
+        <details>
+          <summary>{many(ordered.length - most, "more scanner")}, routine</summary>
+          <div class="stack">{ordered.slice(most).map(scanner)}</div>
+        </details>
+      )}
       <div class="row watch-foot">
         <p class="hint">
           <Terms text={upperFirst(everyMonths(one.months))} />
@@ -66,7 +85,8 @@ function Dot({ state }: { state: State }) {
   );
 }
 
-function Scanner({ watch, details, onDecided }: { watch: Watch; details: Details | null; onDecided: () => void }) {
+function Scanner(given: { watch: Watch; details: Details | null; points: Details["points"] | null; onDecided: () => void }) {
+  const { watch, details, points, onDecided } = given;
   const [answering, setAnswering] = useState(false);
   return (
     <div class="stack tight" role="group" aria-label={scannerName(watch.scanner)}>
@@ -104,10 +124,10 @@ function Scanner({ watch, details, onDecided }: { watch: Watch; details: Details
         ) : (
           <p class="hint">An operator answers it.</p>
         ))}
-      {details !== null && (
+      {details !== null && points !== null && (
         <Lines
           watch={watch}
-          points={details.points.filter((point) => (point.scanner ?? "") === (watch.scanner ?? ""))}
+          points={points}
           events={details.events.filter((each) => each.scanner === (watch.scanner ?? ""))}
         />
       )}

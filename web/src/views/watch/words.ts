@@ -12,11 +12,13 @@ export type Stop = Watch["stop"];
 export const STATES: readonly State[] = ["routine", "watch", "investigate"];
 export const SILENCE = "silence";
 
+export const urgency = ({ state }: Watch): number => STATES.indexOf(state);
+
 /** The state of a strip is the worst of its scanners. */
 export const worst = (watches: readonly Watch[]): State =>
-  STATES[Math.max(0, ...watches.map((each) => STATES.indexOf(each.state)))]!;
+  STATES[Math.max(0, ...watches.map(urgency))]!;
 
-export const scannerName = (scanner: string | null): string => scanner || "scans without a known scanner";
+export const scannerName = (scanner: string | null): string => scanner || "scans of other or unknown scanners";
 
 export const STOPS: readonly { value: Stop; label: string; words: string }[] = [
   { value: "warn", label: "Warn in every answer", words: "answers carry a warning" },
