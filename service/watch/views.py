@@ -99,7 +99,8 @@ def deviant(alarm: WatchEvent, of: Sequence[tuple[Stored, dict[str, float]]]) ->
     late = [
         (stored, values[stream])
         for stored, values in of
-        if stream in values and stored.row["at"] >= since and (stored.row["scanner"] or "") == alarm.scanner
+        # The watch without a scanner is that of the others, too, where there are very many.
+        if stream in values and stored.row["at"] >= since and alarm.scanner in ("", stored.row["scanner"])
     ]
     return sorted(late, key=lambda each: each[1], reverse=up)[:_SHOWN]
 

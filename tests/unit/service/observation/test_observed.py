@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from pydicom import dcmread
 
-from model_store.scan import Limits, decode
+from model_store.scan import Limits, decode, encode_png
+from model_store.scans.dicom.reading import read_series
 from model_store.task import Normalisation, Task
 from service.observation import Observed, SeenLabel, acquisition_of, observed, seen_labels
 from tests.helpers.model_store.dicom_files import series, turned
@@ -92,8 +93,6 @@ def test_acquisition_is_read_from_the_header_without_what_names_a_patient() -> N
             written = io.BytesIO()
             header.save_as(written)
             content[name] = written.getvalue()
-        from model_store.scans.dicom.reading import read_series
-
         return acquisition_of(read_series(content, Limits()))
 
     found = said(
@@ -119,5 +118,5 @@ def test_acquisition_is_read_from_the_header_without_what_names_a_patient() -> N
     assert "maker" not in (said(Manufacturer="") or {})
 
 
-def test_scan_of_another_format_has_no_acquisition(make_png: Any) -> None:
-    assert acquisition_of(decode(make_png(np.zeros((32, 32), np.uint8)), Limits())) is None
+def test_scan_of_another_format_has_no_acquisition() -> None:
+    assert acquisition_of(decode(encode_png(np.zeros((32, 32), np.uint8)), Limits())) is None
