@@ -115,11 +115,11 @@ def _tell(year: _Year, client: Client) -> None:
     console.print(f"  mean Dice {fmean(updated):.2f} since the update; {_state(client)}")
     if watch.state != "investigate":
         return
-    by_lens = _answered(client, year.scan(_BEFORE, UPDATED), personalization="scan")
-    console.print(f"  a lens of one scan alone: Dice {by_lens:.2f}")
     reason = "new software of CT 2: 20 masks looked at, lesions of the same size as before"
     client.answer_alarms(HOSPITAL, MODEL, reason, scanner=SCANNER, actor="ada")
     console.print(f"ada answers: {reason}")
+    by_lens = _answered(client, year.scan(_BEFORE, UPDATED), personalization="scan")
+    console.print(f"  through a lens of the scan: Dice {by_lens:.2f}")
     later = [_answered(client, scan) for scan in year.scans(200, _LATER, UPDATED)]
     console.print(
         f"another series begins: {len(later)} scans, mean Dice {fmean(later):.2f}; {_state(client)}"

@@ -26,7 +26,6 @@ from personalization.metrics import dice_by_label
 from personalization.outputs import outputs
 from service.inference.confidence import SoftDice, agreement
 from training.local.data import Data
-from training.local.masks import Masked
 from training.local.slices import Slices
 from training.local.volumes import Volumes
 
@@ -105,14 +104,17 @@ class _Noted:
 
 def answered(network: nn.Module, data: Data) -> Answers:
     """By patient. The network is in evaluation mode."""
-    assert isinstance(data, Masked)
-    found = _of_slices(network, data) if isinstance(data, Slices) else _of_volumes(network, data)
-    task = _task_of(data)
+    known = cast(Slices | Volumes, data)
+    task = _task_of(known)
+    if task.geometry is None:
+        found = _of_slices(network, cast(Slices, data))
+    else:
+        found = _of_volumes(network, cast(Volumes, data))
     masks = [mask for _, _, mask in found]
     labels = [task.label_classes(label) for label in task.labels]
     dice = {
         patient: float(dice_by_label(mask, truth, (patient,), labels)[patient].nan_to_num(1.0).mean())
-        for mask, truth, (patient,) in data.beside_truth(masks_as_tensors(masks))
+        for mask, truth, (patient,) in known.beside_truth(masks_as_tensors(masks))
     }
     noted: dict[str, _Noted] = {}
     for patient, each, mask in found:
@@ -124,8 +126,8 @@ def answered(network: nn.Module, data: Data) -> Answers:
 _Found: TypeAlias = list[tuple[str, _Noted, Classes]]
 
 
-def _task_of(data: Masked) -> Task:
-    task = cast(Slices | Volumes, data).task
+def _task_of(data: Slices | Volumes) -> Task:
+    task = data.task
     assert task is not None
     return task
 
@@ -145,8 +147,7 @@ def _of_slices(network: nn.Module, data: Slices) -> _Found:
     return found
 
 
-def _of_volumes(network: nn.Module, data: Masked) -> _Found:
-    assert isinstance(data, Volumes)
+def _of_volumes(network: nn.Module, data: Volumes) -> _Found:
     task, noted = data.task, dict[str, _Noted]()
     kind, regions = outputs_of(task), bool(task.regions)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from model_store.artefact import Artefact
-from service.database import Assignment, Caller, CohortMask, Hospital, Job, KeyUsage
+from service.database import Assignment, Caller, CohortMask, Hospital, Job, KeyUsage, Observation, Watch
 from service.http.dependencies import caller
 from service.jobs.files import JobFolder, StoredResult
+from service.watch.silence import Arrivals
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 from tests.helpers.service.queued import queued
 from tests.helpers.service.routes import Operation, operations, plain_body
@@ -37,6 +38,7 @@ class Things:
     queued: str
     key: str
     viewer_scan: str
+    observation: str
 
     @property
     def model(self) -> str:
@@ -44,12 +46,12 @@ class Things:
 
     def named(self, text: str) -> str:
         """The text with placeholders for what is this hospital's."""
-        for name in ("cohort", "scan_job", "queued", "job", "key", "viewer_scan"):
+        for name in ("cohort", "scan_job", "queued", "job", "key", "viewer_scan", "observation"):
             text = text.replace(getattr(self, name), f"<{name}>")
         return text.replace(self.hospital, "<hospital>")
 
 
-GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12, "1" * 32)
+GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12, "1" * 32, "900000000009")
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +115,63 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         day = datetime.now(UTC).date()
         usage = {"model": "bright", "version": 1, "scans": 1, "shares": [0.5, 0.5]}
         session.add(KeyUsage(hospital=hospital, digest=space.digest, day=day, **usage))
+        seen = observed(hospital, space.digest)
+        session.add(seen)
+        session.add(watched(seen))
+    number = str(seen.id)
     JobFolder(api.settings.open_files(), scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
     JobFolder(api.settings.open_files(), job).write(JobFolder.PREVIEW, b"a picture")
     key = client.post("/keys", json={"name": f"of {hospital}", "role": "reader", "hospital": hospital})
     # It belongs to the caller that sends it: to north's key, and else to the client without one.
     with acting(api, NORTH) if hospital == "north" else nullcontext(client) as sender:
         sent = sender.put("/monailabel/session/", files={"files": ("s.png", scan)})
-    return Things(hospital, cohort, job, scan_job.id, waiting.id, key.json()["id"], sent.json()["session_id"])
+    own = (key.json()["id"], sent.json()["session_id"], number)
+    return Things(hospital, cohort, job, scan_job.id, waiting.id, *own)
+
+
+def watched(answer: Observation) -> Watch:
+    """The watch that begins with an answer."""
+    return Watch(
+        hospital=answer.hospital,
+        model=answer.model,
+        scanner="",
+        state="routine",
+        version=answer.version,
+        software="",
+        locum="0",
+        began=answer.at,
+        answers=1,
+        last_at=answer.at,
+        day=answer.at.date(),
+        today=1,
+        arrivals=asdict(Arrivals()),
+        streams={},
+        usual=b"",
+    )
+
+
+def observed(hospital: str, version: str) -> Observation:
+    """An answer for a hospital, with a number that occurs nowhere else."""
+    return Observation(
+        id=900_000_000_001 + len(hospital) + (hospital == "north"),
+        at=datetime.now(UTC),
+        hospital=hospital,
+        model="bright",
+        version=version,
+        graph=version,
+        request="r",
+        way="http",
+        actor="anonymous",
+        scan="0" * 64,
+        size=[32, 32],
+        unlike=0,
+        seconds=0.1,
+        warnings=[],
+        precision="float32",
+        provider="CPU",
+        locum="0",
+        usual=True,
+    )
 
 
 @contextmanager
@@ -161,6 +213,7 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         (("PUT", serving), {"json": named, "headers": first}),
         (("POST", f"{serving}/rollback"), {"json": WHO, "headers": present}),
         (("GET", "/jobs"), {"params": {"hospital": things.hospital}}),
+        (("GET", "/watch"), {"params": {"hospital": things.hospital}}),
         (("GET", "/jobs/{job}"), {}),
         (("GET", "/jobs/{job}"), {"job": things.scan_job}),
         (("DELETE", "/jobs/{job}"), {"job": things.queued}),
@@ -199,6 +252,7 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
 LISTINGS = {
     ("GET", "/hospitals"),
     ("GET", "/jobs"),
+    ("GET", "/watch"),
     ("GET", "/models"),
     ("GET", "/lineage"),
     ("GET", "/metrics"),
@@ -228,6 +282,7 @@ def ask(client: httpx.Client, things: Things, operation: Operation, about: dict[
         cohort=things.cohort,
         name="a.png",
         job=sent.pop("job", things.job),
+        observation=things.observation,
         check=things.queued,
         model=sent.pop("model", "bright"),
         version=1,

@@ -25,6 +25,7 @@ from service.runtime.broker import Broker
 from service.runtime.metrics import Metrics
 from service.runtime.queue import RUN_JOB, VERIFY_STORE, Queue
 from service.settings import Settings
+from service.watch.watcher import look
 from tests.helpers.service.queued import queued
 
 pytestmark = pytest.mark.process
@@ -43,7 +44,8 @@ class Bench:
 
     def another(self, metrics: Metrics) -> Reconciler:
         expiring = partial(expire, self.database, self.settings)
-        return Reconciler(self.settings, self.database, self.queue, metrics, expiring)
+        looking = partial(look, self.database)
+        return Reconciler(self.settings, self.database, self.queue, metrics, expiring, looking)
 
     def submit(self, **fields: Any) -> str:
         asked = {"kind": "scan", "hospital": None, "model": "brain", "parent": "sha256:" + "0" * 64}
@@ -314,7 +316,7 @@ def test_reconciler_logs_an_unexpected_error_and_continues(
 
     settings = Settings(state_dir=tmp_path, reconcile_every_seconds=0.01)
     queue = Queue(settings, Broker(settings))
-    reconciler = Faulty(settings, database, queue, Metrics(), lambda: None)
+    reconciler = Faulty(settings, database, queue, Metrics(), lambda: None, lambda: None)
 
     async def watch() -> None:
         nonlocal watching
