@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from typing_extensions import override
 
@@ -48,7 +48,6 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         )
         with self.watch.stage("observe"):
             seen = seen_labels(found.classes, task, found.confidence, reading.scan.voxel_volume_ml)
-            review = self.reviews.of(self.options.hospital, selection.offered.digest, found.confidence)
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             output = self._output(reading.scan)
@@ -73,7 +72,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     task,
                     title,
                     self._warning_names(reading),
-                    lambda: self._report(found, seen, review, reading, graph, output),
+                    lambda: self._report(found, seen, reading, graph, output),
                     compress=self.options.compress is not False,
                 )
         headers = self._headers(graph, reading, filename, more) | {"Locum-Labels": label_header(task)}
@@ -107,11 +106,12 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         self,
         found: Segmentation,
         seen: Sequence[SeenLabel],
-        review: Mapping[str, float | None],
         reading: PreparedScan,
         graph: LoadedGraph,
         output: Output,
     ) -> SegmentationReport:
+        # No other output says it.
+        review = self.reviews.of(self.options.hospital, self.selection.offered.digest, found.confidence)
         return SegmentationReport(
             labels=label_reports(seen, review, self.selection.manifest.task, found.classes.size),
             attention=found.attention,

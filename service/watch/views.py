@@ -19,6 +19,7 @@ from service.watch.rules import Rule, rule_of
 from service.watch.series import numbers_of, streams_of
 from service.watch.silence import Arrivals
 from service.watch.stream import REFERENCE
+from service.watch.watcher import open_alarms
 
 STATES: Final = ("routine", "watch", "investigate")
 # The most deviant answers that an alarm shows.
@@ -59,20 +60,13 @@ def _seen(session: Session, watch: Watch, scanners: int) -> Seen:
     strains = dict(watch.streams.get("strains", {}))
     arrivals = Arrivals.of(watch.arrivals)
     daily = sum(arrivals.usual(weekday) for weekday in range(7)) / 7
-    query = select(WatchEvent).where(
-        WatchEvent.hospital == watch.hospital,
-        WatchEvent.model == watch.model,
-        WatchEvent.scanner == watch.scanner,
-        WatchEvent.kind == "alarm",
-        WatchEvent.answered_at.is_(None),
-    )
     # All scanners share the setting.
     budget = Budget(rule.months, scanners * max(len(strains), streams_of(1)))
     price = str(budget.price(daily)) if daily > 0 else None
     return Seen(
         watch,
         rule,
-        tuple(session.scalars(query.order_by(WatchEvent.id))),
+        tuple(open_alarms(session, watch)),
         strains,
         watch.answers < REFERENCE,
         arrivals.usual(watch.day.weekday()),
