@@ -9,7 +9,7 @@ on with what the gate passed. All scans are synthetic, and their true masks are 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -34,27 +34,30 @@ HOSPITAL, SCANNER = MEMBERS[0], "CT 2"
 UPDATED = replace(SCANNERS[HOSPITAL], curve=1.5, shading=0.2, blur_mm=0.2, noise=0.07)
 # Patients that are drawn, one of which each scan shows.
 _PATIENTS = 4
-_BEFORE, _MOST_AFTER, _LATER = 57, 40, 19
+_BEFORE, _MOST_AFTER, _LATER = 57, 40, 22
 # Scans since the update that the model is fitted to.
 _FITTED = 10
 # The service looks at what was observed so often.
 _LOOK_SECONDS = 0.5
+LOOKING = {"LOCUM_RECONCILE_EVERY_SECONDS": f"{_LOOK_SECONDS}"}
 _MOST_WAIT_SECONDS = 20.0
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
-class _Year:
-    """The scans of a year, one after the other."""
+class Year:
+    """The scans of a year, one after the other. `bodies` are brightness and mask of each patient."""
 
     bodies: list[tuple[Field, NDArray[np.uint8]]]
 
     @classmethod
-    def drawn(cls) -> _Year:
+    def drawn(cls) -> Year:
+        """Draw the patients, which takes seconds."""
         return cls([draw_body(np.random.default_rng([7, number])) for number in range(_PATIENTS)])
 
     def scan(self, number: int, scanner: Scanner) -> BodyScan:
+        """The scan of that number, of one of the patients."""
         bright, mask = self.bodies[number % len(self.bodies)]
         # No two patients are as bright, and no two days as noisy.
         draw = np.random.default_rng([8, number])
@@ -80,20 +83,13 @@ def run(folder: Path, port: int, *, once: bool) -> None:
     store, _, settings = unpack(folder)
     with ThreadPoolExecutor(1) as drawing:
         # While the service starts.
-        drawn = drawing.submit(_Year.drawn)
-        looking = {**settings, "LOCUM_RECONCILE_EVERY_SECONDS": f"{_LOOK_SECONDS}"}
+        drawn = drawing.submit(Year.drawn)
         with (
-            running_service(store, folder / "state", port, settings=looking) as http,
+            running_service(store, folder / "state", port, settings={**settings, **LOOKING}) as http,
             Client(str(http.base_url)) as client,
         ):
-            client.register(HOSPITAL, HOSPITAL.capitalize(), HOSPITAL)
-            reason = "agreed before anything happened"
-            client.set_watch(HOSPITAL, MODEL, reason, months=12, stop="hold", actor="ada")
-            console.print(f"{HOSPITAL}: one false alarm a year at most, and at an alarm answers are held")
-            year = drawn.result()
-            _tell(year, client)
+            page = tell(drawn.result, client, str(http.base_url))
             seconds = time.monotonic() - began
-            page = f"{http.base_url}/#/watch?{urlencode({'hospital': HOSPITAL, 'model': MODEL})}"
             console.print(f"a year in {seconds:.0f} s; the page draws it:\n[bold]{page}[/]")
             if not once:
                 console.print("Ctrl-C stops the service.")
@@ -104,7 +100,19 @@ def run(folder: Path, port: int, *, once: bool) -> None:
                     console.print("stopped")
 
 
-def _tell(year: _Year, client: Client) -> None:
+def tell(drawn: Callable[[], Year], client: Client, url: str) -> str:
+    """Send the scans of a year to a service that looks at them as `LOOKING` says, and print what happens.
+
+    Returns the address of the page that draws it.
+    """
+    client.register(HOSPITAL, HOSPITAL.capitalize(), HOSPITAL)
+    client.set_watch(HOSPITAL, MODEL, "agreed before anything happened", months=12, stop="hold", actor="ada")
+    console.print(f"{HOSPITAL}: one false alarm a year at most, and at an alarm answers are held")
+    _send(drawn(), client)
+    return f"{url}/#/watch?{urlencode({'hospital': HOSPITAL, 'model': MODEL})}"
+
+
+def _send(year: Year, client: Client) -> None:
     scores = [_answered(client, scan) for scan in year.scans(0, _BEFORE, SCANNERS[HOSPITAL])]
     console.print(f"months 1 to 3: {_BEFORE} scans, mean Dice {fmean(scores):.2f}; {_state(client)}")
     updated: list[float] = []
@@ -129,7 +137,7 @@ def _tell(year: _Year, client: Client) -> None:
     )
 
 
-def _adapt(year: _Year, client: Client) -> str:
+def _adapt(year: Year, client: Client) -> str:
     """Fit the model to scans since the update, and assign what the gate passes; return what was done."""
     if find_spec("torch") is None:
         console.print("torch is not installed here, which jobs need: nothing is fitted")

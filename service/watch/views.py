@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import select
@@ -87,14 +87,17 @@ def points(session: Session, hospital: str, model: str, limit: int) -> list[tupl
 
 
 def deviant(alarm: WatchEvent, of: Sequence[tuple[Stored, dict[str, float]]]) -> list[tuple[Stored, float]]:
-    """The answers since an alarm's change that are farthest to its side, the farthest first."""
+    """The answers from an alarm's change to a person's answer that are farthest to its side, in this order."""
     stream, up = str(alarm.stream), bool(alarm.details.get("up", True))
     since: datetime = alarm.since or alarm.at
+    until = alarm.answered_at or datetime.max.replace(tzinfo=UTC)
     late = [
         (stored, values[stream])
         for stored, values in of
         # The watch without a scanner is that of the others, too, where there are very many.
-        if stream in values and stored.row["at"] >= since and alarm.scanner in ("", stored.row["scanner"])
+        if stream in values
+        and since <= stored.row["at"] <= until
+        and alarm.scanner in ("", stored.row["scanner"])
     ]
     return sorted(late, key=lambda each: each[1], reverse=up)[:_SHOWN]
 

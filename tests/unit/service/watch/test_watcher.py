@@ -117,6 +117,11 @@ def test_change_of_shift_is_called_with_its_beginning_and_its_answers(watched: D
         found = deviant(alarms["shift"], points(session, "north", "organ", 100))
         assert len(found) == 6
         assert [value for _, value in found] == sorted(np.log(changed))[:-7:-1]
+        # Once it is answered, what came later belongs to another series.
+        alarms["shift"].answered_at = later[19]
+        found = deviant(alarms["shift"], points(session, "north", "organ", 100))
+        assert [value for _, value in found] == sorted(np.log(changed[:20]))[:-7:-1]
+        session.expunge(alarms["shift"])
         assert stop_of(session, "north", "organ") == "warn"
 
 
