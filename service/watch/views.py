@@ -87,14 +87,16 @@ def points(session: Session, hospital: str, model: str, limit: int) -> list[tupl
 
 
 def deviant(alarm: WatchEvent, of: Sequence[tuple[Stored, dict[str, float]]]) -> list[tuple[Stored, float]]:
-    """The answers from an alarm's change to a person's answer that are farthest to its side, in this order."""
+    """The answers between an alarm's change and a person's answer to it that are farthest to its side, the
+    farthest first.
+    """
     stream, up = str(alarm.stream), bool(alarm.details.get("up", True))
     since: datetime = alarm.since or alarm.at
     until = alarm.answered_at or datetime.max.replace(tzinfo=UTC)
+    # The watch without a scanner is that of the others, too, where there are very many.
     late = [
         (stored, values[stream])
         for stored, values in of
-        # The watch without a scanner is that of the others, too, where there are very many.
         if stream in values
         and since <= stored.row["at"] <= until
         and alarm.scanner in ("", stored.row["scanner"])
