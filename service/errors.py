@@ -32,6 +32,12 @@
     │   └── KeyNameTaken         409  the hospital has a valid key of the name
     ├── HospitalUnknown          404  no hospital of this id is registered
     ├── ObservationUnknown       404  no answer of the hospital was observed under this number
+    ├── CorrectionError               a correction is not taken
+    │   ├── AnswerUnknown        404  no answer of the hospital has this request, or is of this scan
+    │   ├── CorrectionUnknown    404  the answer of this request was not corrected
+    │   ├── CorrectionMismatch   409  the scan is not the one that was answered
+    │   ├── AnsweredScanGone     409  there is no scan to check the mask against
+    │   └── MayNotTrain          409  the hospital has not agreed that its corrections train
     ├── SelectionError                no network answers a request
     │   ├── ParametersContradict 422  two parameters exclude each other
     │   ├── ModelNotNamed        422  several models are offered, or none
@@ -291,6 +297,31 @@ class HospitalUnknown(ServiceError):
 
 class ObservationUnknown(ServiceError):
     status, slug, title = 404, "observation-unknown", "No such observation"
+
+
+class CorrectionError(ServiceError): ...
+
+
+class AnswerUnknown(CorrectionError):
+    status, slug, title = 404, "answer-unknown", "No such answer"
+
+
+class CorrectionUnknown(CorrectionError):
+    status, slug, title = 404, "correction-unknown", "No such correction"
+
+
+class CorrectionMismatch(CorrectionError):
+    status, slug, title = 409, "correction-mismatch", "The scan is not the one that was answered"
+
+
+class AnsweredScanGone(CorrectionError):
+    status, slug, title = 409, "scan-gone", "The answered scan is not there"
+
+
+class MayNotTrain(CorrectionError):
+    """A job would learn from a cohort of corrections without consent."""
+
+    status, slug, title = 409, "may-not-train", "The corrections may not train a model"
 
 
 class SelectionError(ServiceError): ...

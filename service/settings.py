@@ -328,6 +328,11 @@ class Settings(BaseSettings):
     job_files_lifetime_days: float = Field(
         30, gt=0, description="days after a job's end until its pictures, checkpoint and result are deleted"
     )
+    correction_days: float = Field(
+        365,
+        gt=0,
+        description="days after the last correction until a cohort of corrections is deleted",
+    )
     observation_days: float = Field(
         800, gt=0, description="days until what was observed of an answer is deleted; it has no pixel"
     )

@@ -211,6 +211,7 @@ class AdaptationSubmission:
     ) -> tuple[str, bool]:
         def create(session: Session) -> Job:
             cohorts.usable(session, self.hospital, cohort, lock=True)
+            cohorts.may_learn(session, self.hospital, cohort)
             if not cohorts.totals(session, [cohort]):
                 raise CohortEmpty(
                     f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/"

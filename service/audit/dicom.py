@@ -26,6 +26,7 @@ _EVENTS = {
     "gate": ("110113", "Security Alert", "U"),
     "watch": ("110113", "Security Alert", "U"),
     "observation": ("110103", "DICOM Instances Accessed", "R"),
+    "correction": ("110103", "DICOM Instances Accessed", "U"),
     "observations": ("110105", "DICOM Study Deleted", "D"),
     "trail": ("110101", "Audit Log Used", "E"),
 }
@@ -43,11 +44,17 @@ def audit_message(row: Mapping[str, Any]) -> str:
     """Return the message on one line, without an XML declaration."""
     thing, _, happened = str(row["action"]).partition(".")
     code, meaning, action = _EVENTS[thing]
-    if happened.startswith(("stored", "created")) and thing in ("scan", "mask", "report", "cohort"):
+    if happened.startswith(("stored", "created")) and thing in (
+        "scan",
+        "mask",
+        "report",
+        "cohort",
+        "correction",
+    ):
         code, meaning, action = _STORED
     elif happened == "fetched":
         code, meaning, action = _FETCHED
-    elif happened.startswith("deleted") and thing != "mask":
+    elif happened.startswith("deleted") and thing not in ("mask", "correction"):
         code, meaning, action = _DELETED
     message = Xml.Element("AuditMessage")
     event = Xml.SubElement(

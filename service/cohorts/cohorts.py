@@ -20,7 +20,7 @@ from service.cohorts.files import COHORTS, CohortFolder, ScanFile
 from service.database import Cohort, CohortMask, CohortScan, Database, Job, caller_of, in_turn
 from service.database.hospitals import require_hospital, share_of
 from service.database.job_states import TERMINAL
-from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
+from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, MayNotTrain, ScanNameTaken
 from service.files import Staged
 from service.job_kinds import names_where
 from service.runtime.spool import Upload
@@ -49,13 +49,26 @@ def create(
     return cohort
 
 
-def describe(session: Session, hospital: str, cohort_id: str, said: Mapping[str, str | None]) -> Cohort:
-    """Change `name` or `note` of the cohort, also after its scans were deleted. Raises CohortUnknown."""
+def describe(
+    session: Session, hospital: str, cohort_id: str, said: Mapping[str, str | bool | None]
+) -> Cohort:
+    """Change `name`, `note` or `may_train`, also after the scans were deleted. Raises CohortUnknown."""
     found = get(session, hospital, cohort_id, lock=True)
     for field in ("name", "note"):
         if field in said:
             setattr(found, field, said[field])
+    if (may_train := said.get("may_train")) is not None:
+        found.may_train = bool(may_train)
     return found
+
+
+def may_learn(session: Session, hospital: str, cohort_id: str) -> None:
+    """Raise MayNotTrain if the hospital has not agreed that a job learns from the cohort."""
+    if not get(session, hospital, cohort_id).may_train:
+        raise MayNotTrain(
+            f"cohort {cohort_id} has corrections, from which no model may learn until the hospital agrees: "
+            f"PATCH /hospitals/{hospital}/cohorts/{cohort_id} with may_train=true. Checks may use it as it is"
+        )
 
 
 def get(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) -> Cohort:

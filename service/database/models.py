@@ -192,7 +192,8 @@ class Observation(Base):
     `model` is the name that hospitals are assigned versions of, `version` and `graph` are digests. `series`
     and `scan` are keyed digests, by which a correction finds its answer. `scanner` names the device: as the
     client said, else by the DICOM header, which `acquisition` repeats. `shift` is measured at `shift_at`.
-    `usual`: whether the request left it to the service which network answers.
+    `usual`: whether the request left it to the service which network answers. `mask` is a keyed digest of the
+    answer's voxels, and `choice` what makes the same answer again; both are null of older rows.
     """
 
     __tablename__ = "observation"
@@ -227,6 +228,8 @@ class Observation(Base):
     provider: Mapped[str] = mapped_column(String(64))
     locum: Mapped[str] = mapped_column(String(32))
     usual: Mapped[bool]
+    mask: Mapped[str | None] = mapped_column(String(64))
+    choice: Mapped[dict[str, str | None] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class ObservedLabel(Base):
@@ -259,6 +262,61 @@ class LookedAt(Base):
     )
     actor: Mapped[str] = mapped_column(String(300))
     at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Correction(Base):
+    """The mask that a person made of an answer, or that it was right: one row per answer, the newest.
+
+    Facts of the answer are repeated, since its observation may expire earlier. `accepted`: it was right as it
+    was. `cohort` and `scan` (the name there) say where scan and mask are; null where the scan never came.
+    `exact`: whether the answer that it was measured against has the voxels of the one that was served.
+    """
+
+    __tablename__ = "correction"
+    __table_args__ = (
+        Index("ix_correction_hospital_model_id", "hospital", "model", "id"),
+        Index("ix_correction_state_hospital_model", "state", "hospital", "model"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    observation: Mapped[int] = mapped_column(BigInteger, unique=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    version: Mapped[str] = mapped_column(String(71))
+    request: Mapped[str] = mapped_column(String(36), index=True)
+    scanner: Mapped[str | None] = mapped_column(String(200))
+    answered_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    way: Mapped[str] = mapped_column(String(16))
+    actor: Mapped[str] = mapped_column(String(300))
+    seconds: Mapped[float | None]
+    note: Mapped[str | None] = mapped_column(String(200))
+    accepted: Mapped[bool]
+    mask: Mapped[str | None] = mapped_column(String(64))
+    cohort: Mapped[str | None] = mapped_column(ForeignKey("cohort.id"))
+    scan: Mapped[str | None] = mapped_column(String(200))
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str | None] = mapped_column(Text)
+    exact: Mapped[bool | None]
+
+
+class CorrectedLabel(Base):
+    """What a person changed of one label; null where there is nothing to measure (`service.corrections`)."""
+
+    __tablename__ = "corrected_label"
+
+    correction: Mapped[int] = mapped_column(
+        ForeignKey("correction.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    label: Mapped[str] = mapped_column(String(200), primary_key=True)
+    dice: Mapped[float | None]
+    surface_dice: Mapped[float | None]
+    hd95: Mapped[float | None]
+    added_voxels: Mapped[int] = mapped_column(BigInteger)
+    removed_voxels: Mapped[int] = mapped_column(BigInteger)
+    added_ml: Mapped[float | None]
+    removed_ml: Mapped[float | None]
 
 
 class Watch(Base):
@@ -403,7 +461,11 @@ class Verification(Base):
 
 
 class Cohort(Base):
-    """Scans that a hospital uploaded for jobs. The row stays after their deletion at `deleted_at`."""
+    """Scans that a hospital uploaded for jobs. The row stays after their deletion at `deleted_at`.
+
+    `corrections_of` is the model of a cohort of corrections, which the service fills. `may_train`: whether a
+    job may learn from it.
+    """
 
     __tablename__ = "cohort"
 
@@ -411,6 +473,8 @@ class Cohort(Base):
     hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"), index=True)
     name: Mapped[str | None] = mapped_column(String(200))
     note: Mapped[str | None] = mapped_column(String(200))
+    corrections_of: Mapped[str | None] = mapped_column(String(200))
+    may_train: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -107,7 +107,7 @@ async def _append(request: Request, action: str, outcome: int, way: Way = "http"
     ids = {
         name: value
         for name, value in request.path_params.items()
-        if name in ("hospital", "cohort", "job", "model", "key", "observation")
+        if name in ("hospital", "cohort", "job", "model", "key", "observation", "request")
     }
     found = {**ids, **request.scope.get("audit", {})}
     columns = {name: found.pop(name, None) for name in ("hospital", "version", "scan")}

@@ -25,6 +25,7 @@ _NAMES = (
     "mask-check",
     "mask-verdict",
     "quantisation",
+    "correction",
 )
 
 

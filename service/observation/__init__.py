@@ -13,6 +13,7 @@ from service.observation.observed import (
     Observed,
     SeenLabel,
     acquisition_of,
+    mask_digest,
     seen_labels,
     spacing_of,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "delete_of",
     "doubts",
     "look_at",
+    "mask_digest",
     "most_doubtful",
     "page",
     "seen_labels",

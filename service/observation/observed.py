@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,8 +35,9 @@ class SeenLabel:
 class Observed:
     """One answer; see `service.database.Observation`.
 
-    `series` and `scan` are the UID and the digest of the received bytes, of which the database gets keyed
-    digests.
+    `series`, `scan` and `mask` are a UID, the digest of the received bytes and `mask_digest`: the database
+    gets keyed digests of them. `choice` is how the network was chosen, by which the same answer can be made
+    again (`Selection.kept`, and the option `routing`); None where it was adapted to the scan by a job.
     """
 
     model: str
@@ -57,6 +59,8 @@ class Observed:
     shift_at: ShiftAt | None = None
     unlike: int = 0
     warnings: tuple[str, ...] = ()
+    mask: str | None = None
+    choice: Mapping[str, str | None] | None = None
 
     def to_json(self) -> bytes:
         """For the checkpoint of a job, which is no client's."""
@@ -85,6 +89,13 @@ def spacing_of(scan: Scan) -> tuple[float, ...] | None:
         return None
     sides = np.linalg.norm(scan.affine[:3, :3], axis=0) * scan.mm_per_unit
     return tuple(round(float(side), 4) for side in sides)
+
+
+def mask_digest(classes: NDArray[np.uint8]) -> str:
+    """The digest of a mask, 64 hex digits: of its class indices on the scan's own grid, and their shape."""
+    digest = hashlib.blake2b(",".join(str(side) for side in classes.shape).encode() + b";", digest_size=32)
+    digest.update(np.ascontiguousarray(classes).data)
+    return digest.hexdigest()
 
 
 def seen_labels(

@@ -7,7 +7,7 @@ is no answer, and no answer has two.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
@@ -99,6 +99,8 @@ def append(session: Session, answers: Sequence[Answer]) -> None:
             "provider": observed.provider,
             "locum": observed.locum,
             "usual": observed.usual,
+            "mask": None if observed.mask is None else keyed(secret, observed.mask),
+            "choice": None if observed.choice is None else dict(observed.choice),
         }
         (number,) = connection.execute(_INSERT, row).inserted_primary_key or (None,)
         # A model file names them, at any length; none may cost the answer its row.
@@ -132,6 +134,12 @@ def keyed(secret: bytes, of: str) -> str:
     BLAKE2b (RFC 7693), which takes its key without HMAC's second pass: a twentieth of its time.
     """
     return hashlib.blake2b(of.encode(), key=secret, digest_size=32).hexdigest()
+
+
+def keyed_with(session: Session) -> Callable[[str], str]:
+    """`keyed` with the installation's secret."""
+    secret = _secret_of(session.connection())
+    return lambda of: keyed(secret, of)
 
 
 def keyed_all(session: Session, digests: Collection[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.guard import GuardWarning
 from model_store.lens import LENS
+from model_store.manifest import GRAPH
 from model_store.scan import Limits, Note
 from model_store.task import TaskKind
 from service.about import locum_version
@@ -215,6 +216,7 @@ class Predictor(ABC, Generic[Options]):
         reading: PreparedScan,
         labels: tuple[SeenLabel, ...],
         shift: tuple[float, ShiftAt] | None,
+        mask: str | None = None,
     ) -> Observed:
         scan, stages = reading.scan, self.watch.stages
         acquisition = scan.acquisition
@@ -240,7 +242,17 @@ class Predictor(ABC, Generic[Options]):
             shift_at=at,
             unlike=len(reading.warnings),
             warnings=tuple(self._warning_names(reading)),
+            mask=mask,
+            choice=self._choice(graph),
         )
+
+    def _choice(self, graph: LoadedGraph) -> dict[str, str | None] | None:
+        """What `chosen_before` makes the same answer of; None of a graph that is no version's."""
+        if graph.session.digest != self.selection.model.manifest.files[GRAPH].sha256:
+            return None
+        kept = {**self.selection.kept, "routing": self.options.routing}
+        # In words, and the same for all: `why` would be most of the row.
+        return {name: value for name, value in kept.items() if value is not None and name != "why"}
 
     def _is_usual(self) -> bool:
         """Whether the request left it to the service which network answers."""

@@ -9,7 +9,7 @@ from typing_extensions import override
 from model_store.preprocessing import check_volume_restorable
 from model_store.scan import Note, Scan, open_series
 from service.inference.pipeline import OpenedScan, PreparedScan, Segmentation, check_answerable, segment
-from service.observation import SeenLabel, seen_labels
+from service.observation import SeenLabel, mask_digest, seen_labels
 from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
@@ -48,6 +48,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         )
         with self.watch.stage("observe"):
             seen = seen_labels(found.classes, task, found.confidence, reading.scan.voxel_volume_ml)
+            mask = mask_digest(found.classes)
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             output = self._output(reading.scan)
@@ -76,7 +77,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     compress=self.options.compress is not False,
                 )
         headers = self._headers(graph, reading, filename, more) | {"Locum-Labels": label_header(task)}
-        observed = self._observed(graph, reading, seen, found.shift)
+        observed = self._observed(graph, reading, seen, found.shift, mask)
         return EncodedAnswer(
             body, media_type, headers, observed, found.picked, segmentation, reading.warnings
         )

@@ -59,6 +59,16 @@ class CohortBody(BaseModel):
     )
 
 
+class CohortChange(CohortBody):
+    """What is changed of a cohort."""
+
+    may_train: bool | None = Field(
+        None,
+        description="Whether a job may learn from the cohort. Of corrections it is false until somebody says "
+        "so here.",
+    )
+
+
 class CohortView(BaseModel):
     """A cohort."""
 
@@ -68,6 +78,10 @@ class CohortView(BaseModel):
     note: str | None
     scans: int = Field(description="How many.")
     bytes: int = Field(description="Bytes of all scans and masks together.")
+    corrections_of: str | None = Field(
+        None, description="The model, of a cohort that the service fills with corrections of its answers."
+    )
+    may_train: bool = Field(True, description="Whether a job may learn from it.")
     created_at: datetime
     expires_at: datetime = Field(description="When the scans expire, unless a job still needs them.")
     deleted_at: datetime | None = Field(description="When the scans were deleted.")
@@ -153,9 +167,12 @@ def describe_cohort(
     context: Annotated[AsOperator, Audited("cohort.described")],
     hospital: HospitalId,
     cohort: CohortId,
-    body: CohortBody,
+    body: CohortChange,
 ) -> CohortView:
-    """Change a cohort's name or note; a field that is not sent stays, and null removes it."""
+    """Change a cohort's name or note, or whether a job may learn from it.
+
+    A field that is not sent stays; null removes a name or note.
+    """
     with context.database.write() as session:
         found = cohorts.describe(session, hospital, cohort, body.model_dump(exclude_unset=True))
         return _view(found, cohorts.totals(session, [cohort]).get(cohort, (0, 0)))
@@ -307,6 +324,8 @@ def _view(cohort: Cohort, totals: tuple[int, int]) -> CohortView:
         note=cohort.note,
         scans=totals[0],
         bytes=totals[1],
+        corrections_of=cohort.corrections_of,
+        may_train=cohort.may_train,
         created_at=cohort.created_at,
         expires_at=cohort.expires_at,
         deleted_at=cohort.deleted_at,

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from model_store.errors import MaskMismatch
-from model_store.preprocessing import BY_NUMBER, align, by_labels, check_values, label_values
-from model_store.scan import Note, Scan, decode, decode_mask, encode_nifti, encode_png, list_formats
+from model_store.preprocessing import align
+from model_store.scan import Note, decode, decode_mask, list_formats
 from model_store.task import Task
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
-from service.cohorts.intake import deidentify_upload
+from service.cohorts.drawn import in_units_of, take_in_mask
 from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
 from service.http.audit import Audited, AuditedRoute, concerns
@@ -195,7 +192,7 @@ async def get_mask(
             limits = scan_limits(context.settings)
             content_below = cohorts.file_of(context.settings, scan, name).read()
             below = decode(content_below, cohort_limits(context.settings))
-            drawn = _in_units_of(below, decode_mask(content, limits))
+            drawn = in_units_of(below, decode_mask(content, limits))
             content, media_type = encode_mask(
                 align(drawn, below.grid, below.affine, below.other_affine), below
             )
@@ -242,48 +239,5 @@ def _find(
 def _decoded(
     context: ServiceContext, scan: CohortScan, upload: Upload, task: Task | None
 ) -> masks.DecodedMask:
-    """Check a mask against its scan. In DICOM or on other axes, it is stored as NIfTI on the scan's grid."""
-    limits = scan_limits(context.settings)
-    sent = decode_mask(upload.read(), limits)
-    drawn, notes = _matched(sent, task)
-    values = label_values(drawn)
-    below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), cohort_limits(context.settings))
-    aligned = align(_in_units_of(below, drawn), below.grid, below.affine, below.other_affine)
-    if task is not None:
-        check_values(values, task)
-    if aligned is not sent or sent.format.startswith("dicom"):
-        return masks.DecodedMask(_rewritten(aligned, below, values, upload), values, notes)
-    deidentify_upload(upload, context.settings)
-    return masks.DecodedMask(drawn.format, values)
-
-
-def _matched(mask: Scan, task: Task | None) -> tuple[Scan, tuple[Note, ...]]:
-    """The mask with the values of the task, where its segments are named; without a task by their numbers."""
-    if task is not None:
-        return by_labels(mask, task)
-    if not mask.segments:
-        return mask, ()
-    named = ", ".join(f"{number} {segment}" for number, segment in sorted(mask.segments.items()))
-    text = f"the segments are kept by their numbers, since no `model` is named: {named}"
-    return mask, (Note(BY_NUMBER, text),)
-
-
-def _in_units_of(scan: Scan, mask: Scan) -> Scan:
-    """The mask with its affine in the units of the scan's file: a viewer writes millimetres."""
-    if mask.affine is None or scan.mm_per_unit == mask.mm_per_unit:
-        return mask
-    ratio = mask.mm_per_unit / scan.mm_per_unit
-    affine = np.diag([ratio] * 3 + [1.0]) @ mask.affine
-    forms = None if mask.forms is None else mask.forms.scaled(ratio)
-    return replace(mask, affine=affine, mm_per_unit=scan.mm_per_unit, forms=forms)
-
-
-def _rewritten(mask: Scan, scan: Scan, values: list[int], upload: Upload) -> str:
-    if values[-1] > 255 or values[0] < 0:
-        raise MaskMismatch(f"expected mask values 0 to 255, found {values[0]} to {values[-1]}")
-    labels = mask.voxels[..., 0].astype(np.uint8)
-    if mask.affine is None:
-        upload.replace(encode_png(labels))
-        return "png"
-    upload.replace(encode_nifti(labels, mask.affine, mask.mm_per_unit, scan.forms))
-    return "nifti"
+    below = cohorts.file_of(context.settings, scan, scan.name).read()
+    return take_in_mask(upload, decode(below, cohort_limits(context.settings)), task, context.settings)

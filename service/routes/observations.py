@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from service import observation
+from service import corrections, observation
 from service.context import ServiceContext
 from service.database import caller_of
 from service.database.hospitals import require_hospital
@@ -157,7 +157,7 @@ def look_at_observation(
 def delete_observations(
     context: Annotated[AsAdmin, Audited("observations.deleted")], hospital: HospitalId
 ) -> None:
-    """Delete all observations of a hospital, and what its watches hold of them.
+    """Delete all observations of a hospital, its corrections' figures, and what its watches hold of them.
 
     The audit trail keeps who did it; what the watches called stays in their history.
     """
@@ -167,6 +167,10 @@ def delete_observations(
     while going:
         with context.database.write() as session:
             going = observation.delete_of(session, hospital) > 0
+    going = True
+    while going:
+        with context.database.write() as session:
+            going = corrections.delete_of(session, hospital) > 0
     with context.database.write() as session:
         forget(session, hospital)
 

@@ -15,7 +15,17 @@ import pytest
 import yaml
 
 from model_store.artefact import Artefact
-from service.database import Assignment, Caller, CohortMask, Hospital, Job, KeyUsage, Observation, Watch
+from service.database import (
+    Assignment,
+    Caller,
+    CohortMask,
+    Correction,
+    Hospital,
+    Job,
+    KeyUsage,
+    Observation,
+    Watch,
+)
 from service.http.dependencies import caller
 from service.jobs.files import JobFolder, StoredResult
 from service.watch.silence import Arrivals
@@ -39,6 +49,7 @@ class Things:
     key: str
     viewer_scan: str
     observation: str
+    answer: str
 
     @property
     def model(self) -> str:
@@ -46,12 +57,14 @@ class Things:
 
     def named(self, text: str) -> str:
         """The text with placeholders for what is this hospital's."""
-        for name in ("cohort", "scan_job", "queued", "job", "key", "viewer_scan", "observation"):
+        for name in ("cohort", "scan_job", "queued", "job", "key", "viewer_scan", "observation", "answer"):
             text = text.replace(getattr(self, name), f"<{name}>")
         return text.replace(self.hospital, "<hospital>")
 
 
-GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12, "1" * 32, "900000000009")
+GHOST = Things(
+    "nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12, "1" * 32, "900000000009", "2" * 32
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +131,7 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         seen = observed(hospital, space.digest)
         session.add(seen)
         session.add(watched(seen))
+        session.add(corrected(seen))
     number = str(seen.id)
     JobFolder(api.settings.open_files(), scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
     JobFolder(api.settings.open_files(), job).write(JobFolder.PREVIEW, b"a picture")
@@ -125,7 +139,7 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
     # It belongs to the caller that sends it: to north's key, and else to the client without one.
     with acting(api, NORTH) if hospital == "north" else nullcontext(client) as sender:
         sent = sender.put("/monailabel/session/", files={"files": ("s.png", scan)})
-    own = (key.json()["id"], sent.json()["session_id"], number)
+    own = (key.json()["id"], sent.json()["session_id"], number, seen.request)
     return Things(hospital, cohort, job, scan_job.id, waiting.id, *own)
 
 
@@ -150,6 +164,23 @@ def watched(answer: Observation) -> Watch:
     )
 
 
+def corrected(answer: Observation) -> Correction:
+    """That an answer was right."""
+    return Correction(
+        observation=answer.id,
+        hospital=answer.hospital,
+        model=answer.model,
+        version=answer.version,
+        request=answer.request,
+        answered_at=answer.at,
+        at=answer.at,
+        way="http",
+        actor="anonymous",
+        accepted=True,
+        state="measured",
+    )
+
+
 def observed(hospital: str, version: str) -> Observation:
     """An answer for a hospital, with a number that occurs nowhere else."""
     return Observation(
@@ -159,7 +190,7 @@ def observed(hospital: str, version: str) -> Observation:
         model="bright",
         version=version,
         graph=version,
-        request="r",
+        request=f"answer-of-{hospital}",
         way="http",
         actor="anonymous",
         scan="0" * 64,
@@ -203,6 +234,7 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         (("PATCH", cohort), {"json": {"name": "named"}}),
         (("PUT", f"{cohort}/scans/{{name}}"), {"content": scan}),
         (("PUT", f"{cohort}/scans/{{name}}/mask"), {"content": mask}),
+        (("PUT", f"{hospital}/corrections/{{request}}"), {"files": {"mask": ("m.png", mask)}}),
         (("POST", f"{hospital}/adaptations"), {"json": {"cohort": things.cohort}}),
         (("POST", f"{hospital}/adaptations"), {"files": {"scans": ("s.png", scan)}}),
         (("POST", f"{hospital}/quantisations"), {"json": {"cohort": things.cohort}}),
@@ -283,6 +315,7 @@ def ask(client: httpx.Client, things: Things, operation: Operation, about: dict[
         name="a.png",
         job=sent.pop("job", things.job),
         observation=things.observation,
+        request=things.answer,
         check=things.queued,
         model=sent.pop("model", "bright"),
         version=1,

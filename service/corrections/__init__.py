@@ -1,0 +1,38 @@
+"""Corrections: what a person made of an answer, stored with its scan and measured against what was served.
+
+found = find_answer(session, "north", request, ...)      the answer that the mask is of
+keep(context, found, Sent(mask, scan, ...))              scan and mask in a cohort of corrections, and a row
+page(session, "north", "organ")                          the newest first, with their figures
+summary(session, "north", "organ")                       how many, and how much, by version, scanner and month
+
+A correction belongs to one answer, by the id of its request. Bad masks are corrected more often than good
+ones, so that figures of corrections are not those of all answers.
+"""
+
+from service.corrections.intake import Found, Sent, find_answer, find_shown, keep
+from service.corrections.rows import (
+    CorrectionFigures,
+    CorrectionView,
+    delete_before,
+    delete_of,
+    get,
+    page,
+    remove,
+    summary,
+)
+
+__all__ = [
+    "CorrectionFigures",
+    "CorrectionView",
+    "Found",
+    "Sent",
+    "delete_before",
+    "delete_of",
+    "find_answer",
+    "find_shown",
+    "get",
+    "keep",
+    "page",
+    "remove",
+    "summary",
+]

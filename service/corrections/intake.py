@@ -1,0 +1,308 @@
+"""Find the answer that a mask is of, check the mask against its scan, and keep both.
+
+The scan comes with the mask, unless the service still has it: in a cohort of the hospital, or as a scan that
+the caller's viewer sent. It is known by the digest of its bytes, or of a DICOM series by its UID, so that a
+mask never gets to another scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from model_store.preprocessing import classes_on
+from model_store.scan import decode, decode_mask, open_series
+from model_store.task import Task
+from service import observation
+from service.cohorts import cohorts, masks
+from service.cohorts.drawn import take_in_mask
+from service.cohorts.intake import check_and_deidentify
+from service.context import ServiceContext
+from service.corrections import rows
+from service.corrections.rows import CorrectionView, LabelChange, New
+from service.database import Cohort, CohortScan, Job, Observation, ObservedLabel, caller_of, in_turn
+from service.errors import (
+    AnsweredScanGone,
+    AnswerUnknown,
+    CohortInUse,
+    CorrectionMismatch,
+    MaskTaken,
+    RequestInvalid,
+)
+from service.job_kinds import correction as correction_job
+from service.jobs import records, submission
+from service.jobs.records import Asked, Work
+from service.observation.rows import keyed_with
+from service.runtime.spool import Upload
+from service.settings import Settings, cohort_limits, scan_limits
+from service.viewers.scans import ViewerScans
+
+_LOCK = "the cohorts of corrections"
+
+
+@dataclass(frozen=True)
+class Found:
+    """An answer that may be corrected: its observation, and the voxels of its labels."""
+
+    row: Observation
+    voxels: Mapping[str, int]
+
+
+@dataclass
+class Sent:
+    """What a person sends: a mask, or that the answer was right.
+
+    `scan` is replaced by its de-identified bytes. `name` is the scan's in the cohort, and tells its patient.
+    """
+
+    way: str
+    mask: Upload | None = None
+    scan: Upload | None = None
+    accepted: bool = False
+    seconds: float | None = None
+    note: str | None = None
+    name: str | None = None
+    series: str | None = None
+
+
+def find_answer(session: Session, hospital: str, request: str) -> list[Found]:
+    """The answers of a request: several where a job answered several scans. Raises AnswerUnknown."""
+    query = select(Observation).where(Observation.hospital == hospital, Observation.request == request)
+    found = list(session.scalars(query.order_by(Observation.id)))
+    if not found:
+        raise AnswerUnknown(
+            f"{hospital} has no answer of request '{request}': send the id that the answer had as "
+            "`Locum-Request`, before the observation expires (LOCUM_OBSERVATION_DAYS)"
+        )
+    return [_with_voxels(session, each) for each in found]
+
+
+def find_shown(session: Session, scan: str, series: str | None) -> Found:
+    """The newest answer that the caller got of a scan, by the digest of its bytes, or its series.
+
+    Raises AnswerUnknown.
+    """
+    keyed = keyed_with(session)
+    same = Observation.scan == keyed(scan)
+    if series is not None:
+        same = or_(same, Observation.series == keyed(series))
+    caller = caller_of(session)
+    query = select(Observation).where(
+        same, Observation.actor == caller.actor, Observation.hospital.is_not(None)
+    )
+    if caller.hospitals is not None:
+        query = query.where(Observation.hospital.in_(caller.hospitals))
+    found = session.scalars(query.order_by(Observation.id.desc()).limit(1)).first()
+    if found is None:
+        raise AnswerUnknown(
+            "no answer to this scan is known for a hospital: choose the hospital among the viewer's options, "
+            "segment the scan, then send its mask"
+        )
+    return _with_voxels(session, found)
+
+
+def keep(
+    context: ServiceContext, hospital: str, answers: list[Found], sent: Sent
+) -> tuple[CorrectionView, bool]:
+    """Store a correction, and let a worker measure it: (what is stored, whether it is new). Blocking.
+
+    Raises:
+        CorrectionMismatch: the scan is not the one that was answered.
+        AnsweredScanGone: there is no scan to check the mask against.
+        ScanError: the mask does not fit the scan.
+        CohortError, QueueFull, StoreError.
+    """
+    if sent.accepted == (sent.mask is not None):
+        raise RequestInvalid(
+            [{"field": "body.mask", "reason": "expected a mask, or accepted=true without one"}]
+        )
+    if sent.mask is None:
+        return _put(context, _right(answers), sent, None, accepted=True)
+    with context.database.read() as session:
+        keyed = keyed_with(session)
+    own: Upload | None = None
+    try:
+        found, scan = _scan_of(context, hospital, answers, sent)
+        task = context.store.by_digest(found.row.version).manifest.task
+        if scan is None:
+            if keyed(_digest_alone(sent.mask, task, context.settings)) != found.row.mask:
+                raise AnsweredScanGone(
+                    f"the scan of request '{found.row.request}' is not kept here: send it as `scan`, with "
+                    "the mask"
+                )
+            return _put(context, found, sent, None, accepted=True)
+        own = scan
+        scan_format = check_and_deidentify(scan, context.settings, sent.series)
+        below = decode(scan.read(), cohort_limits(context.settings))
+        decoded = take_in_mask(sent.mask, below, task, context.settings)
+        drawn = classes_on(below, decode_mask(sent.mask.read(), scan_limits(context.settings)), task)
+        accepted = keyed(observation.mask_digest(drawn)) == found.row.mask
+        place = _keep_files(context, found, sent, scan, scan_format, decoded)
+        return _put(context, found, sent, place, accepted=accepted)
+    finally:
+        if own is not None and own is not sent.scan:
+            own.close()
+
+
+def _right(answers: list[Found]) -> Found:
+    if len(answers) > 1:
+        raise AnsweredScanGone(
+            f"request '{answers[0].row.request}' answered {len(answers)} scans: send the scan that is meant, "
+            "with its mask"
+        )
+    return answers[0]
+
+
+def _scan_of(
+    context: ServiceContext, hospital: str, answers: list[Found], sent: Sent
+) -> tuple[Found, Upload | None]:
+    """The answer, and the bytes of its scan: those that were sent, or that the service has."""
+    with context.database.read() as session:
+        keyed = keyed_with(session)
+        names = select(CohortScan).join(Cohort, Cohort.id == CohortScan.cohort)
+        kept = list(session.scalars(names.where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))))
+    if sent.scan is not None:
+        digests, series = {keyed(sent.scan.sha256)}, _series_of(sent.scan, context.settings)
+        same = [
+            each
+            for each in answers
+            if each.row.scan in digests or (series is not None and each.row.series == keyed(series))
+        ]
+        if not same:
+            raise CorrectionMismatch(
+                f"the scan (its sha256 begins with {sent.scan.sha256.removeprefix('sha256:')[:12]}) is not "
+                f"the one that request '{answers[0].row.request}' answered: send the bytes that were sent "
+                "to /segment, or correct the answer of this scan"
+            )
+        return same[0], sent.scan
+    found = _right(answers)
+    for row in kept:
+        if keyed(f"sha256:{row.sha256}") == found.row.scan:
+            return found, _upload(context.settings, cohorts.file_of(context.settings, row, row.name).read())
+    for viewed in ViewerScans(context.database, context.settings).all():
+        if keyed(viewed.sha256) == found.row.scan:
+            return found, _upload(context.settings, viewed.read())
+    return found, None
+
+
+def _series_of(scan: Upload, settings: Settings) -> str | None:
+    """The SeriesInstanceUID of DICOM files; None of others."""
+    limits = cohort_limits(settings)
+    if decode(scan.read(), limits).format != "dicom":
+        return None
+    uid = open_series(scan.read(), limits).headers[0].get("SeriesInstanceUID")
+    return None if uid is None else str(uid)
+
+
+def _digest_alone(mask: Upload, task: Task, settings: Settings) -> str:
+    """That of a mask on its own grid."""
+    drawn = decode_mask(mask.read(), scan_limits(settings))
+    return observation.mask_digest(classes_on(drawn, drawn, task))
+
+
+def _upload(settings: Settings, content: bytes) -> Upload:
+    upload = Upload(settings.spool)
+    upload.write(content)
+    return upload
+
+
+def _keep_files(
+    context: ServiceContext,
+    found: Found,
+    sent: Sent,
+    scan: Upload,
+    scan_format: str,
+    decoded: masks.DecodedMask,
+) -> tuple[str, str]:
+    """Put scan and mask into a cohort of corrections: (its id, the scan's name there)."""
+    assert sent.mask is not None
+    assert found.row.hospital is not None
+    database, settings, hospital = context.database, context.settings, found.row.hospital
+    name = sent.name or f"scan-{found.row.scan[:16]}"
+    with database.write() as session:
+        cohort = _cohort_for(session, settings, hospital, found.row.model, name)
+    row, _ = cohorts.add_scan(database, settings, hospital, cohort, name, scan, scan_format)
+    try:
+        masks.add_mask(database, settings, hospital, cohort, row, sent.mask, decoded)
+    except MaskTaken:
+        masks.add_mask(database, settings, hospital, cohort, row, sent.mask, decoded, lambda _: True)
+    return cohort, name
+
+
+def _cohort_for(session: Session, settings: Settings, hospital: str, model: str, name: str) -> str:
+    """The cohort of corrections that takes a scan: the oldest that has it, or has room and no job."""
+    in_turn(session, _LOCK)
+    query = select(Cohort).where(
+        Cohort.hospital == hospital, Cohort.corrections_of == model, Cohort.deleted_at.is_(None)
+    )
+    expires = datetime.now(UTC) + timedelta(days=settings.correction_days)
+    there = {row.id: row for row in session.scalars(query.order_by(Cohort.created_at, Cohort.id))}
+    counts = cohorts.totals(session, there)
+    has = select(CohortScan.cohort).where(CohortScan.cohort.in_(there), CohortScan.name == name)
+    having = set(session.scalars(has))
+    for number, cohort in sorted(there.items(), key=lambda item: item[0] not in having):
+        try:
+            cohorts.check_idle(session, number)
+        except CohortInUse:
+            continue
+        if number in having or counts.get(number, (0, 0))[0] < settings.max_cohort_scans:
+            cohort.expires_at = expires
+            return number
+    made = cohorts.create(session, settings, hospital, "kept by the service", f"Corrections of {model}")
+    made.corrections_of, made.may_train, made.expires_at = model, False, expires
+    return made.id
+
+
+def _put(
+    context: ServiceContext, found: Found, sent: Sent, place: tuple[str, str] | None, *, accepted: bool
+) -> tuple[CorrectionView, bool]:
+    row, mask = found.row, sent.mask
+    assert row.hospital is not None
+    job: str | None = None
+    with context.database.write() as session:
+        new = New(
+            observation=row.id,
+            hospital=row.hospital,
+            model=row.model,
+            version=row.version,
+            request=row.request,
+            scanner=row.scanner,
+            answered_at=row.at,
+            way=sent.way,
+            actor=caller_of(session).actor,
+            accepted=accepted,
+            seconds=sent.seconds,
+            note=sent.note,
+            mask=None if mask is None or place is None else mask.sha256.removeprefix("sha256:"),
+            cohort=None if place is None else place[0],
+            scan=None if place is None else place[1],
+        )
+        in_ml = row.spacing is not None
+        labels = {name: LabelChange.none(voxels, in_ml=in_ml) for name, voxels in found.voxels.items()}
+        stored, created = rows.put(session, new, labels if accepted else None)
+        if stored.state == "waiting":
+            job = _measuring(session, context.settings, row.hospital, row.model)
+    if job is not None:
+        submission.send(context.database, context.queue, job)
+    return stored, created
+
+
+def _measuring(session: Session, settings: Settings, hospital: str, model: str) -> str | None:
+    """Make a job that measures what waits of a model; None where one waits already."""
+    alike = {"kind": correction_job.KIND.name, "state": "queued", "hospital": hospital, "model": model}
+    # Locked, so that it does not begin, and look, before this transaction ends.
+    if session.scalars(select(Job).filter_by(**alike).with_for_update()).first():
+        return None
+    work = Work(kind=correction_job.KIND, hospital=hospital, model=model, options={})
+    return records.create(session, settings, work, Asked()).id
+
+
+def _with_voxels(session: Session, row: Observation) -> Found:
+    query = select(ObservedLabel.label, ObservedLabel.voxels).where(ObservedLabel.observation == row.id)
+    voxels = {label: count for label, count in session.execute(query)}  # noqa: C416 - rows are no pairs to mypy
+    session.expunge(row)
+    return Found(row, voxels)

@@ -1,0 +1,244 @@
+"""A person corrects an answer: the mask goes to that answer alone, and is measured against what was served."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sqlalchemy import select, update
+
+from model_store.scan import decode
+from service.database import Correction, Job, Observation
+from service.expiry import expire
+from service.worker.runner import run_job
+from tests.helpers.service.api import Api
+
+NORTH = "/hospitals/north"
+
+
+@pytest.fixture(scope="module")
+def api(
+    start: Callable[..., Api],
+    tmp_path_factory: pytest.TempPathFactory,
+    publish_bright: Callable[[Path], object],
+) -> Api:
+    root = tmp_path_factory.mktemp("store")
+    publish_bright(root)
+    running = start(root)
+    for name in ("north", "south"):
+        assert running.client.put(f"/hospitals/{name}", json={"name": name}).status_code == 201
+    return running
+
+
+class Scans:
+    """Volumes of 2 x 2 x 3 mm with a bright cube, their answers, and masks on their grid."""
+
+    affine = np.diag([2.0, 2.0, 3.0, 1.0])
+
+    def __init__(self, nifti: Callable[..., bytes]) -> None:
+        self.nifti = nifti
+
+    def scan(self, seed: int) -> bytes:
+        volume = np.random.default_rng(seed).integers(0, 60, (16, 14, 5)).astype(np.int16)
+        volume[4:9, 3:8, 1:4] = 200
+        return self.nifti(volume, self.affine)
+
+    def mask(self, voxels: NDArray[np.uint8], affine: NDArray[np.float64] | None = None) -> bytes:
+        return self.nifti(voxels, self.affine if affine is None else affine)
+
+
+@pytest.fixture
+def scans(make_nifti: Callable[..., bytes]) -> Scans:
+    return Scans(make_nifti)
+
+
+def answered(api: Api, scan: bytes, hospital: str = "north") -> tuple[str, NDArray[np.uint8]]:
+    answer = api.segment(scan, hospital=hospital, model="bright")
+    assert answer.status_code == 200, answer.text
+    return answer.headers["locum-request"], np.array(decode(answer.content).voxels[..., 0], np.uint8)
+
+
+def send(api: Api, request: str, hospital: str = "north", **parts: Any) -> httpx.Response:
+    files = {name: (name, parts.pop(name)) for name in ("mask", "scan") if name in parts}
+    # A field of text alone would make a form that is not multipart.
+    fields = {name: (None, str(value)) for name, value in parts.items()}
+    sent: httpx.Response = api.client.put(
+        f"/hospitals/{hospital}/corrections/{request}", files={**files, **fields}
+    )
+    return sent
+
+
+def measure(api: Api) -> None:
+    with api.context.database.read() as session:
+        query = select(Job.id).where(Job.kind == "correction", Job.state == "queued")
+        waiting = list(session.scalars(query))
+    for job in waiting:
+        run_job(job, api.settings)
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].removeprefix("urn:locum:problem:")
+
+
+def test_mask_is_measured_against_the_answer_of_its_request(api: Api, scans: Scans) -> None:
+    scan = scans.scan(1)
+    request, mask = answered(api, scan)
+    corrected = mask.copy()
+    corrected[:, :, 1] = 0  # 25 voxels less
+    corrected[4:9, 8, 2] = 1  # 5 voxels more
+    stored = send(api, request, mask=scans.mask(corrected), scan=scan, seconds=42, note="apex missed")
+    assert stored.status_code == 201, stored.text
+    waiting = stored.json()
+    assert (waiting["state"], waiting["accepted"], waiting["labels"]) == ("waiting", False, None)
+    assert (waiting["seconds"], waiting["note"], waiting["way"]) == (42, "apex missed", "http")
+    measure(api)
+    found = api.client.get(f"{NORTH}/corrections/{request}").json()
+    assert (found["state"], found["exact"], found["reason"]) == ("measured", True, None)
+    (label,) = found["labels"]
+    change = found["labels"][label]
+    both, before, after = (mask & corrected).sum(), mask.sum(), corrected.sum()
+    assert change["dice"] == pytest.approx(2 * both / (before + after))
+    assert (change["added_voxels"], change["removed_voxels"]) == (5, 25)
+    assert change["added_ml"] == pytest.approx(5 * 12 / 1000)
+    assert change["removed_ml"] == pytest.approx(25 * 12 / 1000)
+    assert 0 < change["surface_dice"] < 1
+    assert change["hd95"] >= 2
+    # The mask is kept beside its scan, in a cohort that people cannot take for another.
+    place = f"{NORTH}/cohorts/{found['cohort']}"
+    cohort = api.client.get(place).json()
+    assert (cohort["corrections_of"], cohort["may_train"], cohort["name"]) == (
+        "bright",
+        False,
+        "Corrections of bright",
+    )
+    kept = decode(api.client.get(f"{place}/scans/{found['scan']}/mask").content)
+    np.testing.assert_array_equal(kept.voxels[..., 0], corrected)
+
+
+def test_the_same_again_changes_nothing_and_another_mask_takes_its_place(api: Api, scans: Scans) -> None:
+    scan = scans.scan(2)
+    request, mask = answered(api, scan)
+    first, second = mask.copy(), mask.copy()
+    first[5, 5, 2], second[6, 6, 2] = 0, 0
+    sent = send(api, request, mask=scans.mask(first), scan=scan).json()
+    again = send(api, request, mask=scans.mask(first), scan=scan)
+    assert (again.status_code, again.json()) == (200, sent)
+    # By now the service has the scan: in the cohort of corrections.
+    replaced = send(api, request, mask=scans.mask(second))
+    assert replaced.status_code == 201, replaced.text
+    assert replaced.json()["id"] == sent["id"]
+    measure(api)
+    found = api.client.get(f"{NORTH}/corrections/{request}").json()
+    (change,) = found["labels"].values()
+    assert (change["added_voxels"], change["removed_voxels"]) == (0, 1)
+
+
+def test_answer_that_was_right_counts_as_accepted(api: Api, scans: Scans) -> None:
+    scan = scans.scan(3)
+    request, mask = answered(api, scan)
+    said = send(api, request, accepted="true", seconds=3)
+    assert said.status_code == 201, said.text
+    assert (said.json()["accepted"], said.json()["state"], said.json()["cohort"]) == (True, "measured", None)
+    (change,) = said.json()["labels"].values()
+    assert (change["dice"], change["surface_dice"], change["added_ml"]) == (1, 1, 0)
+    # A viewer sends the mask back as it was: the same, and without the scan.
+    request, mask = answered(api, scan)
+    unchanged = send(api, request, mask=scans.mask(mask))
+    assert unchanged.status_code == 201, unchanged.text
+    assert unchanged.json()["accepted"]
+    for wrong in ({"accepted": "true", "mask": scans.mask(mask)}, {"seconds": 3}):
+        assert problem(send(api, request, **wrong)) == (422, "invalid-request")
+
+
+def test_what_does_not_fit_the_answer_is_refused_and_stores_nothing(api: Api, scans: Scans) -> None:
+    scan, other = scans.scan(4), scans.scan(5)
+    request, mask = answered(api, scan)
+    mask[5, 5, 2] = 0
+    sent = scans.mask(mask)
+    assert problem(send(api, request, mask=sent)) == (409, "scan-gone")
+    assert problem(send(api, request, mask=sent, scan=other)) == (409, "correction-mismatch")
+    assert problem(send(api, "0" * 32, mask=sent, scan=scan)) == (404, "answer-unknown")
+    assert problem(send(api, request, "south", mask=sent, scan=scan)) == (404, "answer-unknown")
+    assert problem(send(api, request, "west", mask=sent, scan=scan)) == (404, "hospital-unknown")
+    shifted = scans.affine.copy()
+    shifted[0, 3] = 7.0
+    moved = send(api, request, mask=scans.mask(mask, shifted), scan=scan)
+    assert moved.status_code == 422, moved.text
+    assert "affine" in moved.json()["detail"]
+    cropped = send(api, request, mask=scans.mask(mask[:-1]), scan=scan)
+    assert cropped.status_code == 422
+    assert "15" in cropped.json()["detail"]
+    assert "16" in cropped.json()["detail"]
+    values = send(api, request, mask=scans.mask(mask * 9), scan=scan)
+    assert values.status_code == 422
+    assert api.client.get(f"{NORTH}/corrections/{request}").status_code == 404
+
+
+def test_submissions_in_any_order_and_twice_stay_with_their_answers(api: Api, scans: Scans) -> None:
+    submissions: dict[str, tuple[bytes, bytes, int]] = {}
+    for seed in range(100, 112):
+        scan = scans.scan(seed)
+        # Two answers of each scan: a mask is of one of them.
+        for more in (1, 2):
+            request, mask = answered(api, scan)
+            mask[0, 0, :more] = 1
+            submissions[request] = (scans.mask(mask), scan, more)
+    order = [request for request in submissions for _ in range(2)]
+    random.Random(5).shuffle(order)
+    for request in order:
+        mask, scan, _ = submissions[request]
+        assert send(api, request, mask=mask, scan=scan, name=f"case-{request}").status_code in (200, 201)
+    measure(api)
+    for request, (mask, scan, more) in submissions.items():
+        found = api.client.get(f"{NORTH}/corrections/{request}").json()
+        (change,) = found["labels"].values()
+        assert (found["exact"], change["added_voxels"], change["removed_voxels"]) == (True, more, 0)
+        place = f"{NORTH}/cohorts/{found['cohort']}/scans/{found['scan']}"
+        assert api.client.get(place).content == scan
+        assert api.client.get(f"{place}/mask").content == mask
+
+
+def test_corrections_train_only_with_consent_and_are_summed_up(api: Api, scans: Scans) -> None:
+    scan = scans.scan(6)
+    request, mask = answered(api, scan)
+    mask[4:9, 3:8, 1] = 0
+    cohort = send(api, request, mask=scans.mask(mask), scan=scan).json()["cohort"]
+    place = f"{NORTH}/cohorts/{cohort}"
+    measure(api)
+    groups = api.client.get(f"{NORTH}/corrections/summary", params={"model": "bright"}).json()["groups"]
+    everything = api.client.get(f"{NORTH}/corrections", params={"limit": 1000}).json()["corrections"]
+    assert sum(group["corrected"] + group["accepted"] for group in groups) == len(everything)
+    assert all(group["labels"]["bright"]["median_dice"] <= 1 for group in groups)
+    consent = api.client.patch(place, json={"may_train": True})
+    assert (consent.status_code, consent.json()["may_train"]) == (200, True)
+    assert api.client.patch(place, json={"may_train": False}).json()["may_train"] is False
+    assert api.client.delete(f"{NORTH}/corrections/{request}").status_code == 204
+    assert problem(api.client.get(f"{NORTH}/corrections/{request}")) == (404, "correction-unknown")
+
+
+def test_what_cannot_be_measured_says_why(api: Api, scans: Scans) -> None:
+    scan = scans.scan(7)
+    request, mask = answered(api, scan)
+    mask[5, 5, 2] = 0
+    sent = send(api, request, mask=scans.mask(mask), scan=scan, name="gone").json()
+    scan_at = f"{NORTH}/cohorts/{sent['cohort']}/scans/gone"
+    assert api.client.delete(scan_at).status_code == 204
+    measure(api)
+    found = api.client.get(f"{NORTH}/corrections/{request}").json()
+    assert found["state"] == "failed"
+    assert "no scan 'gone'" in found["reason"]
+    with api.context.database.write() as session:
+        old = update(Correction).where(Correction.request == request)
+        session.execute(old.values(at=datetime.now(UTC) - timedelta(days=900)))
+    expire(api.context.database, api.settings)
+    assert api.client.get(f"{NORTH}/corrections/{request}").status_code == 404
+    with api.context.database.read() as session:
+        chosen = session.scalars(select(Observation.choice).where(Observation.request == request)).one()
+    assert chosen["personalization"] == "global"
