@@ -32,6 +32,7 @@ _EVENTS = {
 }
 _STORED = ("110104", "DICOM Instances Transferred", "C")
 _FETCHED = ("110104", "DICOM Instances Transferred", "R")
+_KEPT = ("scan", "mask", "report", "cohort", "correction")
 _DELETED = ("110105", "DICOM Study Deleted", "D")
 # EventOutcomeIndicator: success, minor failure (the request was rejected), serious failure.
 _MINOR, _SERIOUS = "4", "8"
@@ -44,13 +45,7 @@ def audit_message(row: Mapping[str, Any]) -> str:
     """Return the message on one line, without an XML declaration."""
     thing, _, happened = str(row["action"]).partition(".")
     code, meaning, action = _EVENTS[thing]
-    if happened.startswith(("stored", "created")) and thing in (
-        "scan",
-        "mask",
-        "report",
-        "cohort",
-        "correction",
-    ):
+    if happened.startswith(("stored", "created")) and thing in _KEPT:
         code, meaning, action = _STORED
     elif happened == "fetched":
         code, meaning, action = _FETCHED

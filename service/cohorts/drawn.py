@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from model_store.errors import MaskMismatch
 from model_store.preprocessing import BY_NUMBER, align, by_labels, check_values, label_values
-from model_store.scan import Note, Scan, decode_mask, encode_nifti, encode_png
+from model_store.scan import Note, Scan, Segment, decode_mask, encode_nifti, encode_png
 from model_store.task import Task
 from service.cohorts.intake import deidentify_upload
 from service.cohorts.masks import DecodedMask
@@ -16,14 +17,23 @@ from service.runtime.spool import Upload
 from service.settings import Settings, scan_limits
 
 
-def take_in_mask(upload: Upload, below: Scan, task: Task | None, settings: Settings) -> DecodedMask:
+def take_in_mask(
+    upload: Upload,
+    below: Scan,
+    task: Task | None,
+    settings: Settings,
+    names: Mapping[int, str] | None = None,
+) -> DecodedMask:
     """Check the mask of a scan. In DICOM or on other axes, it becomes NIfTI on the scan's grid. Blocking.
 
-    The upload is replaced by what is to be stored. Raises ScanError: it is no mask, on another grid, or has
+    `names` are those of its values, as a viewer knows them. The upload is replaced by what is to be stored.
+    Raises ScanError: it is no mask, on another grid, or has
     values that the task does not name.
     """
-    sent = decode_mask(upload.read(), scan_limits(settings))
-    drawn, notes = _matched(sent, task)
+    sent = named = decode_mask(upload.read(), scan_limits(settings))
+    if names:
+        named = replace(sent, segments={value: Segment(name) for value, name in names.items()})
+    drawn, notes = _matched(named, task)
     values = label_values(drawn)
     aligned = align(in_units_of(below, drawn), below.grid, below.affine, below.other_affine)
     if task is not None:

@@ -1,6 +1,7 @@
 """Corrections: what a person made of an answer, stored with its scan and measured against what was served.
 
 found = find_answer(session, "north", request, ...)      the answer that the mask is of
+find_viewed(context, image)                              that of a scan which a viewer sent
 keep(context, found, Sent(mask, scan, ...))              scan and mask in a cohort of corrections, and a row
 page(session, "north", "organ")                          the newest first, with their figures
 summary(session, "north", "organ")                       how many, and how much, by version, scanner and month
@@ -9,7 +10,7 @@ A correction belongs to one answer, by the id of its request. Bad masks are corr
 ones, so that figures of corrections are not those of all answers.
 """
 
-from service.corrections.intake import Found, Sent, find_answer, find_shown, keep
+from service.corrections.intake import Found, Sent, find_answer, find_viewed, keep, next_viewed
 from service.corrections.rows import (
     CorrectionFigures,
     CorrectionView,
@@ -29,9 +30,10 @@ __all__ = [
     "delete_before",
     "delete_of",
     "find_answer",
-    "find_shown",
+    "find_viewed",
     "get",
     "keep",
+    "next_viewed",
     "page",
     "remove",
     "summary",

@@ -7,10 +7,11 @@ mask never gets to another scan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
@@ -24,7 +25,16 @@ from service.cohorts.intake import check_and_deidentify
 from service.context import ServiceContext
 from service.corrections import rows
 from service.corrections.rows import CorrectionView, LabelChange, New
-from service.database import Cohort, CohortScan, Job, Observation, ObservedLabel, caller_of, in_turn
+from service.database import (
+    Cohort,
+    CohortScan,
+    Correction,
+    Job,
+    Observation,
+    ObservedLabel,
+    caller_of,
+    in_turn,
+)
 from service.errors import (
     AnsweredScanGone,
     AnswerUnknown,
@@ -39,7 +49,7 @@ from service.jobs.records import Asked, Work
 from service.observation.rows import keyed_with
 from service.runtime.spool import Upload
 from service.settings import Settings, cohort_limits, scan_limits
-from service.viewers.scans import ViewerScans
+from service.viewers.scans import ViewerScan, ViewerScans
 
 _LOCK = "the cohorts of corrections"
 
@@ -57,6 +67,7 @@ class Sent:
     """What a person sends: a mask, or that the answer was right.
 
     `scan` is replaced by its de-identified bytes. `name` is the scan's in the cohort, and tells its patient.
+    `names` are those of the mask's values, where a viewer has values of its own.
     """
 
     way: str
@@ -67,6 +78,7 @@ class Sent:
     note: str | None = None
     name: str | None = None
     series: str | None = None
+    names: Mapping[int, str] | None = None
 
 
 def find_answer(session: Session, hospital: str, request: str) -> list[Found]:
@@ -81,28 +93,72 @@ def find_answer(session: Session, hospital: str, request: str) -> list[Found]:
     return [_with_voxels(session, each) for each in found]
 
 
-def find_shown(session: Session, scan: str, series: str | None) -> Found:
-    """The newest answer that the caller got of a scan, by the digest of its bytes, or its series.
+def find_viewed(context: ServiceContext, image: str, model: str | None = None) -> tuple[Found, Upload]:
+    """The newest answer that the caller's viewer got of a scan that it sent, and that scan. Blocking.
 
-    Raises AnswerUnknown.
+    `image` is its name. A viewer sends a scan again before its mask: where this one was not answered,
+    the one of the caller's scans counts that has the same voxels on the same grid. `model`: the answer's, if
+    there is one.
+
+    Raises ViewerScanUnknown, AnswerUnknown.
     """
-    keyed = keyed_with(session)
-    same = Observation.scan == keyed(scan)
-    if series is not None:
-        same = or_(same, Observation.series == keyed(series))
-    caller = caller_of(session)
-    query = select(Observation).where(
-        same, Observation.actor == caller.actor, Observation.hospital.is_not(None)
+    scans = ViewerScans(context.database, context.settings)
+    named = scans.find(image)
+    for each in (named, *_alike(scans, named, context.settings)):
+        with context.database.read() as session:
+            found = _newest(session, each, model)
+        if found is not None:
+            return found, _upload(context.settings, each.read())
+    raise AnswerUnknown(
+        "no answer to this scan is known for a hospital: choose the hospital among the viewer's options, "
+        "segment the scan, then send its mask"
     )
+
+
+def _alike(scans: ViewerScans, named: ViewerScan, settings: Settings) -> Iterator[ViewerScan]:
+    limits = scan_limits(settings)
+    own = decode(named.read(), limits)
+    for each in reversed(scans.all()):
+        if each.id == named.id:
+            continue
+        other = decode(each.read(), limits)
+        if other.affine is None or own.affine is None:
+            same = other.affine is own.affine
+        else:
+            same = np.allclose(other.affine * other.mm_per_unit, own.affine * own.mm_per_unit, atol=1e-4)
+        if same and np.array_equal(other.voxels, own.voxels):
+            yield each
+
+
+def _newest(session: Session, scan: ViewerScan, model: str | None) -> Found | None:
+    keyed, caller = keyed_with(session), caller_of(session)
+    same = Observation.scan == keyed(scan.sha256)
+    if scan.series is not None:
+        same = or_(same, Observation.series == keyed(scan.series))
+    query = select(Observation).where(same, Observation.actor == caller.actor)
+    query = query.where(Observation.hospital.is_not(None))
     if caller.hospitals is not None:
         query = query.where(Observation.hospital.in_(caller.hospitals))
-    found = session.scalars(query.order_by(Observation.id.desc()).limit(1)).first()
-    if found is None:
-        raise AnswerUnknown(
-            "no answer to this scan is known for a hospital: choose the hospital among the viewer's options, "
-            "segment the scan, then send its mask"
-        )
-    return _with_voxels(session, found)
+    newest = query.order_by(Observation.id.desc())
+    of_model = newest.where(Observation.model == model)
+    found = session.scalars(of_model).first() or session.scalars(newest).first()
+    return None if found is None else _with_voxels(session, found)
+
+
+def next_viewed(context: ServiceContext) -> ViewerScan | None:
+    """The scan of the caller's viewer to look at first: answered, not corrected, the least sure. Blocking."""
+    scans = ViewerScans(context.database, context.settings).all()
+    doubts: dict[int, float] = {}
+    with context.database.read() as session:
+        for number, scan in enumerate(scans):
+            found = _newest(session, scan, None)
+            corrected = select(Correction.id).where(Correction.observation == (found.row.id if found else 0))
+            if found is None or session.scalar(corrected) is not None:
+                continue
+            assert found.row.hospital is not None
+            ranks = observation.doubts(session, found.row.hospital, [scan.sha256])
+            doubts[number] = ranks.get(scan.sha256, 1.0)
+    return scans[min(doubts, key=doubts.__getitem__)] if doubts else None
 
 
 def keep(
@@ -138,7 +194,7 @@ def keep(
         own = scan
         scan_format = check_and_deidentify(scan, context.settings, sent.series)
         below = decode(scan.read(), cohort_limits(context.settings))
-        decoded = take_in_mask(sent.mask, below, task, context.settings)
+        decoded = take_in_mask(sent.mask, below, task, context.settings, sent.names)
         drawn = classes_on(below, decode_mask(sent.mask.read(), scan_limits(context.settings)), task)
         accepted = keyed(observation.mask_digest(drawn)) == found.row.mask
         place = _keep_files(context, found, sent, scan, scan_format, decoded)
@@ -151,7 +207,7 @@ def keep(
 def _right(answers: list[Found]) -> Found:
     if len(answers) > 1:
         raise AnsweredScanGone(
-            f"request '{answers[0].row.request}' answered {len(answers)} scans: send the scan that is meant, "
+            f"request '{answers[0].row.request}' answered {len(answers)} scans: send one of them, "
             "with its mask"
         )
     return answers[0]

@@ -220,7 +220,7 @@ class CorrectionFigures(BaseModel):
     model: str
     version: str
     scanner: str | None
-    month: str = Field(description="Of the answers, such as `2026-11`, in UTC.")
+    month: str = Field(description="When they were answered, such as `2026-11`, in UTC.")
     corrected: int
     accepted: int
     waiting: int = Field(description="Corrections that are not measured yet, or cannot be.")

@@ -46,7 +46,7 @@ class CorrectionForm(BaseModel):
         min_length=1,
         max_length=150,
         pattern=PRINTABLE,
-        description="The scan's name in the cohort, as in `PUT …/scans/NAME`: patients are told by it. By "
+        description="The scan's name in the cohort, as in `PUT …/scans/NAME`, which tells its patient. By "
         "default a digest.",
     )
     series: str | None = Field(None, pattern=DICOM_SERIES, max_length=64, description=SERIES)

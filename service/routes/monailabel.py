@@ -3,7 +3,8 @@
     GET  /info/                                 models, and the options that a viewer shows as boxes
     PUT  /session/, /datastore/                 send a scan; GET and DELETE it
     POST /infer/{model}                         segment a scan that was sent, or one in the form
-    POST /activelearning/{strategy}             no scan: Locum chooses none to label
+    PUT  /datastore/label                       correct the answer to a scan that was sent
+    POST /activelearning/{strategy}             the least sure of the answered scans, as long as it is kept
     GET  /train/, /auth/ and others             404 with the reason; a viewer takes 200 for a running training
 
 Clients take nothing but 200 for success. A scan belongs to its caller: see `service.viewers.scans`. `image`
@@ -13,6 +14,7 @@ is a text that scans are found by, never a path, and `params` are options of `PO
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal
 
@@ -22,12 +24,15 @@ from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service import corrections
 from service.context import ServiceContext
+from service.corrections import CorrectionView, Sent
 from service.errors import RequestInvalid
 from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.dependencies import AsReader, caller
 from service.http.problems import Problem, problem_responses
 from service.http.semantics import path_below_prefix
+from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import Stopwatch
 from service.jobs import submission
@@ -68,7 +73,7 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 _REASONS: Final = {
     "auth": "No one signs in here: send an API key as a bearer token, or let a proxy add it",
     "train": "No training runs here: a hospital adapts a model by POST /hospitals/{hospital}/adaptations",
-    "datastore/label": "Locum keeps no labels of viewers: save the segmentation in the viewer",
+    "datastore/label": "A mask that was sent is in a cohort of corrections, and not fetched here",
     "model": "Models are published into the store, and neither sent nor fetched here",
     "scoring": "Locum scores nothing here",
     "batch": "Locum segments one scan per request",
@@ -110,6 +115,13 @@ class ViewerSession(BaseModel):
 
     session_id: str
     session_info: ViewerScanInfo
+
+
+class StoredLabel(BaseModel):
+    """The corrected scan, and what the answer that was corrected is found by."""
+
+    image: str
+    label: str = Field(description="Id of the request whose answer was corrected.")
 
 
 class StoredImage(BaseModel):
@@ -254,13 +266,60 @@ def delete_image(
     return {}
 
 
+@router.get(
+    "/datastore/image",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": _BINARY}}, **problem_responses(404, 422)},
+)
+def get_image(
+    context: Annotated[AsReader, Audited("scan.read")], request: Request, image: ImageName
+) -> Response:
+    """Return a scan that the caller sent, as it was sent."""
+    found = _scans(context).find(image)
+    concerns(request, scan=found.sha256)
+    return Response(found.read(), media_type="application/octet-stream")
+
+
+@router.put(
+    "/datastore/label",
+    responses=problem_responses(404, 408, 409, 413, 415, 422, 503, 507),
+    openapi_extra=_form_with("label"),
+)
+async def put_label(
+    request: Request,
+    context: Annotated[AsReader, Audited("correction.stored")],
+    image: ImageName,
+    tag: Annotated[str, Query(max_length=64, description="Not used: a mask is final.")] = "",  # noqa: ARG001
+) -> StoredLabel:
+    """Correct the newest answer to a scan that the caller sent, by the mask in `label`.
+
+    `label_info` in `params` names the values of the mask, which the viewer numbers by itself.
+    """
+    limits = UploadLimits(context.settings.max_upload_bytes)
+    with await receive(request, context.settings.spool, limits, file_fields=("label",)) as form:
+        if "label" not in form.files:
+            raise missing("label")
+        params = _params(form)
+        async with context.admission.turn():
+            stored = await to_thread.run_sync(_correct, context, image, form.files["label"], params)
+    concerns(request, hospital=stored.hospital, version=stored.version, mask=stored.mask)
+    return StoredLabel(image=image, label=stored.request)
+
+
 @router.post("/activelearning/{strategy}", responses=problem_responses(422))
 def choose_next(
-    _: AsReader,
+    context: AsReader,
     strategy: Annotated[str, Path(max_length=256)],  # noqa: ARG001 - every strategy has the same answer
 ) -> dict[str, Any]:
-    """Return no scan: Locum has none that waits for labels."""
-    return {}
+    """Return the scan to look at first: of those answered and not corrected yet, the least sure.
+
+    Empty where there is none. A hospital's answers are ranked once it has 20 others.
+    """
+    found = corrections.next_viewed(context)
+    if found is None:
+        return {}
+    name = found.image or found.id
+    return {"id": name, "name": name, "path": "", "checksum": found.sha256.replace("sha256:", "SHA256:")}
 
 
 @router.post(
@@ -390,6 +449,41 @@ def _find(context: ServiceContext, form: UploadForm, session_id: str, image: str
     raise RequestInvalid([{"field": "query", "reason": "expected session_id, image, or a part `file`"}])
 
 
+def _params(form: UploadForm) -> dict[str, JsonValue]:
+    """The `params` of a form. Raises RequestInvalid: they are no JSON object."""
+    try:
+        params = json.loads(form.fields.get("params") or "{}")
+    except (ValueError, RecursionError):
+        params = None
+    if not isinstance(params, dict):
+        raise RequestInvalid([{"field": "body.params", "reason": "expected a JSON object"}])
+    return params
+
+
+def _correct(
+    context: ServiceContext, image: str, label: Upload, params: Mapping[str, JsonValue]
+) -> CorrectionView:
+    """Store the mask of a viewer as the correction of the newest answer to its scan."""
+    model = params.get("model")
+    found, scan = corrections.find_viewed(context, image, model if isinstance(model, str) else None)
+    with scan:
+        sent = Sent("viewer", label, scan, names=_names(params.get("label_info")))
+        assert found.row.hospital is not None
+        stored, _ = corrections.keep(context, found.row.hospital, [found], sent)
+    return stored
+
+
+def _names(said: JsonValue) -> dict[int, str]:
+    """The names of a mask's values, of `label_info` such as `[{"name": "liver", "idx": 1}]`."""
+    names: dict[int, str] = {}
+    for each in said[:MOST_ENTRIES] if isinstance(said, list) else ():
+        if isinstance(each, dict):
+            name, value = each.get("name"), each.get("idx")
+            if isinstance(name, str) and isinstance(value, int):
+                names[value] = name[:200]
+    return names
+
+
 def _options(form: UploadForm, model: str, output: str) -> SegmentOptions:
     """The options among `params`; other members are the plugin's own, and ignored.
 
@@ -397,13 +491,7 @@ def _options(form: UploadForm, model: str, output: str) -> SegmentOptions:
         RequestInvalid: they are no JSON object or ask for another kind of mask; an option is wrong or
             misspelt.
     """
-    try:
-        params: dict[str, JsonValue] = json.loads(form.fields.get("params") or "{}")
-    except (ValueError, RecursionError):
-        params = []  # type: ignore[assignment]
-    if not isinstance(params, dict):
-        raise RequestInvalid([{"field": "body.params", "reason": "expected a JSON object"}])
-    wrong = []
+    params, wrong = _params(form), []
     for name in params:
         alike = get_close_matches(name[:64], _OPTIONS, n=1, cutoff=0.8)
         if alike and name not in _OPTIONS:

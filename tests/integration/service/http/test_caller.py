@@ -267,6 +267,7 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         ),
         (("POST", "/classify"), {"files": file, "data": {"hospital": things.hospital}}),
         (("POST", "/classify"), {"files": file, "data": {"model": f"{things.model}@1"}}),
+        (("GET", f"{viewers}/datastore/image"), {"params": {"image": things.viewer_scan}}),
         (("DELETE", f"{viewers}/datastore/"), {"params": {"id": things.viewer_scan}}),
         (("DELETE", f"{viewers}/datastore/image"), {"params": {"id": things.viewer_scan}}),
         (("POST", infer), {"params": {"session_id": things.viewer_scan}, "files": form}),
@@ -304,6 +305,7 @@ OF_NO_HOSPITAL = {
     ("PUT", "/monailabel/datastore/"),
     ("PUT", "/monailabel/datastore/image"),
     ("POST", "/monailabel/activelearning/{strategy}"),
+    ("PUT", "/monailabel/datastore/label"),
 }
 
 

@@ -83,6 +83,8 @@ STATED: dict[Operation, Role | None] = {
     ("DELETE", "/monailabel/datastore/"): "reader",
     ("DELETE", "/monailabel/datastore/image"): "reader",
     ("POST", "/monailabel/activelearning/{strategy}"): "reader",
+    ("GET", "/monailabel/datastore/image"): "reader",
+    ("PUT", "/monailabel/datastore/label"): "reader",
     ("POST", "/monailabel/infer/{model}"): "reader",
     ("GET", "/keys"): "admin",
     ("POST", "/keys"): "admin",

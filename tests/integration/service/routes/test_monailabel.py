@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import random
@@ -27,8 +28,9 @@ from model_store.preprocessing import prepare
 from model_store.scan import decode
 from model_store.task import Code, LabelCodes, Normalisation, Task
 from service.audit import trail
-from service.database import Hospital, ViewerScanRow
+from service.database import Hospital, Job, ViewerScanRow
 from service.identity import keys
+from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import PLANES, series, turned, uid, zipped
 from tests.helpers.service.adapted_store import publish_adapted, publish_space
 from tests.helpers.service.viewer_clients import Ohif, Slicer, labels_of, parts_as_text, voxels_of
@@ -110,6 +112,13 @@ def infer(api: Any, model: str = "coded", params: Any = None, **query: str) -> h
     body = {"params": (None, params if isinstance(params, str) else json.dumps(params or {}))}
     answer: httpx.Response = api.client.post(f"/monailabel/infer/{model}", params=query, files=body)
     return answer
+
+
+@pytest.fixture
+def no_scans(api: Any) -> None:
+    """No scan of an earlier test is left to look at."""
+    for name in api.client.get("/monailabel/datastore/", params={"output": "all"}).json()["objects"]:
+        assert api.client.delete("/monailabel/datastore/", params={"id": name}).status_code == 200
 
 
 def kept_in(api: Any) -> Path:
@@ -209,8 +218,7 @@ def test_slicer_is_refused_with_the_reason_where_it_asks_for_more(
         ("GET", "/train/?check_if_running=true"): "No training runs",
         ("DELETE", "/train/"): "No training runs",
         ("POST", "/train/coded"): "No training runs",
-        ("PUT", "/datastore/label?image=a&tag="): "keeps no labels",
-        ("GET", "/datastore/label?label=a&tag=original"): "keeps no labels",
+        ("GET", "/datastore/label?label=a&tag=original"): "cohort of corrections",
         ("PUT", "/model/coded"): "published into the store",
         ("POST", "/batch/infer/coded"): "one scan per request",
         ("POST", "/reload"): "Nothing is served",
@@ -221,8 +229,55 @@ def test_slicer_is_refused_with_the_reason_where_it_asks_for_more(
         status, _, body = slicer.send(method, selector, b"{}" if method == "POST" else None)
         assert status == 404, selector
         assert reason in json.loads(body)["detail"]
+
+
+def test_slicer_submits_a_label_of_its_own_numbers_to_the_scan_that_was_answered(
+    api: Any, no_scans: None, scan: Path, tmp_path: Path
+) -> None:
+    slicer = Slicer(url(api), tmp_path)
+    slicer.connect()
     # Slicer takes a sample without an id for "load your own image".
-    assert slicer.json("POST", "/activelearning/random", {"client_id": "user-xyz"}) == {}
+    assert slicer.json("POST", "/activelearning/doubtful", {"client_id": "user-xyz"}) == {}
+    saved, _, _ = slicer.segment("coded", "Volume", slicer.create_session(scan), hospital="north")
+    drawn = sitk.GetArrayFromImage(sitk.ReadImage(str(saved))).astype(np.int16)
+    corrected = drawn.copy()
+    corrected[0, :4, :4] = 1
+    sample = slicer.json("POST", "/activelearning/doubtful", {"client_id": "user-xyz"})
+    status, _, content = slicer.send("GET", f"/datastore/image?image={sample['id']}")
+    assert (status, content) == (200, scan.read_bytes())
+    assert sample["checksum"] == f"SHA256:{hashlib.sha256(content).hexdigest()}"
+    # The plugin sends the scan again, from its memory, then the mask with values of its own.
+    again = tmp_path / "again.nii.gz"
+    again.write_bytes(gzip.compress(gzip.decompress(scan.read_bytes()), 1))
+    assert again.read_bytes() != scan.read_bytes()
+    status, _, _ = slicer.multipart("PUT", "/datastore/?image=Volume", {"params": "{}"}, {"file": again})
+    assert status == 200
+    label = sitk.GetImageFromArray(corrected * 3)
+    label.CopyInformation(sitk.ReadImage(str(saved)))
+    sitk.WriteImage(label, str(tmp_path / "label.nii.gz"))
+    params = {"label_info": [{"name": "bright", "idx": 3}], "model": "coded", "client_id": "user-xyz"}
+
+    def submit(image: str, **more: Any) -> tuple[int, Any]:
+        fields = {"params": json.dumps({**params, **more})}
+        files = {"label": tmp_path / "label.nii.gz"}
+        status, _, body = slicer.multipart("PUT", f"/datastore/label?image={image}&tag=final", fields, files)
+        return status, json.loads(body)
+
+    status, stored = submit("Volume")
+    assert (status, stored["image"]) == (200, "Volume"), stored
+    found = api.client.get(f"/hospitals/north/corrections/{stored['label']}").json()
+    assert (found["way"], found["accepted"], found["state"]) == ("viewer", False, "waiting")
+    with api.context.database.read() as session:
+        job = session.scalars(select(Job.id).where(Job.kind == "correction", Job.state == "queued")).one()
+    run_job(job, api.settings)
+    found = api.client.get(f"/hospitals/north/corrections/{stored['label']}").json()
+    change = found["labels"]["bright"]
+    added = int(((corrected > 0) & (drawn == 0)).sum())
+    assert (found["exact"], change["added_voxels"], change["removed_voxels"]) == (True, added, 0)
+    assert slicer.json("POST", "/activelearning/doubtful", {"client_id": "user-xyz"}) == {}
+    assert submit("another")[0] == 404
+    status, refused = submit("Volume", label_info=[{"name": "spleen", "idx": 3}])
+    assert (status, "spleen" in refused["detail"]) == (422, True)
 
 
 # --- OHIF
@@ -245,7 +300,7 @@ def test_ohif_lays_the_voxels_over_the_series_as_it_holds_them(api: Any, plane: 
     np.testing.assert_array_equal(voxels_of(answer.content), held)
 
 
-def test_ohif_connects_under_the_prefix_and_maps_labels_from_1(api: Any) -> None:
+def test_ohif_connects_under_the_prefix_and_maps_labels_from_1(api: Any, no_scans: None) -> None:
     ohif = Ohif(url(api, "/monailabel/"))
     info = ohif.info()
     assert labels_of(info, "coded") == {"bright": 1}
