@@ -380,6 +380,48 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class LabelChange:
+    """What a person changed of one label; None where there is nothing to measure."""
+
+    dice: float | None
+    surface_dice: float | None
+    hd95: float | None
+    added_ml: float | None
+    removed_ml: float | None
+    added_voxels: int
+    removed_voxels: int
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a person made of one answer. `labels` is None until a worker has compared both.
+
+    `accepted`: it was right as it was. `cohort` and `scan` say where scan and mask are kept. `exact`: the
+    answer that it was compared with has the voxels of the one that was served.
+    """
+
+    id: int
+    hospital: str
+    model: str
+    version: str
+    request: str
+    scanner: str | None
+    answered_at: datetime
+    at: datetime
+    actor: str
+    accepted: bool
+    state: str
+    reason: str | None
+    cohort: str | None
+    scan: str | None
+    exact: bool | None
+    seconds: float | None = None
+    note: str | None = None
+    labels: dict[str, LabelChange] | None = None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class Alarm:
     """A stream of which the answers are not as they were since `since`; `up` is None for silence."""
 

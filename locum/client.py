@@ -110,6 +110,7 @@ class Client:
     cohort = _blocking(operations.cohort)
     delete_cohort = _blocking(operations.delete_cohort)
     cohort_scans = _blocking(operations.cohort_scans)
+    cohort_file = _blocking(operations.cohort_file)
     add_scan = _blocking(operations.add_scan)
     add_mask = _blocking(operations.add_mask)
     adapt = _blocking(operations.adapt)
@@ -127,6 +128,9 @@ class Client:
     observations = _blocking(operations.observations)
     observations_csv = _blocking(operations.observations_csv)
     review = _blocking(operations.review)
+    correct = _blocking(operations.correct)
+    accept = _blocking(operations.accept)
+    corrections = _blocking(operations.corrections)
     session = _blocking(operations.session)
     ready = _blocking(operations.ready)
 
@@ -221,6 +225,7 @@ class AsyncClient:
     cohort = _awaited(operations.cohort)
     delete_cohort = _awaited(operations.delete_cohort)
     cohort_scans = _awaited(operations.cohort_scans)
+    cohort_file = _awaited(operations.cohort_file)
     add_scan = _awaited(operations.add_scan)
     add_mask = _awaited(operations.add_mask)
     adapt = _awaited(operations.adapt)
@@ -238,6 +243,9 @@ class AsyncClient:
     observations = _awaited(operations.observations)
     observations_csv = _awaited(operations.observations_csv)
     review = _awaited(operations.review)
+    correct = _awaited(operations.correct)
+    accept = _awaited(operations.accept)
+    corrections = _awaited(operations.corrections)
     session = _awaited(operations.session)
     ready = _awaited(operations.ready)
 
@@ -342,13 +350,15 @@ def _sent(request: Request) -> dict[str, Any]:
     headers = dict(request.headers)
     if request.body is not None:
         headers["Content-Length"] = str(request.body.size)
-    scan = request.scan
+    parts = {"scan": request.scan, "mask": request.mask}
+    files = {name: (part.name, part.rewound()) for name, part in parts.items() if part is not None}
+    # Text fields alone would not be multipart.
+    fields = {name: (None, value.encode()) for name, value in (request.form or {}).items()}
     return {
         "method": request.method,
         "url": request.path,
         "params": dict(request.params),
         "headers": headers,
         "json": request.json,
-        "data": None if request.form is None else dict(request.form),
-        "files": None if scan is None else {"scan": (scan.name, scan.rewound())},
+        "files": {**fields, **files} or None,
     }

@@ -74,6 +74,7 @@ class Request:
     json: object = None
     form: Mapping[str, str] | None = None
     scan: Upload | None = None
+    mask: Upload | None = None
     body: Upload | None = None
     repeatable: bool = True
     also: tuple[int, ...] = ()

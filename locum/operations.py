@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from locum.answers import (
     Cohort,
     CohortMask,
     CohortScan,
+    Correction,
     File,
     Hospital,
     Job,
@@ -223,10 +225,21 @@ def create_cohort(hospital: str, note: str | None = None, name: str | None = Non
 
 
 def describe_cohort(
-    hospital: str, cohort: str, *, name: str | None = None, note: str | None = None
+    hospital: str,
+    cohort: str,
+    *,
+    name: str | None = None,
+    note: str | None = None,
+    may_train: bool | None = None,
 ) -> Operation[Cohort]:
-    """Change a cohort's name or note; None leaves it as it is. Raises Problem 404."""
-    request = Request("PATCH", _cohort(hospital, cohort), json=_said(name=name, note=note))
+    """Change a cohort's name or note, or whether a model may learn from it; None leaves each as it is.
+
+    Raises Problem 404.
+    """
+    said: dict[str, Any] = {**_said(name=name, note=note)}
+    if may_train is not None:
+        said["may_train"] = may_train
+    request = Request("PATCH", _cohort(hospital, cohort), json=said)
     return parsed(Cohort, (yield from send(request)))
 
 
@@ -248,6 +261,13 @@ def delete_cohort(hospital: str, cohort: str) -> Operation[None]:
 def cohort_scans(hospital: str, cohort: str) -> Operation[list[CohortScan]]:
     """List a cohort's scans, with the digests of the stored files. Raises Problem 404, 410."""
     return (yield from listed(f"{_cohort(hospital, cohort)}/scans", "scans", CohortScan))
+
+
+def cohort_file(hospital: str, cohort: str, name: str) -> Operation[bytes]:
+    """Fetch a scan of a cohort as it is stored; `NAME/mask` is its mask. Raises Problem 404, 410."""
+    path = f"{_cohort(hospital, cohort)}/scans/{quote(name)}"
+    answer = yield from send(Request("GET", path, most=MOST_FILE))
+    return bytes(answer.content)
 
 
 def add_scan(
@@ -469,6 +489,62 @@ def observations_csv(hospital: str, model: str | None = None) -> Operation[bytes
     path = f"/hospitals/{quote(hospital)}/observations.csv"
     answer = yield from send(Request("GET", path, params=_said(model=model), most=MOST_FILE))
     return bytes(answer.content)
+
+
+def correct(
+    hospital: str,
+    request: str,
+    mask: Scan,
+    scan: Scan | None = None,
+    *,
+    affine: NDArray[Any] | None = None,
+    seconds: float | None = None,
+    note: str | None = None,
+    name: str | None = None,
+) -> Operation[Correction]:
+    """Correct the answer of a request by the whole mask as it should be, on the scan's own grid.
+
+    A later mask takes the place of an earlier one. A mask that equals the answer counts as accepted.
+
+    Args:
+        hospital: of the answer.
+        request: id of the request, as its receipt has it.
+        mask: a file, a nibabel image or an array.
+        scan: as it was segmented; not needed while a cohort of the hospital has it.
+        affine: of an array that is a volume.
+        seconds: how long the person worked on it.
+        note: for people; it must not name a patient.
+        name: the scan's in the cohort of corrections, which tells its patient.
+
+    Raises:
+        Problem: 409 `correction-mismatch`: the scan is another one; 404 `answer-unknown`, and others.
+    """
+    said = _said(seconds=None if seconds is None else str(seconds), note=note, name=name)
+    with ExitStack() as stack:
+        drawn = stack.enter_context(opened(mask, affine))
+        below = None if scan is None else stack.enter_context(opened(scan))
+        asked = Request("PUT", _correction(hospital, request), form=said, scan=below, mask=drawn)
+        return parsed(Correction, (yield from send(asked)))
+
+
+def accept(
+    hospital: str, request: str, *, seconds: float | None = None, note: str | None = None
+) -> Operation[Correction]:
+    """Say that the answer of a request is right as it is. Raises Problem 404."""
+    said = _said(accepted="true", seconds=None if seconds is None else str(seconds), note=note)
+    return parsed(Correction, (yield from send(Request("PUT", _correction(hospital, request), form=said))))
+
+
+def corrections(
+    hospital: str, model: str | None = None, limit: int | None = None
+) -> Operation[list[Correction]]:
+    """List the corrections of a hospital's answers, newest first. Raises Problem 404."""
+    path = f"/hospitals/{quote(hospital)}/corrections"
+    return (yield from listed(path, "corrections", Correction, _said(model=model), most=limit))
+
+
+def _correction(hospital: str, request: str) -> str:
+    return f"/hospitals/{quote(hospital)}/corrections/{quote(request, safe='')}"
 
 
 def session() -> Operation[Session]:

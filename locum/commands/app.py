@@ -473,6 +473,77 @@ def review(
 
 
 @app.command(rich_help_panel=_WATCH)
+def correct(
+    scans: Annotated[
+        list[str] | None, typer.Argument(help="Files, folders, globs: the scans as they were segmented.")
+    ] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="Folder of `locum segment` with the masks as they should be.")
+    ] = None,
+    hospital: Hospital = None,
+    request: Annotated[str | None, typer.Option(help="Id of the answered request, of one scan.")] = None,
+    accept: Annotated[bool, typer.Option("--accept", help="The answer of --request is right.")] = False,
+    note: Annotated[str | None, typer.Option(help="A note; it must not name a patient.")] = None,
+) -> None:
+    """Send masks that a person corrected: they are kept at the hospital, and compared with the answers.
+
+    A mask is named as its scan, or NAME-mask. NAME-report.json beside it says which answer it is of. A mask
+    that nobody changed counts as accepted, so name only scans that somebody looked at.
+
+    \b
+      locum segment scans/ -m phantom -H dune -o masks
+      locum correct scans/case7.nii.gz --masks masks
+      locum correct -H dune --request 883c0f09-… --accept
+    """
+    from locum.commands.correcting import accept_answer, correct_all
+
+    if accept:
+        if not request or not hospital or scans or masks:
+            raise typer.BadParameter("--accept needs --request and --hospital, and takes no scans or masks")
+        accept_answer(hospital, request, note)
+        return
+    if not scans or masks is None:
+        raise typer.BadParameter("expected scans and --masks FOLDER; or --accept with --request")
+    raise typer.Exit(correct_all(scans, masks, hospital, request, note))
+
+
+@app.command(rich_help_panel=_WATCH)
+def corrections(
+    hospital: Named,
+    model: OfModel = None,
+    limit: Annotated[int, typer.Option(min=1, max=10000, help="Corrections that are shown.")] = 100,
+    as_json: AsJson = False,
+    may_train: Annotated[
+        bool | None,
+        typer.Option("--may-train/--may-not-train", help="Whether a model may learn from them."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Save scans and masks, to train a federation.")
+    ] = None,
+) -> None:
+    """Show what people changed of a hospital's answers, by label, the newest first.
+
+    Bad masks are corrected more often than good ones: these are not the figures of all answers.
+
+    \b
+      locum corrections --hospital dune
+      locum corrections --hospital dune --json
+      locum corrections --hospital dune --may-train
+      locum corrections --hospital dune --model phantom --out data/dune
+    """
+    from locum.commands.correcting import save_corrections, set_consent, show_corrections
+
+    if may_train is not None:
+        set_consent(hospital, model, may_train)
+    elif out is not None:
+        if model is None:
+            raise typer.BadParameter("--out needs --model: one folder has one task")
+        raise typer.Exit(save_corrections(hospital, model, out))
+    else:
+        raise typer.Exit(show_corrections(hospital, model, limit, as_json))
+
+
+@app.command(rich_help_panel=_WATCH)
 def observations(
     hospital: Named,
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the table (CSV).")],
