@@ -488,7 +488,7 @@ def correct(
     """Send masks that a person corrected: they are kept at the hospital, and compared with the answers.
 
     A mask is named as its scan, or NAME-mask. NAME-report.json beside it says which answer it is of. A mask
-    that nobody changed counts as accepted, so name only scans that somebody looked at.
+    without a change counts as accepted, so name only scans that somebody looked at.
 
     \b
       locum segment scans/ -m phantom -H dune -o masks

@@ -121,7 +121,7 @@ class StoredLabel(BaseModel):
     """The corrected scan, and what the answer that was corrected is found by."""
 
     image: str
-    label: str = Field(description="Id of the request whose answer was corrected.")
+    label: str = Field(description="Id of the request that was answered.")
 
 
 class StoredImage(BaseModel):

@@ -93,7 +93,9 @@ def test_what_cannot_be_sent_is_named(api: Api, locum: Locum, scans: Path, tmp_p
     assert missing.exit_code == 1
     assert "case0-report.json does not say of which answer" in missing.output
     unknown = ("--hospital", "dune", "--request", "nowhere")
-    assert "no answer of request" in locum("correct", scans / "case0.nii.gz", "--masks", masks, *unknown).output
+    assert (
+        "no answer of request" in locum("correct", scans / "case0.nii.gz", "--masks", masks, *unknown).output
+    )
     assert locum("correct", scans / "case0.nii.gz").exit_code == 2
     with Client(str(api.client.base_url)) as client:
         assert all(each.hospital == "dune" for each in client.corrections("dune", "organ"))
