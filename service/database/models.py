@@ -270,6 +270,7 @@ class Correction(Base):
     Facts of the answer are repeated, since its observation may expire earlier. `accepted`: it was right as it
     was. `cohort` and `scan` (the name there) say where scan and mask are; null where the scan never came.
     `exact`: whether the answer that it was measured against has the voxels of the one that was served.
+    `watched`: whether the watch has counted it.
     """
 
     __tablename__ = "correction"
@@ -299,6 +300,7 @@ class Correction(Base):
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(Text)
     exact: Mapped[bool | None]
+    watched: Mapped[bool] = mapped_column(default=False)
 
 
 class CorrectedLabel(Base):

@@ -14,6 +14,9 @@ from service.observation import Stored
 from service.watch.scores import Reference
 from service.watch.stream import REFERENCE, Alarm, Level, Share
 
+CORRECTIONS = "agreement with corrections"
+"""The stream of what persons left of answers; there once an answer was corrected or accepted."""
+CONFIDENCE = "confidence of "
 MOST_LABELS = 6
 """Labels of a task that are watched, its first: each of them has three streams of the one budget."""
 
@@ -31,6 +34,7 @@ class Series:
     shares: dict[str, Share] = field(default_factory=dict)
     answers: int = 0
     strains: dict[str, float] = field(default_factory=dict)
+    corrections: int = 0
 
     def take(self, stored: Stored, spacing: float) -> dict[str, Alarm]:
         """Take an answer; return the alarms that it raises, by stream."""
@@ -51,6 +55,14 @@ class Series:
                 found[name] = alarm
         return found
 
+    def take_correction(self, agreement: float, spacing: float) -> Alarm | None:
+        """Take how much of an answer a person left, 0 to 1; return the alarm that it raises."""
+        self.corrections += 1
+        level = self.levels.setdefault(CORRECTIONS, Level())
+        alarm = level.take([agreement], spacing, ["week"])
+        self.strains[CORRECTIONS] = level.strain(spacing)
+        return alarm
+
     @property
     def is_learning(self) -> bool:
         """Whether there are too few answers to say what is usual."""
@@ -69,6 +81,7 @@ class Series:
             "levels": {name: level.state for name, level in self.levels.items()},
             "shares": {name: share.state for name, share in self.shares.items()},
             "strains": self.strains,
+            "corrections": self.corrections,
         }
 
     @property
@@ -98,6 +111,7 @@ class Series:
             {name: Share.of(each) for name, each in state["shares"].items()},
             state["answers"],
             dict(state["strains"]),
+            state.get("corrections", 0),
         )
 
 
@@ -110,7 +124,7 @@ def numbers_of(stored: Stored) -> dict[str, float]:
     if stored.row["shift"] is not None and stored.row["shift"] > 0:
         found["shift"] = math.log(stored.row["shift"])
     for label, row in _watched(stored):
-        found[f"confidence of {label}"] = row["confidence"]
+        found[f"{CONFIDENCE}{label}"] = row["confidence"]
         if row["voxels"]:
             size = row["voxels"] if row["volume_ml"] is None else row["volume_ml"]
             found[f"volume of {label}"] = size

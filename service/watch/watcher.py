@@ -17,13 +17,23 @@ from typing import Any
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from service.database import Assignment, Database, Observation, Watch, WatchCursor, WatchEvent, in_turn
+from service.database import (
+    Assignment,
+    CorrectedLabel,
+    Correction,
+    Database,
+    Observation,
+    Watch,
+    WatchCursor,
+    WatchEvent,
+    in_turn,
+)
 from service.observation import Stored
 from service.observation.rows import newer
 from service.watch import messages
 from service.watch.budget import Budget
 from service.watch.rules import rule_of
-from service.watch.series import Series, streams_of
+from service.watch.series import CONFIDENCE, CORRECTIONS, Series, streams_of
 from service.watch.silence import Arrivals
 from service.watch.stream import Alarm
 from service.webhooks import Webhook
@@ -49,6 +59,8 @@ def look(database: Database, now: datetime | None = None, hooks: Sequence[Webhoo
     total = 0
     while done := _look_at_some(database, hooks):
         total += done
+    while _look_at_corrections(database, hooks):
+        pass
     _look_for_silence(database, now or datetime.now(UTC), hooks)
     return total
 
@@ -87,7 +99,7 @@ def _follow(session: Session, key: _Key, rows: Sequence[Stored], hooks: Sequence
     seen = _seen_before(session, rows)
     watch = session.get(Watch, key)
     series = Series() if watch is None else Series.of(watch.streams, watch.usual)
-    budget = _budget(session, key, len(rows[-1].labels))
+    budget = _budget(session, key, len(rows[-1].labels), corrected=CORRECTIONS in series.levels)
     for stored in rows:
         row = stored.row
         # The same scan again says nothing new; what a person asked of another version is no answer to watch.
@@ -108,6 +120,54 @@ def _follow(session: Session, key: _Key, rows: Sequence[Stored], hooks: Sequence
         return
     watch.streams, watch.usual = series.state, series.usual
     _settle(session, watch, series)
+
+
+def _look_at_corrections(database: Database, hooks: Sequence[Webhook]) -> bool:
+    """Take some of the corrections that were measured since; return whether there were any."""
+    with database.write() as session:
+        turn(session)
+        new = select(Correction).where(Correction.state == "measured", ~Correction.watched)
+        rows = list(session.scalars(new.order_by(Correction.id).limit(_AT_ONCE)))
+        for row in rows:
+            row.watched = True
+            key = _watched_as(session, (row.hospital, row.model, row.scanner or ""))
+            watch = session.get(Watch, key)
+            if watch is not None and (row.version, row.answered_at >= watch.began) == (watch.version, True):
+                _follow_correction(session, key, watch, row, hooks)
+        return bool(rows)
+
+
+def _follow_correction(
+    session: Session, key: _Key, watch: Watch, row: Correction, hooks: Sequence[Webhook]
+) -> None:
+    """Take how much of the answer was left: the surface Dice of the label that changed most."""
+    agreement = session.scalar(
+        select(func.min(CorrectedLabel.surface_dice)).where(CorrectedLabel.correction == row.id)
+    )
+    if agreement is None:
+        return
+    series = Series.of(watch.streams, watch.usual)
+    days = max((row.at - watch.began) / timedelta(days=1), _FEWEST_DAYS)
+    per_day = max((series.corrections + 1) / days, 1 / 30)
+    labels = sum(name.startswith(CONFIDENCE) for name in series.levels)
+    budget = _budget(session, key, labels, corrected=True)
+    alarm = series.take_correction(agreement, budget.spacing(per_day))
+    watch.streams, watch.usual = series.state, series.usual
+    session.flush()
+    if alarm is not None:
+        since = _corrected_at(session, watch, series.corrections - alarm.since - 1) or row.at
+        _raise(session, watch, CORRECTIONS, row.at, hooks, alarm=alarm, since=since)
+    _settle(session, watch, series)
+
+
+def _corrected_at(session: Session, watch: Watch, back: int) -> datetime | None:
+    """When the answer was given that was corrected so many corrections ago."""
+    query = (
+        select(Correction.answered_at)
+        .where(Correction.hospital == watch.hospital, Correction.model == watch.model, Correction.watched)
+        .where(Correction.version == watch.version, Correction.scanner == (watch.scanner or None))
+    )
+    return session.scalar(query.order_by(Correction.id.desc()).offset(max(back, 0)).limit(1))
 
 
 def _served(session: Session, hospital: str, model: str) -> Any:
@@ -258,12 +318,13 @@ def _per_day(watch: Watch, series: Series, at: datetime) -> float:
     return max((series.answers + 1) / days, 1 / 30)
 
 
-def _budget(session: Session, key: _Key, labels: int) -> Budget:
+def _budget(session: Session, key: _Key, labels: int, *, corrected: bool = False) -> Budget:
     """The setting of a hospital's model, for the streams of all of its scanners."""
     hospital, model, scanner = key
     query = select(Watch.scanner).where(Watch.hospital == hospital, Watch.model == model)
     scanners = {*session.scalars(query), scanner}
-    return Budget(rule_of(session, hospital, model).months, streams_of(labels) * len(scanners))
+    streams = streams_of(labels) + corrected
+    return Budget(rule_of(session, hospital, model).months, streams * len(scanners))
 
 
 def _raise(
@@ -283,7 +344,8 @@ def _raise(
     details: dict[str, Any] = {}
     if alarm is not None:
         details = {"up": alarm.up, "height": alarm.height, "limit": alarm.limit}
-        since = _time_of(session, watch, watch.answers - alarm.at + alarm.since, watch.answers) or at
+        place = watch.answers - alarm.at + alarm.since
+        since = since or _time_of(session, watch, place, watch.answers) or at
     event = _add_event(
         session, watch, "alarm", at, since=since, stream=stream, observation=observation, details=details
     )

@@ -41,6 +41,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("exact", sa.Boolean(), nullable=True),
+        sa.Column("watched", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_correction"),
         sa.UniqueConstraint("observation", name="uq_correction_observation"),
         sa.ForeignKeyConstraint(["hospital"], ["hospital.id"], name="fk_correction_hospital_hospital"),

@@ -13,7 +13,17 @@ import pytest
 from sqlalchemy import select
 
 from service import observation
-from service.database import Assignment, Database, Watch, WatchCursor, WatchEvent, WatchRule
+from service.database import (
+    Assignment,
+    CorrectedLabel,
+    Correction,
+    Database,
+    Observation,
+    Watch,
+    WatchCursor,
+    WatchEvent,
+    WatchRule,
+)
 from service.observation import Answer, Observed, SeenLabel
 from service.watch.budget import Budget
 from service.watch.rules import stop_of
@@ -208,6 +218,53 @@ def test_empty_masks_and_warnings_are_called(watched: Database) -> None:
     with watched.read() as session:
         names = {str(each.stream) for each in session.scalars(select(WatchEvent))}
     assert {"no liver", "warned"} <= names
+
+
+def correct(database: Database, answer: int, agreement: float | None, at: datetime) -> None:
+    """A person corrected an answer so far, or accepted it, and a worker measured that."""
+    with database.write() as session:
+        row = session.scalars(select(Observation).where(Observation.request == f"r{answer}")).one()
+        made = Correction(
+            observation=row.id,
+            **{name: getattr(row, name) for name in ("hospital", "model", "version", "request", "scanner")},
+            answered_at=row.at,
+            at=at,
+            way="http",
+            actor="ada",
+            accepted=agreement is None,
+            state="measured",
+        )
+        session.add(made)
+        session.flush()
+        changed = {"surface_dice": 1.0 if agreement is None else agreement}
+        voxels = {"added_voxels": 0, "removed_voxels": 0}
+        session.add(CorrectedLabel(correction=made.id, label="liver", **changed, **voxels))
+
+
+def test_answers_that_persons_change_more_are_called_and_each_correction_counts_once(
+    watched: Database,
+) -> None:
+    random = np.random.default_rng(3)
+    ends = BEGAN + timedelta(days=15)
+    store(watched, year(log_normal(300)))
+    look(watched, now=ends)
+    for number in range(0, 240, 2):
+        usual = None if random.uniform() < 0.5 else float(random.uniform(0.9, 1))
+        correct(watched, number, usual, ends)
+    look(watched, now=ends)
+    assert state_of(watched).state == "routine"
+    assert state_of(watched).streams["corrections"] == 120
+    look(watched, now=ends)
+    assert state_of(watched).streams["corrections"] == 120
+    for number in range(240, 280):
+        correct(watched, number, float(random.uniform(0.4, 0.8)), ends)
+    look(watched, now=ends)
+    assert state_of(watched).state == "investigate"
+    with watched.read() as session:
+        (alarm,) = [each for each in events(session, "north", "organ", 9) if each.kind == "alarm"]
+    assert (alarm.stream, alarm.details["up"]) == ("agreement with corrections", False)
+    assert alarm.since is not None
+    assert times(300)[230] <= alarm.since <= times(300)[250]
 
 
 def test_silence_is_called_on_a_usual_day_and_not_at_a_quiet_scanner(watched: Database) -> None:
