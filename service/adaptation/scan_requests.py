@@ -108,7 +108,9 @@ class ScanRequest:
         predictor = SegmentationPredictor(
             request_id=request_id,
             options=options,
-            selection=adapted_to_scan(context.store, parent, model, found.home, why, preset=preset),
+            selection=adapted_to_scan(
+                context.store, parent, model, found.home, why, preset=preset, alarmed=found.stop is not None
+            ),
             input_sha256=upload.sha256,
             input_bytes=upload.size,
             limits=scan_limits(context.settings, model.manifest.task),
@@ -163,7 +165,13 @@ class ScanRequest:
 
     def _keep(self, content: bytes) -> str:
         predictor = self.predictor
-        scan = StoredScan(content, self.upload.sha256, self.upload.size, series=predictor.options.series)
+        scan = StoredScan(
+            content,
+            self.upload.sha256,
+            self.upload.size,
+            series=predictor.options.series,
+            alarmed=predictor.selection.alarmed,
+        )
         return create(self.context, scan_job.KIND, predictor.options, self.parent, scan, predictor.request_id)
 
 

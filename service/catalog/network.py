@@ -270,7 +270,8 @@ def by_lens_of_scan(store: Store, found: ResolvedVersion) -> Selection | None:
     require_float32(found)
     assert parts.global_model is not None
     model = store.by_digest(parts.global_model, ModelManifest)
-    return adapted_to_scan(store, parent, model, found.home, "the global model, by a lens of this scan alone")
+    why = "the global model, by a lens of this scan alone"
+    return adapted_to_scan(store, parent, model, found.home, why, alarmed=found.stop is not None)
 
 
 def has_dose_of_scan(parent: Artefact) -> bool:
@@ -289,6 +290,7 @@ def adapted_to_scan(
     why: str,
     *,
     preset: str = AUTO,
+    alarmed: bool = False,
 ) -> Selection:
     """The choice where `model`, a network of `offered`, is adapted to a scan of the member site `home`.
 
@@ -304,6 +306,7 @@ def adapted_to_scan(
         flagged=store.lineage.flagged(offered),
         unknown_site=_unknown_site(offered, home),
         fingerprint=offered.manifest.files[FINGERPRINT].sha256 if through else None,
+        alarmed=alarmed,
     )
 
 

@@ -36,7 +36,8 @@ class StoredScan:
     """A scan that waits for its job: what is kept of it, and digest and size of what was received.
 
     `chosen` is the network that answers, for a job of kind `segment`, and `series` the option of the request
-    by which `content` was chosen of an upload of several.
+    by which `content` was chosen of an upload of several. `alarmed`: an alarm of the watch waited for a
+    person when the scan was received.
     """
 
     content: bytes
@@ -44,6 +45,7 @@ class StoredScan:
     received_bytes: int
     chosen: Mapping[str, str | None] | None = None
     series: str | None = None
+    alarmed: bool = False
 
 
 class JobFolder:
@@ -88,6 +90,7 @@ class JobFolder:
             "bytes": scan.received_bytes,
             "chosen": scan.chosen,
             "series": scan.series,
+            "alarmed": scan.alarmed,
         }
         self.write(self.RECEIVED, json.dumps(received).encode())
 
@@ -97,7 +100,15 @@ class JobFolder:
         if received is None or content is None:
             return None
         said = json.loads(received)
-        return StoredScan(content, said["sha256"], said["bytes"], said.get("chosen"), said.get("series"))
+        # What an earlier release wrote may lack some.
+        return StoredScan(
+            content,
+            said["sha256"],
+            said["bytes"],
+            said.get("chosen"),
+            said.get("series"),
+            said.get("alarmed", False),
+        )
 
     def write_picture(self, scan: str, when: str, content: bytes) -> None:
         """Write the PNG of a scan `before`, `after`, through the `lens`, or as it was `drawn`."""

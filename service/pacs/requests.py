@@ -161,7 +161,8 @@ class PacsSubmission:
                 **options.model_dump(mode="json"),
             },
         )
-        return self._submit(asked.hospital, work, {"study": asked.study, "series": asked.series})
+        wanted = {"study": asked.study, "series": asked.series}
+        return self._submit(asked.hospital, work, wanted, {"alarmed": selection.alarmed})
 
     def fill(self, hospital: str, cohort: str, asked: CohortFill) -> tuple[str, bool]:
         """Create the job that adds series to a cohort, or find that of the idempotency key.
@@ -205,7 +206,10 @@ class PacsSubmission:
             check_codes(selection.manifest.task, options.segmentation_type or "binary")
         return selection
 
-    def _submit(self, hospital: str, work: Work, wanted: Mapping[str, Any]) -> tuple[str, bool]:
+    def _submit(
+        self, hospital: str, work: Work, wanted: Mapping[str, Any], found: Mapping[str, Any] | None = None
+    ) -> tuple[str, bool]:
+        """`found` is what the job reads beside what is wanted, and what does not tell two requests apart."""
         database, settings = self.context.database, self.context.settings
         # Keyed: a plain digest in the database would tell a patient's id to a reader that tries them all.
         secret = uid_key(settings).hex()
@@ -224,7 +228,7 @@ class PacsSubmission:
         created = False
         try:
             # The file comes before the row, because a job without its request cannot run.
-            folder.write(folder.REQUEST, json.dumps(wanted).encode())
+            folder.write(folder.REQUEST, json.dumps({**wanted, **(found or {})}).encode())
             job, created = submission.create_once(database, hospital, asked, create)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -2,7 +2,8 @@
 
 An instance is a function of the source, the network, the options, the software and the device: the same
 request makes the same instance, byte for byte, so that a PACS that receives it twice keeps one. After an
-update, which may change the mask, it makes another, so that the PACS does not keep the outdated one.
+update, which may change the mask, it makes another, so that the PACS does not keep the outdated one. A report
+depends on `review`, too, in whole percent: where other answers change the rank, it is another instance.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ warnings.filterwarnings("ignore", module=r"highdicom(\.|$)")
 MEDIA_TYPE: Final = "application/dicom"
 _MANUFACTURER = "Locum"
 _SERIES_NUMBER = 24001
+# The coding scheme of what no standard names.
+_SCHEME = "99LOCUM"
 _DATES = (
     ("ContentDate", "ContentTime"),
     ("AcquisitionDate", "AcquisitionTime"),
@@ -86,9 +89,11 @@ def encode_report(
     task: Task,
     receipt: Receipt,
     volumes: Mapping[str, float],
+    review: Mapping[str, float | None],
     kind: SegmentationType = "binary",
 ) -> tuple[bytes, bytes]:
-    """Encode a measurement report (TID 1500) with the volume of each label in mL.
+    """Encode a measurement report (TID 1500) with the volume of each label in mL, and its rank `review` among
+    the hospital's own answers, 0 to 1, where it has one.
 
     Returns:
         (the report, the SEG that it refers to): the SEG is that of `encode_seg` for the same arguments.
@@ -99,7 +104,8 @@ def encode_report(
         _check_identifiers(series)
         key = _key(series, classes, receipt, kind)
         seg = _make_seg(series, classes, task, receipt, kind, key)
-        return _written(_make_report(series, seg, task, receipt, volumes, key)), _written(seg)
+        ranks = {label: round(100 * rank) for label, rank in review.items() if rank is not None}
+        return _written(_make_report(series, seg, task, receipt, volumes, ranks, key)), _written(seg)
 
 
 def _make_report(
@@ -108,13 +114,22 @@ def _make_report(
     task: Task,
     receipt: Receipt,
     volumes: Mapping[str, float],
+    ranks: Mapping[str, int],
     key: str,
 ) -> Any:
     import highdicom as hd
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
-    millilitre = Code("ml", "UCUM", "milliliter")
+    millilitre, percent = Code("ml", "UCUM", "milliliter"), Code("%", "UCUM", "percent")
+    less_sure = Code("review", _SCHEME, "Share of the hospital's newest answers that were less sure")
+
+    def measured(label: str) -> list[Any]:
+        volume = hd.sr.Measurement(name=codes.SCT.Volume, value=volumes[label], unit=millilitre)
+        if label not in ranks:
+            return [volume]
+        return [volume, hd.sr.Measurement(name=less_sure, value=ranks[label], unit=percent)]
+
     network = receipt.network
     device = hd.sr.DeviceObserverIdentifyingAttributes(
         uid=device_uid(network),
@@ -137,9 +152,17 @@ def _make_report(
             algorithm_id=hd.sr.AlgorithmIdentification(
                 name=network.name, version=network.digest.removeprefix("sha256:"), parameters=[NOTICE]
             ),
-            measurements=[hd.sr.Measurement(name=codes.SCT.Volume, value=volumes[label], unit=millilitre)],
+            measurements=measured(label),
         )
         for number, label in enumerate(_segments(task), start=1)
+    ]
+    schemes = [
+        hd.coding_schemes.CodingSchemeIdentificationItem(
+            _SCHEME,
+            name="Codes of Locum",
+            uid=uid("coding scheme", _SCHEME),
+            responsible_organization="Locum",
+        )
     ]
     sources = sources_of(series)
     report = hd.sr.ComprehensiveSR(
@@ -154,7 +177,8 @@ def _make_report(
         ),
         series_instance_uid=uid(key, "report series"),
         series_number=_SERIES_NUMBER + 1,
-        sop_instance_uid=uid(key, "report"),
+        # Without a rank it is the instance that it was before ranks were reported.
+        sop_instance_uid=uid(key, "report", *([json.dumps(ranks, sort_keys=True)] if ranks else [])),
         instance_number=1,
         manufacturer=_MANUFACTURER,
         manufacturer_model_name=network.name[:64],
@@ -162,6 +186,7 @@ def _make_report(
         device_serial_number=network.digest.removeprefix("sha256:"),
         series_description=f"{network.name[:24]} volumes, {NOTICE}",
         contributing_equipment=[_equipment(hd, receipt, f"Locum {receipt.locum}")],
+        coding_schemes=schemes if ranks else None,
     )
     _without_clock(report, sources[0])
     return report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
@@ -63,7 +63,10 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     body = encode_seg(series, found.classes, task, receipt, kind)
                 else:
                     volumes = {each.label: each.volume_ml or 0.0 for each in seen}
-                    body, segmentation = encode_report(series, found.classes, task, receipt, volumes, kind)
+                    review = self._review(found)
+                    body, segmentation = encode_report(
+                        series, found.classes, task, receipt, volumes, review, kind
+                    )
                 # Afterwards, since a header that cannot be read has been refused by now.
                 more = notes_on(series)
             else:
@@ -103,6 +106,10 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             options.voxels,
         )
 
+    def _review(self, found: Segmentation) -> Mapping[str, float | None]:
+        # Read for the outputs that say it alone.
+        return self.reviews.of(self.options.hospital, self.selection.offered.digest, found.confidence)
+
     def _report(
         self,
         found: Segmentation,
@@ -111,10 +118,8 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         graph: LoadedGraph,
         output: Output,
     ) -> SegmentationReport:
-        # No other output says it.
-        review = self.reviews.of(self.options.hospital, self.selection.offered.digest, found.confidence)
         return SegmentationReport(
-            labels=label_reports(seen, review, self.selection.manifest.task, found.classes.size),
+            labels=label_reports(seen, self._review(found), self.selection.manifest.task, found.classes.size),
             attention=found.attention,
             picked=pool_selections(found.picked),
             warnings=self._warning_texts(reading),

@@ -137,7 +137,7 @@ async def answer_or_start(
         )
         if isinstance(answered, Response):
             return answered
-        kept = StoredScan(answered, scan.sha256, scan.size, chosen.kept, options.series)
+        kept = StoredScan(answered, scan.sha256, scan.size, chosen.kept, options.series, chosen.alarmed)
         return await to_thread.run_sync(
             create, context, segment_job.KIND, options, chosen.offered, kept, request_id
         )

@@ -15,6 +15,7 @@ import json
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -172,7 +173,8 @@ def _answer(attempt: Attempt, options: SegmentOptions, data: bytes) -> tuple[Enc
         options.site,
         kind="segmentation",
     )
-
+    # A version that is named, as here, has no warning of the watch by itself.
+    selection = replace(selection, alarmed=_wanted(attempt).get("alarmed", False))
     answer = segment_scan(attempt, options, selection, StoredScan(data, sha256(data), len(data)))
     for warning in filter(None, answer.headers.get("Locum-Warning-Names", "").split(", ")):
         attempt.warn(warning)

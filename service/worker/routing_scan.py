@@ -57,6 +57,7 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
             _home(attempt, options.hospital),
             why,
             preset=options.preset or AUTO,
+            alarmed=scan.alarmed,
         ),
         input_sha256=scan.received_sha256,
         input_bytes=scan.received_bytes,

@@ -6,6 +6,7 @@ The answer equals that of `/segment`, headers included, but for the times in it.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -38,6 +39,7 @@ def run_segment(attempt: Attempt) -> AttemptOutcome:
         raise ScanGone("the scan is not there any more; send it again")
     options: SegmentOptions = attempt.options.model_copy(update={"series": scan.series})
     selection = chosen_before(attempt.settings.open_store(), attempt.job.parent, scan.chosen)
+    selection = replace(selection, alarmed=scan.alarmed)
     answer = segment_scan(attempt, options, selection, scan)
     attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))

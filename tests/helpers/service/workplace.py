@@ -69,9 +69,11 @@ class Workplace:
                 **{"hospital": "dune", "model": "organ", **parent, **fields},
             ).id
 
-    def scan_job(self, scan: bytes, parent: str | None = None, **options: Any) -> str:
+    def scan_job(
+        self, scan: bytes, parent: str | None = None, *, alarmed: bool = False, **options: Any
+    ) -> str:
         job_id = records.new_id()
-        self.folder(job_id).write_input(StoredScan(scan, sha256(scan), len(scan)))
+        self.folder(job_id).write_input(StoredScan(scan, sha256(scan), len(scan), alarmed=alarmed))
         fields = {} if parent is None else {"parent": parent}
         return self.adaptation(None, kind="scan", hospital=None, options=options, job_id=job_id, **fields)
 

@@ -17,13 +17,14 @@ from typing import Any
 import highdicom as hd
 import numpy as np
 import pytest
+from sqlalchemy import delete
 
 from model_store.artefact import Artefact
 from model_store.lens import FINGERPRINT
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from service.audit import trail
 from service.context import ServiceContext
-from service.database import Job
+from service.database import Job, Watch, WatchEvent
 from service.errors import JobCancelled
 from service.jobs import records
 from service.jobs.files import JobFolder
@@ -34,6 +35,7 @@ from service.worker.attempt import Attempt
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import series, uid
 from tests.helpers.service.adapted_store import publish_space
+from tests.helpers.service.alarmed import put_alarm
 from tests.helpers.service.coded import CODED, CODES, SERIES, STUDY, VOLUME, coded_series
 from tests.helpers.service.orthanc import Gate, Orthanc
 from tests.helpers.service.pacs_jobs import Unqueued
@@ -79,6 +81,19 @@ def test_stored_seg_has_the_mask_and_the_job_keeps_only_its_uids(place: Workplac
     assert answer is not None
     assert json.loads(answer.body)["SOPInstanceUID"] == stored.SOPInstanceUID
     assert place.folder(job_id).names == ["result", "result.json"]
+
+
+def test_series_that_is_asked_for_during_an_alarm_is_answered_with_the_warning(place: Workplace) -> None:
+    with place.database.write() as session:
+        put_alarm(session, "dune", "coded", place.store.open("coded").digest)
+    job_id = ask(place, store=False)
+    with place.database.write() as session:
+        session.execute(delete(WatchEvent))
+        session.execute(delete(Watch))
+    assert done(place, job_id).state == "succeeded"
+    answer = place.folder(job_id).read_result()
+    assert answer is not None
+    assert "watch-alarm" in answer.headers["Locum-Warning-Names"].split(", ")
 
 
 def test_inverted_series_is_answered_through_a_lens_of_its_own(

@@ -36,7 +36,7 @@ def answers(series: DicomSeries, classes: Any = CLASSES) -> list[bytes]:
     """The SEG and, for a volume, the report."""
     if series.affine is None:
         return [encode_seg(series, classes, CODED, RECEIPT)]
-    report, seg = encode_report(series, classes, CODED, RECEIPT, {"bright": 1.0})
+    report, seg = encode_report(series, classes, CODED, RECEIPT, {"bright": 1.0}, {"bright": 0.04})
     return [seg, report]
 
 

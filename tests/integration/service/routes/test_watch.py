@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,11 @@ from sqlalchemy import select
 from model_store.artefact import Artefact
 from service.audit import trail
 from service.database import Watch, WatchEvent
-from service.watch.silence import Arrivals
+from service.jobs.files import JobFolder
 from service.watch.watcher import look
+from service.worker.runner import run_job
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
+from tests.helpers.service.alarmed import put_alarm
 from tests.helpers.service.api import Api
 
 ALARMED = "an alarm of the watch waits for a person"
@@ -47,30 +47,8 @@ def api(
 @pytest.fixture
 def alarm(api: Api) -> Iterator[None]:
     """An alarm of north's `bright` that is unanswered."""
-    now = datetime.now(UTC)
-    digest = api.store.open("bright.at-north@1").digest
-    own = {"hospital": "north", "model": "bright", "scanner": "CT 2"}
     with api.context.database.write() as session:
-        session.add(
-            Watch(
-                **own,
-                state="investigate",
-                since=now,
-                version=digest,
-                software="",
-                locum="1",
-                began=now,
-                answers=100,
-                last_at=now,
-                day=now.date(),
-                today=1,
-                arrivals=asdict(Arrivals()),
-                streams={},
-                usual=b"",
-            )
-        )
-        details = {"up": True, "height": 9.0, "limit": 8.0}
-        session.add(WatchEvent(**own, kind="alarm", at=now, since=now, stream="shift", details=details))
+        put_alarm(session, "north", "bright", api.store.open("bright.at-north@1").digest)
     yield
     with api.context.database.write() as session:
         for each in (*session.scalars(select(Watch)), *session.scalars(select(WatchEvent))):
@@ -122,6 +100,35 @@ def test_rule_is_obeyed_until_a_person_answers(
     actions = ["watch.set", "watch.set", "watch.answered.refused", "watch.answered"]
     assert [row["action"] for row in rows] == actions
     assert rows[-1]["details"]["reason"] == body["reason"]
+
+
+@pytest.mark.parametrize("personalization", ["auto", "scan"])
+def test_answer_of_a_job_warns_of_the_alarm_in_which_the_scan_was_sent(
+    api: Api, make_png: Callable[..., bytes], picture: Any, alarm: None, personalization: str
+) -> None:
+    assert put_rule(api, "warn").status_code == 200
+    fields = {"hospital": "north", "model": "bright", "personalization": personalization}
+    if personalization == "scan":
+        # What no graph answers at once.
+        fields["shape_weight"] = "0.1"
+    form = {name: (None, value) for name, value in fields.items()}
+    sent = api.client.post(
+        "/segment", files={**form, "scan": ("s.png", make_png(picture))}, headers={"Prefer": "respond-async"}
+    )
+    assert sent.status_code == 202, sent.text
+    job = sent.json()["id"]
+    answered = {"scanner": "CT 2", "reason": "looked at", "actor": "ada"}
+    assert api.client.post("/hospitals/north/watch/bright/answers", json=answered).status_code == 200
+    if personalization == "scan":
+        # These networks have no weights: what becomes of it is shown where there are some.
+        kept = JobFolder(api.settings.open_files(), job).read_input()
+        assert kept is not None
+        assert kept.alarmed
+        return
+    run_job(job, api.settings)
+    found = api.client.get(f"/jobs/{job}/result")
+    assert found.status_code == 200, found.text
+    assert "watch-alarm" in found.headers["locum-warning-names"].split(", ")
 
 
 def test_metrics_and_lists_show_the_state_of_every_watch(api: Api, alarm: None) -> None:

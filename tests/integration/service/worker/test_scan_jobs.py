@@ -68,6 +68,17 @@ def test_scan_job_is_repeatable_and_keeps_only_its_result(place: Workplace, scan
     assert _dice(mask, truth.voxels[..., 0]) > 0.7
 
 
+def test_scan_that_was_sent_during_an_alarm_is_answered_with_the_warning(
+    place: Workplace, scan: bytes
+) -> None:
+    for alarmed in (True, False):
+        job_id = place.scan_job(scan, alarmed=alarmed)
+        run_job(job_id, place.settings)
+        answer = place.folder(job_id).read_result()
+        assert answer is not None
+        assert ("watch-alarm" in answer.headers.get("Locum-Warning-Names", "").split(", ")) == alarmed
+
+
 def _dice(mask: NDArray[np.generic], truth: NDArray[np.generic]) -> float:
     return float(2 * np.sum((mask > 0) & (truth > 0)) / (np.sum(mask > 0) + np.sum(truth > 0)))
 

@@ -20,15 +20,17 @@ def opened(content: Any) -> DicomSeries:
     return open_series(content, Limits())
 
 
-def made(series: DicomSeries, **changed: Any) -> tuple[bytes, bytes]:
-    """The report and the SEG."""
+def made(series: DicomSeries, review: float | None = None, **changed: Any) -> tuple[bytes, bytes]:
+    """The report, with this rank of the label, and the SEG."""
     receipt = RECEIPT.model_copy(update=changed)
-    return encode_report(series, CLASSES, CODED, receipt, {"bright": 1.0})
+    return encode_report(series, CLASSES, CODED, receipt, {"bright": 1.0}, {"bright": review})
 
 
-def instances(series: DicomSeries | None = None, **changed: Any) -> list[tuple[str, str]]:
+def instances(
+    series: DicomSeries | None = None, review: float | None = None, **changed: Any
+) -> list[tuple[str, str]]:
     """SOPInstanceUID and SeriesInstanceUID of the report and the SEG."""
-    files = made(series or opened(coded_series()), **changed)
+    files = made(series or opened(coded_series()), review, **changed)
     found = [pydicom.dcmread(io.BytesIO(one)) for one in files]
     return [(one.SOPInstanceUID, one.SeriesInstanceUID) for one in found]
 
@@ -51,6 +53,34 @@ def test_whatever_may_change_the_bytes_makes_another_instance(changed: dict[str,
 def test_another_request_for_the_same_makes_the_same_instance() -> None:
     same = {"request": "2", "why": "assigned", "options": {"model": "coded@1", "uncertainty": False}}
     assert instances(**same) == instances()
+
+
+def test_report_has_the_rank_of_a_label_and_is_another_once_the_rank_is() -> None:
+    report, _ = made(opened(coded_series()), review=0.042)
+    content = pydicom.dcmread(io.BytesIO(report))
+    numbers = [item for item in _items(content) if item.ValueType == "NUM"]
+    found = {
+        item.ConceptNameCodeSequence[0].CodeValue: (
+            float(item.MeasuredValueSequence[0].NumericValue),
+            item.MeasuredValueSequence[0].MeasurementUnitsCodeSequence[0].CodeValue,
+        )
+        for item in numbers
+    }
+    assert found == {"118565006": (1.0, "ml"), "review": (4.0, "%")}
+    scheme = content.CodingSchemeIdentificationSequence[-1]
+    assert scheme.CodingSchemeDesignator == "99LOCUM"
+    # Whole percents: the report follows no other answer's last digit. The SEG has no rank.
+    assert instances(review=0.04) == instances(review=0.042)
+    (ranked, seg), (unranked, same_seg) = instances(review=0.04), instances()
+    assert ranked[0] != unranked[0]
+    assert instances(review=0.5)[0][0] not in (ranked[0], unranked[0])
+    assert (ranked[1], seg) == (unranked[1], same_seg)
+
+
+def _items(within: pydicom.Dataset) -> list[pydicom.Dataset]:
+    """All items of a report's content."""
+    own = [*within.get("ContentSequence", ())]
+    return [each for item in own for each in (item, *_items(item))]
 
 
 def test_series_in_another_order_or_container_makes_the_same_bytes() -> None:
