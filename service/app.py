@@ -77,6 +77,7 @@ from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
 from service.settings import FileReaders, Settings, graph_limits, ignored_variables, settings_or_exit
 from service.watch import watcher
+from service.watch.messages import undelivered
 from service.watch.views import states
 
 DESCRIPTION = """\
@@ -251,6 +252,14 @@ async def _open(
             raise PartNotReady(found.absence)
         return f"{found.running} running" + (f", {found.silent} silent" if found.silent else "")
 
+    def webhooks_check() -> str:
+        with database.read() as session:
+            found = undelivered(session, settings.webhooks)
+        measured.webhooks_undelivered.set(sum(each.count for each in found))
+        if found:
+            raise PartNotReady("; ".join(map(str, found)))
+        return f"{len(settings.webhooks)} configured"
+
     def files_check() -> str:
         files = settings.open_files()
         files.check()
@@ -266,11 +275,15 @@ async def _open(
     }
     if settings.files is not None:
         checks["files"] = files_check
+    if settings.webhooks:
+        checks["webhooks"] = webhooks_check
     readiness = Readiness(
         checks,
         observe=lambda part, ok: measured.ready.labels(part).set(ok),
-        # Scans are answered without a worker, and, unless a GPU is demanded, on the CPU.
-        optional=frozenset({"worker"} if settings.device.startswith("cuda") else {"worker", "device"}),
+        # Scans are answered without a worker or webhooks, and, unless a GPU is demanded, on the CPU.
+        optional=frozenset(
+            {"worker", "webhooks"} | (set() if settings.device.startswith("cuda") else {"device"})
+        ),
         late=frozenset({"worker"} if settings.embedded_worker else ()),
     )
     stack.callback(readiness.close)

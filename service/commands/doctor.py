@@ -28,6 +28,7 @@ from service.inference.gpu import card
 from service.inference.providers import CPU, FALLBACK, OPENVINO, cuda_device_seen
 from service.inference.sessions import probe_provider
 from service.settings import Settings, graph_limits, ignored_variables
+from service.watch.messages import undelivered
 
 _GIB = 2**30
 _LEAST_FREE_GIB = 2
@@ -65,6 +66,7 @@ def diagnose(settings: Settings) -> Iterator[Finding]:
         "clock": _clock,
         "redis": _redis,
         "pacs": _pacs,
+        "webhooks": _webhooks,
     }
     for part, look in parts.items():
         try:
@@ -212,3 +214,24 @@ def _redis(settings: Settings) -> str:
 
 def _pacs(settings: Settings) -> str:
     return "none" if settings.pacs is None else f"{settings.pacs} is valid"
+
+
+def _webhooks(settings: Settings) -> str:
+    if not settings.webhooks:
+        return "none"
+    hosts = ", ".join(each.host for each in settings.webhooks)
+    if settings.database_url is None and not (settings.state_dir / "locum.db").exists():
+        return f"{hosts}; nothing was sent yet"
+    database = Database(settings.resolved_database_url)
+    try:
+        check(database)
+        with database.read() as session:
+            found = undelivered(session, settings.webhooks)
+    except DatabaseNotMigrated as error:
+        raise Warned(f"{hosts}; what was received is known once the database is migrated") from error
+    finally:
+        database.dispose()
+    if found:
+        said = "; ".join(map(str, found))
+        raise Warned(f"{said}: the service's log says why, and it is tried again for three days")
+    return f"{hosts}; no message waits after two attempts"

@@ -94,6 +94,7 @@ class Metrics:
         job_seconds: from the first attempt's start to the end, by kind and final state.
         queue_messages: messages in Redis that no worker has taken.
         workers: worker processes, by state: running, or silent.
+        webhooks_undelivered: messages on alarms that were tried twice or more; every process reports all.
 
     `watch_drift` provides `locum_key_usage_drift`, `watch_watches` `locum_watch_state`.
     """
@@ -141,6 +142,11 @@ class Metrics:
             "locum_queue_messages", "Messages that no worker has taken.", registry=self.registry
         )
         self.workers = Gauge("locum_workers", "Worker processes.", ("state",), registry=self.registry)
+        self.webhooks_undelivered = Gauge(
+            "locum_webhooks_undelivered",
+            "Messages on alarms that were tried twice or more and not received.",
+            registry=self.registry,
+        )
 
     def watch_drift(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
         """Report every hospital's drift, from `read` at each scrape."""

@@ -12,10 +12,10 @@ import random
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from sqlalchemy import Select, delete, select, update
+from sqlalchemy import Select, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import Database, WatchEvent, WatchMessage, database_now, in_turn
@@ -62,6 +62,32 @@ def give_up(session: Session) -> int:
     found = list(session.scalars(late))
     session.execute(delete(WatchMessage).where(WatchMessage.id.in_(found)))
     return len(found)
+
+
+@dataclass(frozen=True)
+class Undelivered:
+    """Messages of one webhook that were tried twice or more, and when the oldest of them was written."""
+
+    host: str
+    count: int
+    since: datetime
+
+    def __str__(self) -> str:
+        """In words, for an operator."""
+        said = "1 message was" if self.count == 1 else f"{self.count} messages were"
+        return f"{self.host}: {said} not received, the oldest of {self.since:%Y-%m-%d %H:%M} UTC"
+
+
+def undelivered(session: Session, hooks: Iterable[Webhook]) -> list[Undelivered]:
+    """What these webhooks did not receive so far, by webhook. One failure alone is no news: it is tried again
+    after seconds.
+    """
+    by_address = {each.address: each.host for each in hooks}
+    query = select(WatchMessage.address, func.count(), func.min(WatchMessage.created_at)).where(
+        WatchMessage.address.in_(by_address), WatchMessage.attempts >= 2
+    )
+    found = session.execute(query.group_by(WatchMessage.address))
+    return sorted((Undelivered(by_address[row[0]], row[1], row[2]) for row in found), key=str)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from service import observation
+from service.database import WatchMessage
 from service.watch import messages
+from service.webhooks import read_webhooks
 from tests.helpers.service.api import Api
-from tests.helpers.service.receiver import receivers
+from tests.helpers.service.receiver import SECRET, receivers
 from tests.helpers.waiting import wait_for
 from tests.unit.service.watch.test_watcher import answered, assign, log_normal
 
@@ -46,3 +48,26 @@ def test_alarm_and_its_answer_reach_the_address_of_the_configuration(
     found = [(each["type"], each["data"]["stream"], each["data"]["state"]) for _, each in receiver.received]
     assert found == [("watch.alarm", "shift", "investigate"), ("watch.answered", "shift", "routine")]
     assert "DOE" not in json.dumps(receiver.received)
+
+
+def test_message_that_was_not_received_is_said_by_readiness_and_metrics(
+    start: Callable[..., Api], publish_bright: Callable[[Path], object], tmp_path: Path
+) -> None:
+    publish_bright(tmp_path)
+    hook = {"url": "http://127.0.0.1:9/hooks", "secret": SECRET}
+    api = start(tmp_path, watch_webhooks=json.dumps([hook]))
+
+    def part() -> dict[str, object]:
+        found: dict[str, object] = api.client.get("/health/ready").json()["parts"]["webhooks"]
+        return found
+
+    assert part()["ok"]
+    assert not part()["required"]
+    (read,) = read_webhooks(json.dumps([hook]))
+    now = datetime.now(UTC)
+    with api.context.database.write() as session:
+        own = {"address": read.address, "body": "{}", "created_at": now, "due": now + timedelta(hours=1)}
+        session.add(WatchMessage(id="msg_1", attempts=3, **own))
+    wait_for(lambda: not part()["ok"])
+    assert "127.0.0.1: 1 message was not received" in str(part()["detail"])
+    assert "locum_webhooks_undelivered 1.0" in api.client.get("/metrics").text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from typer.testing import CliRunner
 
 from service.__main__ import app
 from service.commands import doctor
+from service.database import Database, WatchMessage, upgrade
 from service.inference import loading, providers
+from service.webhooks import read_webhooks
+from tests.helpers.service.receiver import SECRET
 
 Run = Callable[..., tuple[int, dict[str, dict[str, str]]]]
 ON_CPU = json.dumps({"device": "cpu", "torch": "2"})
@@ -71,3 +75,24 @@ def test_redis_that_does_not_answer_and_an_unknown_variable_are_named(run: Run) 
         "state": "warning",
         "words": "LOCUM_DEVIC is ignored: no such setting, but LOCUM_DEVICE",
     }
+
+
+def test_webhook_that_received_nothing_is_named_without_its_address(run: Run, tmp_path: Path) -> None:
+    hooks = json.dumps([{"url": "https://chat.hospital.example/hooks/path", "secret": SECRET}])
+    variables = {"LOCUM_DEVICE": "cpu", "LOCUM_WATCH_WEBHOOKS": hooks}
+    _, found = run(**variables)
+    assert (found["webhooks"]["state"], "nothing was sent" in found["webhooks"]["words"]) == ("ok", True)
+    (tmp_path / "state").mkdir()
+    database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
+    upgrade(database)
+    now = datetime(2026, 11, 28, 9, 41, tzinfo=UTC)
+    (hook,) = read_webhooks(hooks)
+    with database.write() as session:
+        own = {"address": hook.address, "body": "{}", "created_at": now, "due": now}
+        session.add_all(WatchMessage(id=f"msg_{n}", attempts=n, **own) for n in range(4))
+    database.dispose()
+    _, found = run(**variables)
+    assert found["webhooks"]["state"] == "warning"
+    said = "chat.hospital.example: 2 messages were not received, the oldest of 2026-11-28 09:41 UTC"
+    assert found["webhooks"]["words"].startswith(said)
+    assert "/hooks/" not in found["webhooks"]["words"]

@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from service.database import Database, Watch, WatchEvent, WatchMessage
 from service.observation import append
 from service.watch import sender
-from service.watch.messages import KEPT, give_up, pause_after, put, take
+from service.watch.messages import KEPT, give_up, pause_after, put, take, undelivered
 from service.watch.sender import Sender
 from service.watch.watcher import close, look
 from service.webhooks import Webhook
@@ -106,6 +106,10 @@ def test_message_that_fails_is_sent_again_under_its_id_after_a_pause(
         assert row.attempts == attempt
         left = (row.due - datetime.now(UTC)).total_seconds()
         assert 0.8 * pause < left <= 1.1 * pause
+        with database.read() as session:
+            known = undelivered(session, [receiver.hook])
+        # The first failure is no news.
+        assert [(each.host, each.count) for each in known] == [("127.0.0.1", 1)] * (attempt - 1)
         # Not before.
         assert send(database, receiver.hook) == 0
         make_due(database)
