@@ -253,7 +253,8 @@ def _levels(rows: Sequence[Row]) -> str:
         "Scans from a shift of one number to its alarm, at 20 scans a day and the limit of the table above. "
         "Theory is Brook and Evans' chain for normal numbers of which the law is known: a small reference is "
         f"blinded by the changed values that enter it. A series without an alarm after {MOST} scans counts "
-        f"as {MOST}. `by weekday`: ranked within each of seven weekdays, so that 50 answers have seen three."
+        f"as {MOST}. `by weekday`: ranked within each of seven weekdays, so that 50 answers have seen three. "
+        "AIM-CU (the FDA's) takes its figures from `spc`, a package of R, and was not run beside this."
     )
     head = ("law", "scans before", "shift, sd", "theory", "found", "median", "mean")
     return f"## After how many scans a change is found\n\n{text}\n\n{table(head, lines)}"

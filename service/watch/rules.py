@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import Watch, WatchRule
@@ -30,6 +30,13 @@ def rule_of(session: Session, hospital: str, model: str) -> Rule:
     query = select(WatchRule).where(WatchRule.hospital == hospital, WatchRule.model == model)
     found = session.scalars(query.order_by(WatchRule.id.desc()).limit(1)).first()
     return Rule() if found is None else Rule(found.months, found.stop)  # type: ignore[arg-type]
+
+
+def rules_of(session: Session, **named: str) -> dict[tuple[str, str], Rule]:
+    """The newest settings of all hospitals and models, or of those that are named."""
+    newest = select(func.max(WatchRule.id)).filter_by(**named).group_by(WatchRule.hospital, WatchRule.model)
+    found = session.scalars(select(WatchRule).where(WatchRule.id.in_(newest)))
+    return {(each.hospital, each.model): Rule(each.months, each.stop) for each in found}  # type: ignore[arg-type]
 
 
 def stop_of(session: Session, hospital: str, model: str) -> Stop | None:

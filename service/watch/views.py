@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from service.database import Database, Watch, WatchEvent, caller_of
 from service.observation import Stored, page
 from service.watch.budget import Budget
-from service.watch.rules import Rule, rule_of
+from service.watch.rules import Rule, rules_of
 from service.watch.series import numbers_of, streams_of
 from service.watch.silence import Arrivals
 from service.watch.stream import REFERENCE
@@ -41,22 +41,30 @@ class Seen:
 
 def seen(session: Session, hospital: str | None = None, model: str | None = None) -> list[Seen]:
     """The watches of hospitals that the caller may see, by hospital, model and scanner."""
-    query = select(Watch)
-    if hospital is not None:
-        query = query.where(Watch.hospital == hospital)
-    if model is not None:
-        query = query.where(Watch.model == model)
-    found = session.scalars(query.order_by(Watch.hospital, Watch.model, Watch.scanner)).all()
+    own = {"hospital": hospital, "model": model}
+    named = {name: value for name, value in own.items() if value is not None}
+    query = select(Watch).filter_by(**named).order_by(Watch.hospital, Watch.model, Watch.scanner)
+    found = session.scalars(query).all()
     scanners = Counter((watch.hospital, watch.model) for watch in found)
+    # Read for all watches at once: there may be hundreds.
+    rules, alarms = rules_of(session, **named), open_alarms(session, **named)
     return [
-        _seen(session, watch, scanners[watch.hospital, watch.model])
+        _seen(
+            watch,
+            rules.get((watch.hospital, watch.model), Rule()),
+            [each for each in alarms if _key(each) == _key(watch)],
+            scanners[watch.hospital, watch.model],
+        )
         for watch in found
         if caller_of(session).sees(watch.hospital)
     ]
 
 
-def _seen(session: Session, watch: Watch, scanners: int) -> Seen:
-    rule = rule_of(session, watch.hospital, watch.model)
+def _key(of: Watch | WatchEvent) -> tuple[str, str, str]:
+    return of.hospital, of.model, of.scanner
+
+
+def _seen(watch: Watch, rule: Rule, alarms: Sequence[WatchEvent], scanners: int) -> Seen:
     strains = dict(watch.streams.get("strains", {}))
     arrivals = Arrivals.of(watch.arrivals)
     daily = sum(arrivals.usual(weekday) for weekday in range(7)) / 7
@@ -66,7 +74,7 @@ def _seen(session: Session, watch: Watch, scanners: int) -> Seen:
     return Seen(
         watch,
         rule,
-        tuple(open_alarms(session, watch)),
+        tuple(alarms),
         strains,
         watch.answers < REFERENCE,
         arrivals.usual(watch.day.weekday()),

@@ -257,23 +257,21 @@ def close(
     hooks: Sequence[Webhook] = (),
 ) -> int:
     """Answer the alarms of a watch, and tell `hooks`. Returns how many there were."""
-    alarms = open_alarms(session, watch)
+    alarms = open_alarms(session, **_place(watch))
     for each in alarms:
         each.answered_at, each.answered_by, each.reason = at, actor, reason
         messages.put(session, hooks, "watch.answered", each, "routine")
     return len(alarms)
 
 
-def open_alarms(session: Session, watch: Watch) -> list[WatchEvent]:
-    """The unanswered alarms, oldest first."""
-    query = select(WatchEvent).where(
-        WatchEvent.hospital == watch.hospital,
-        WatchEvent.model == watch.model,
-        WatchEvent.scanner == watch.scanner,
-        WatchEvent.kind == "alarm",
-        WatchEvent.answered_at.is_(None),
-    )
+def open_alarms(session: Session, **named: str) -> list[WatchEvent]:
+    """The unanswered alarms, oldest first: of the hospital, model and scanner that are named, else of all."""
+    query = select(WatchEvent).filter_by(kind="alarm", answered_at=None, **named)
     return list(session.scalars(query.order_by(WatchEvent.id)))
+
+
+def _place(watch: Watch) -> dict[str, str]:
+    return {"hospital": watch.hospital, "model": watch.model, "scanner": watch.scanner}
 
 
 def _note_changes(session: Session, watch: Watch, row: Mapping[str, Any]) -> None:
@@ -339,7 +337,7 @@ def _raise(
     since: datetime | None = None,
 ) -> None:
     """Raise an alarm, unless the stream has an unanswered one."""
-    if any(each.stream == stream for each in open_alarms(session, watch)):
+    if any(each.stream == stream for each in open_alarms(session, **_place(watch))):
         return
     details: dict[str, Any] = {}
     if alarm is not None:
@@ -376,7 +374,7 @@ def _add_event(session: Session, watch: Watch, kind: str, at: datetime, **fields
 
 def _settle(session: Session, watch: Watch, series: Series) -> None:
     """Set the state: somebody must look, a sum is near its limit, or all is as usual."""
-    alarms = open_alarms(session, watch)
+    alarms = open_alarms(session, **_place(watch))
     if alarms:
         watch.state = "investigate"
         watch.since = min(each.since or each.at for each in alarms)

@@ -92,8 +92,8 @@ def test_rule_is_obeyed_until_a_person_answers(
     again = api.segment(scan, **fields)
     assert again.status_code == 200
     assert not any(ALARMED in each for each in again.json()["warnings"])
-    (event,) = api.client.get("/hospitals/north/watch/bright").json()["events"]
-    assert (event["answered_by"], event["reason"]) == ("ada", body["reason"])
+    (found,) = api.client.get("/hospitals/north/watch/bright").json()["events"]
+    assert (found["answered_by"], found["reason"]) == ("ada", body["reason"])
     with api.context.database.snapshot() as session:
         trail.verify(session)
         rows = [row for row in trail.rows(session) if row["action"].startswith("watch.")]

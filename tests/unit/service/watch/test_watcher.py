@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from service import observation
 from service.database import (
@@ -29,6 +29,7 @@ from service.watch.budget import Budget
 from service.watch.rules import stop_of
 from service.watch.views import deviant, events, points, seen
 from service.watch.watcher import close, forget, look, restart
+from tests.helpers.service.alarmed import put_alarm
 
 BEGAN = datetime(2026, 1, 5, 8, tzinfo=UTC)  # a Monday
 PER_DAY = 20
@@ -133,6 +134,35 @@ def test_change_of_shift_is_called_with_its_beginning_and_its_answers(watched: D
         assert [value for _, value in found] == sorted(np.log(changed[:20]))[:-7:-1]
         session.expunge(alarms["shift"])
         assert stop_of(session, "north", "organ") == "warn"
+
+
+def test_many_watches_are_read_by_as_many_queries_as_one(watched: Database) -> None:
+    asked: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        asked.append(statement)
+
+    counts = []
+    with watched.write() as session:
+        event.listen(session.get_bind(), "before_cursor_execute", note)
+        for months, scanner in enumerate(("CT 1", "CT 2", "CT 3"), start=1):
+            put_alarm(session, "north", "organ", "sha256:1", scanner)
+            rule = {"hospital": "north", "model": "organ", "months": float(months), "stop": "hold"}
+            session.add(WatchRule(**rule, actor="ada", reason="as agreed", at=BEGAN))
+            session.flush()
+            asked.clear()
+            found = seen(session)
+            counts.append(len(asked))
+            assert seen(session, "south") == seen(session, "north", "other") == []
+        event.remove(session.get_bind(), "before_cursor_execute", note)
+    assert counts == [counts[0]] * 3
+    assert [(each.watch.scanner, len(each.alarms)) for each in found] == [
+        ("CT 1", 1),
+        ("CT 2", 1),
+        ("CT 3", 1),
+    ]
+    # The newest setting is that of all.
+    assert {(each.rule.months, each.rule.stop) for each in found} == {(3.0, "hold")}
 
 
 def test_each_answer_counts_once_for_several_processes_and_batches(watched: Database) -> None:
