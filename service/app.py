@@ -63,6 +63,7 @@ from service.routes import (
     segment,
     serving,
     session,
+    shadow,
     watch,
 )
 from service.runtime import logs
@@ -76,6 +77,7 @@ from service.runtime.spool import prepare_spool
 from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
 from service.settings import FileReaders, Settings, graph_limits, ignored_variables, settings_or_exit
+from service.shadow import Shadows
 from service.watch import watcher
 from service.watch.messages import undelivered
 from service.watch.views import states
@@ -138,6 +140,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         models,
         hospitals,
         serving,
+        shadow,
         key_usage,
         observations,
         corrections,
@@ -332,6 +335,7 @@ async def _open(
         followers,
         GroupedRows(database),
         Reviews(database),
+        Shadows(database),
         rates,
     )
 

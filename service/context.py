@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from service.runtime.metrics import Metrics
     from service.runtime.queue import Queue
     from service.runtime.readiness import Readiness
+    from service.shadow import Shadows
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class ServiceContext:
     `admission` bounds how many scans are in memory, `sessions` how many networks; `readiness` is refreshed in
     the background, so that a health request never waits; `queue` is where long work goes; `authenticator`
     knows who sent a request; `followers` are the clients that follow a job; `rows` writes the audit
-    trail; `reviews` rank an answer among the hospital's own; `rates` limit the requests of each caller, where
-    callers are known.
+    trail; `reviews` rank an answer among the hospital's own; `shadows` take scans for a second version;
+    `rates` limit the requests of each caller, where callers are known.
     """
 
     settings: Settings
@@ -45,6 +46,7 @@ class ServiceContext:
     followers: Followers
     rows: GroupedRows
     reviews: Reviews
+    shadows: Shadows
     rates: RateLimits | None
 
     def for_caller(self, caller: Caller) -> ServiceContext:

@@ -38,6 +38,8 @@
     │   ├── CorrectionMismatch   409  the scan is not the one that was answered
     │   ├── AnsweredScanGone     409  there is no scan to check the mask against
     │   └── MayNotTrain          409  the hospital has not agreed that its corrections train
+    ├── ShadowUnknown            404  no version is or was the shadow of the hospital's model
+    ├── ShadowRuns               409  another version is the shadow
     ├── SelectionError                no network answers a request
     │   ├── ParametersContradict 422  two parameters exclude each other
     │   ├── ModelNotNamed        422  several models are offered, or none
@@ -322,6 +324,14 @@ class MayNotTrain(CorrectionError):
     """A job would learn from a cohort of corrections without consent."""
 
     status, slug, title = 409, "may-not-train", "The corrections may not train a model"
+
+
+class ShadowUnknown(ServiceError):
+    status, slug, title = 404, "shadow-unknown", "No such shadow"
+
+
+class ShadowRuns(ServiceError):
+    status, slug, title = 409, "shadow-runs", "Another version is the shadow"
 
 
 class SelectionError(ServiceError): ...

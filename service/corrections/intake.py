@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from model_store.preprocessing import classes_on
 from model_store.scan import decode, decode_mask, open_series
 from model_store.task import Task
-from service import observation
+from service import observation, shadow
 from service.cohorts import cohorts, masks
 from service.cohorts.drawn import take_in_mask
 from service.cohorts.intake import check_and_deidentify
@@ -340,6 +340,8 @@ def _put(
         in_ml = row.spacing is not None
         labels = {name: LabelChange.none(voxels, in_ml=in_ml) for name, voxels in found.voxels.items()}
         stored, created = rows.put(session, new, labels if accepted else None)
+        if accepted and (second := shadow.of_request(session, None, row.request)) is not None:
+            shadow.accepted(session, second.id)
         if stored.state == "waiting":
             job = _measuring(session, context.settings, row.hospital, row.model)
     if job is not None:

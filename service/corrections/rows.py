@@ -186,6 +186,14 @@ def get(session: Session, hospital: str, request: str) -> CorrectionView:
     return _views(session, [_of_request(session, hospital, request)])[0]
 
 
+def find(session: Session, hospital: str, request: str) -> CorrectionView | None:
+    """The newest correction of a request's answer; None without one."""
+    try:
+        return get(session, hospital, request)
+    except CorrectionUnknown:
+        return None
+
+
 def remove(session: Session, hospital: str, request: str) -> CorrectionView:
     """Delete a correction; its scan and mask stay in their cohort. Raises CorrectionUnknown."""
     found = _of_request(session, hospital, request)

@@ -321,6 +321,68 @@ class CorrectedLabel(Base):
     removed_ml: Mapped[float | None]
 
 
+class Shadow(Base):
+    """A version that answers a hospital's scans unseen, beside the one that serves; see `service.shadow`.
+
+    `version` is its digest, `artefact` its `name@version`. `rule` says when it is assigned without a person.
+    """
+
+    __tablename__ = "shadow"
+    __table_args__ = (Index("ix_shadow_hospital_model", "hospital", "model"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    version: Mapped[str] = mapped_column(String(71))
+    artefact: Mapped[str] = mapped_column(String(300))
+    every: Mapped[int]
+    rule: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    actor: Mapped[str] = mapped_column(String(300))
+    reason: Mapped[str] = mapped_column(Text)
+    began: Mapped[datetime] = mapped_column(UtcDateTime)
+    ended: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    ended_by: Mapped[str | None] = mapped_column(String(300))
+
+
+class ShadowAnswer(Base):
+    """A scan that both versions answered. `served` is the digest of the other; `choice` makes the shadow's
+    answer again. `exact`: the served answer was made again to the voxel.
+    """
+
+    __tablename__ = "shadow_answer"
+    __table_args__ = (UniqueConstraint("shadow", "request"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    shadow: Mapped[int] = mapped_column(ForeignKey("shadow.id"))
+    request: Mapped[str] = mapped_column(String(36), index=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    served: Mapped[str] = mapped_column(String(71))
+    choice: Mapped[dict[str, Any]] = mapped_column(JSON)
+    served_shift: Mapped[float | None]
+    shadow_shift: Mapped[float | None]
+    exact: Mapped[bool]
+
+
+class ShadowLabel(Base):
+    """One label by both versions; `served_dice` and `shadow_dice` are with a person's correction."""
+
+    __tablename__ = "shadow_label"
+
+    answer: Mapped[int] = mapped_column(
+        ForeignKey("shadow_answer.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    label: Mapped[str] = mapped_column(String(200), primary_key=True)
+    agreement: Mapped[float | None]
+    served_voxels: Mapped[int] = mapped_column(BigInteger)
+    shadow_voxels: Mapped[int] = mapped_column(BigInteger)
+    served_ml: Mapped[float | None]
+    shadow_ml: Mapped[float | None]
+    served_confidence: Mapped[float]
+    shadow_confidence: Mapped[float]
+    served_dice: Mapped[float | None]
+    shadow_dice: Mapped[float | None]
+
+
 class Watch(Base):
     """The watch of one scanner's answers by one model at a hospital; see `service.watch`.
 

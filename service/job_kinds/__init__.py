@@ -26,6 +26,7 @@ _NAMES = (
     "mask-verdict",
     "quantisation",
     "correction",
+    "shadow",
 )
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from anyio import to_thread
 from fastapi import Request
-from starlette.background import BackgroundTask
+from starlette.background import BackgroundTasks
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from typing_extensions import override
@@ -44,6 +44,7 @@ from service.prediction.answer import LoadedGraph, Options, Predictor, receipt_o
 from service.runtime.spool import ScanFile, Upload, pack, pack_channels
 from service.serving import key_usage
 from service.settings import Settings, scan_limits
+from service.shadow import ShadowOptions, keep
 
 Made = TypeVar("Made")
 
@@ -300,9 +301,22 @@ def answer_prepared(
     context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
         watch.stages["inference"] / 1000
     )
-    noting = None
+    noting = BackgroundTasks()
     if answer.picked is not None and options.hospital is not None:
         # Once the answer is sent: neither it nor the next scan waits for the database.
         pool, picked = selection.offered.expect(SsfPoolManifest), answer.picked
-        noting = BackgroundTask(key_usage.note, context.database, options.hospital, pool, picked)
+        noting.add_task(key_usage.note, context.database, options.hospital, pool, picked)
+    observed, hospital = answer.observed, options.hospital
+    # What a person asked of another network says nothing of the one that serves.
+    unseen = context.shadows.taken(hospital, observed.model, predictor.request_id) if observed.usual else None
+    if unseen is not None and hospital is not None and observed.choice is not None:
+        second = ShadowOptions(
+            shadow=unseen,
+            request=predictor.request_id,
+            version=observed.version,
+            choice=dict(observed.choice),
+        )
+        received = (predictor.input_sha256, predictor.input_bytes)
+        own = (context.database, context.settings, context.queue)
+        noting.add_task(keep, *own, hospital, observed.model, reading.data, received, second)
     return Response(answer.body, headers=answer.headers, media_type=answer.media_type, background=noting)

@@ -11,24 +11,23 @@ import torch
 from numpy.typing import NDArray
 
 from model_store.errors import LocumStoreError
-from model_store.manifest import GRAPH
 from model_store.preprocessing import classes_on
 from model_store.scan import Scan, decode_mask
 from model_store.task import Task
-from personalization.metrics import dice_by_label
 from personalization.surfaces import surface_distances
-from service import observation
-from service.catalog.network import chosen_before
+from service import observation, shadow
 from service.cohorts import cohorts
 from service.corrections import rows
 from service.corrections.rows import CorrectionView, LabelChange
-from service.database import CohortMask, Observation
+from service.database import CohortMask, Observation, Shadow
 from service.errors import CohortError, FileDamaged, ScanGone
-from service.inference.pipeline import Stopwatch, read, segment
 from service.observation.rows import keyed_with
-from service.settings import cohort_limits, scan_limits
+from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome
-from service.worker.pictures import load
+from service.worker.promotion import promote
+from service.worker.repeated import dice_of, repeat
+
+_CANNOT = (LocumStoreError, CohortError, ScanGone, FileDamaged)
 
 
 def run_correction(attempt: Attempt) -> AttemptOutcome:
@@ -52,6 +51,36 @@ def run_correction(attempt: Attempt) -> AttemptOutcome:
         counts["failed" if labels is None else "measured"] += 1
         with attempt.database.write() as session:
             rows.measured(session, found, labels, reason, exact)
+        compare_with_shadow(attempt, found.request)
+
+
+def compare_with_shadow(attempt: Attempt, request: str) -> None:
+    """Where a second version answered a scan that was corrected, too: measure both answers against the mask.
+
+    The mask of an accepted answer is the answer. Both orders occur, so that the later of the two calls this.
+    """
+    hospital = str(attempt.job.hospital)
+    with attempt.database.read() as session:
+        answer = shadow.of_request(session, None, request)
+        found = rows.find(session, hospital, request)
+        row = None if answer is None else session.get(Shadow, answer.shadow)
+    if answer is None or row is None or found is None or found.labels is None:
+        return
+    if found.accepted:
+        with attempt.database.write() as session:
+            shadow.accepted(session, answer.id)
+    else:
+        try:
+            content, outlined = _kept(attempt, found)
+            second = repeat(attempt, content, row.version, answer.choice)
+        except _CANNOT:
+            return
+        drawn = classes_on(second.reading.scan, outlined, second.task)
+        dice = dice_of(second.found.classes, drawn, second.task)
+        both = {label: (change.dice, dice.get(label)) for label, change in found.labels.items()}
+        with attempt.database.write() as session:
+            shadow.corrected(session, answer.id, both)
+    promote(attempt, row.id)
 
 
 def _measured(
@@ -59,52 +88,38 @@ def _measured(
 ) -> tuple[dict[str, LabelChange] | None, str | None, bool | None]:
     """The figures of a correction, or why there are none, and whether the answer is the same to the voxel."""
     try:
-        answered, drawn, scan, task, exact = _answer_again(attempt, found)
-    except (LocumStoreError, CohortError, ScanGone, FileDamaged) as error:
+        with attempt.database.read() as session:
+            keyed = keyed_with(session)
+            answer = session.get(Observation, found.observation)
+        if answer is None:
+            raise ScanGone("the observation of the answer was deleted, so nothing says how it was made")
+        if answer.choice is None:
+            raise ScanGone(
+                "the answer was adapted to its scan by a job, or is of an earlier Locum, so that it cannot "
+                "be made again"
+            )
+        content, outlined = _kept(attempt, found)
+        again = repeat(attempt, content, answer.version, answer.choice)
+    except _CANNOT as error:
         return None, str(error), None
-    return changes(answered, drawn, task, scan), None, exact
+    scan, classes = again.reading.scan, again.found.classes
+    exact = answer.mask is not None and keyed(observation.mask_digest(classes)) == answer.mask
+    return changes(classes, classes_on(scan, outlined, again.task), again.task, scan), None, exact
 
 
-def _answer_again(
-    attempt: Attempt, found: CorrectionView
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Scan, Task, bool]:
-    settings, store = attempt.settings, attempt.settings.open_store()
+def _kept(attempt: Attempt, found: CorrectionView) -> tuple[bytes, Scan]:
+    """The file of the scan, and the decoded mask. Raises those of `_CANNOT`."""
+    settings = attempt.settings
     assert found.cohort is not None
     assert found.scan is not None
     with attempt.database.read() as session:
-        keyed = keyed_with(session)
-        answer = session.get(Observation, found.observation)
-        if answer is None:
-            raise ScanGone("the observation of the answer was deleted, so nothing says how it was made")
         cohorts.usable(session, found.hospital, found.cohort)
         row = cohorts.named(session, found.cohort, found.scan)
         mask = session.get(CohortMask, row.id)
         if mask is None or mask.sha256 != found.mask:
             raise ScanGone("the mask in the cohort was changed or deleted since: send the correction again")
     content = cohorts.file_of(settings, row, row.name).read()
-    outlined = decode_mask(cohorts.file_of(settings, mask, row.name).read(), scan_limits(settings))
-    if answer.choice is None:
-        raise ScanGone(
-            "the answer was adapted to its scan by a job, or is of an earlier Locum, so that it cannot be "
-            "made again"
-        )
-    choice = dict(answer.choice)
-    routing = choice.pop("routing", None)
-    fields = ("site", "hospital", "cluster", "unknown_site", "fingerprint")
-    selection = chosen_before(store, answer.version, {"why": "", **dict.fromkeys(fields), **choice})
-    task, watch = selection.manifest.task, Stopwatch()
-    reading = read(content, selection.manifest, cohort_limits(settings, task), watch, lens=selection.lens())
-    graph = load(selection.model.read(GRAPH), settings)
-    answered = segment(
-        reading,
-        selection.manifest,
-        graph,
-        watch,
-        "slice" if routing == "slice" else "scan",
-        between=attempt.between,
-    ).classes
-    exact = answer.mask is not None and keyed(observation.mask_digest(answered)) == answer.mask
-    return answered, classes_on(reading.scan, outlined, task), reading.scan, task, exact
+    return content, decode_mask(cohorts.file_of(settings, mask, row.name).read(), scan_limits(settings))
 
 
 def changes(
@@ -113,7 +128,7 @@ def changes(
     """What a person changed, by label. Both are class indices [H, W] or [I, J, K] on the scan's own grid."""
     labels = [task.label_classes(label) for label in task.labels]
     before, after = torch.from_numpy(answered.copy()), torch.from_numpy(drawn.copy())
-    dice = dice_by_label(before.flatten()[None], after.flatten()[None], ["scan"], labels)["scan"]
+    dice = dice_of(answered, drawn, task)
     spacing = observation.spacing_of(scan)
     surfaces = surface_distances(before, after, labels, None if answered.ndim == 2 else spacing)
     voxel = scan.voxel_volume_ml
@@ -123,7 +138,7 @@ def changes(
         added, removed = int((other & ~one).sum()), int((one & ~other).sum())
         half = bool(one.any()) != bool(other.any())
         found[label] = LabelChange(
-            dice=_number(dice[index]),
+            dice=dice[label],
             surface_dice=0.0 if half else _number(surfaces["nsd"][index]),
             hd95=_number(surfaces["hd95"][index]),
             added_voxels=added,

@@ -1,0 +1,42 @@
+"""A second version answers unseen: begin and end a shadow, take its scans, and say how both compare.
+
+begin(session, "north", "organ", artefact, every=5, ...)     from now on, one scan in five
+shadows.taken("north", "organ", request)                     whether an answer is one of these scans
+keep(context's parts, ...)                                   after the answer was sent: a job for the worker
+note(session, ...)                                           what both found, in the worker
+report(session, shadow)                                      agreement, sizes, confidence, corrections of both
+"""
+
+from service.shadow.report import ShadowReport, promoted_by, report
+from service.shadow.rows import (
+    Both,
+    Rule,
+    accepted,
+    active,
+    begin,
+    corrected,
+    end,
+    listed,
+    note,
+    of_request,
+)
+from service.shadow.taking import ShadowOptions, Shadows, keep
+
+__all__ = [
+    "Both",
+    "Rule",
+    "ShadowOptions",
+    "ShadowReport",
+    "Shadows",
+    "accepted",
+    "active",
+    "begin",
+    "corrected",
+    "end",
+    "keep",
+    "listed",
+    "note",
+    "of_request",
+    "promoted_by",
+    "report",
+]

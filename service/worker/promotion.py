@@ -1,0 +1,55 @@
+"""Assign the version of a shadow where its rule says so: written by an approver before any answer."""
+
+from __future__ import annotations
+
+import logging
+
+from model_store.errors import LocumStoreError
+from service import shadow
+from service.catalog.adapted import adapted_for, require_gate
+from service.catalog.assignable import resolve_assignable
+from service.database import Shadow
+from service.errors import ServiceError
+from service.serving import assignments
+from service.worker.attempt import Attempt
+
+_log = logging.getLogger("locum.worker")
+
+
+def promote(attempt: Attempt, number: int) -> None:
+    """Assign the shadow's version if its rule says so, and nothing forbids a person to assign it."""
+    store, database = attempt.settings.open_store(), attempt.database
+    with database.read() as session:
+        row = session.get_one(Shadow, number)
+        found = shadow.promoted_by(session, row)
+    if found is None:
+        return
+    try:
+        reference = f"{row.artefact.partition('@')[0]}@{row.version}"
+        artefact = resolve_assignable(store, row.hospital, row.model, reference)
+        adapted = adapted_for(artefact) is not None
+        with database.write() as session:
+            row = session.get_one(Shadow, number, with_for_update=True)
+            if row.ended is not None:
+                return
+            if adapted:
+                require_gate(session, artefact, False)
+            current = assignments.assignment(session, row.hospital, row.model)
+            why = (
+                f"the rule of {row.actor}: on {found.corrected} corrected answers Dice is at least "
+                f"{100 * (found.at_least or 0.0):+.1f} points more ({row.reason})"
+            )
+            assignments.assign(
+                session,
+                row.hospital,
+                row.model,
+                version=artefact.version,
+                digest=artefact.digest,
+                expected=assignments.decided(current),
+                actor=f"rule:{row.actor}"[:300],
+                reason=why[:500],
+                artefact=artefact.name if adapted else None,
+            )
+            shadow.end(session, row, "service", "promoted by its rule")
+    except (LocumStoreError, ServiceError) as error:
+        _log.warning("shadow %d is not promoted: %s", number, error)
