@@ -422,6 +422,44 @@ class Correction:
 
 
 @dataclass(frozen=True)
+class ComparedLabel:
+    """One label by the version that serves and by its shadow, over the scans of both."""
+
+    answers: int
+    agreement: float | None
+    bias_ml: float | None
+    served_confidence: float | None
+    shadow_confidence: float | None
+    served_dice: float | None
+    shadow_dice: float | None
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A version that answers unseen beside the one that serves, and how both compare.
+
+    `gain` is the mean gain of Dice on the answers that persons corrected or accepted, `at_least` its
+    one-sided 95 % lower bound. `raw` has the points.
+    """
+
+    hospital: str
+    model: str
+    artefact: str
+    version: str
+    every: int
+    began: datetime
+    ended: datetime | None
+    ended_by: str | None
+    answers: int
+    exact: int
+    labels: dict[str, ComparedLabel]
+    corrected: int
+    gain: float | None
+    at_least: float | None
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class Alarm:
     """A stream of which the answers are not as they were since `since`; `up` is None for silence."""
 

@@ -28,6 +28,7 @@ from locum.answers import (
     Segmentation,
     Serving,
     Session,
+    Shadow,
     Version,
     Watch,
 )
@@ -419,6 +420,50 @@ def _decide(
     # Not repeatable: where the answer was lost, a second request would be rejected as outdated (412).
     request = Request(method, path, headers={"If-Match": tag}, json=body, repeatable=False)
     return parsed(Assignment, (yield from send(request)))
+
+
+def shadows(hospital: str, model: str) -> Operation[list[Shadow]]:
+    """List the versions that answered unseen, newest first. Raises Problem 404 where there was none."""
+    path = f"{_serving(hospital, model)}/shadow"
+    page = json_of((yield from send(Request("GET", path))))
+    return [read(Shadow, item) for item in page_of(page, path, "shadows")[0]]
+
+
+def begin_shadow(
+    hospital: str,
+    model: str,
+    version: int | str,
+    reason: str,
+    *,
+    every: int = 10,
+    rule: Mapping[str, float] | None = None,
+    actor: str | None = None,
+) -> Operation[Shadow]:
+    """Let a version answer one scan in `every` unseen, beside the one that serves.
+
+    Args:
+        hospital: of the scans.
+        model: that serves it.
+        version: as in `assign`.
+        reason: the audit trail keeps it.
+        every: one scan in so many.
+        rule: `{"corrections": 20, "gain": 0.0}`: assigned without a person after so many corrected answers,
+            where the one-sided 95 % lower bound of the gain of Dice is above `gain`.
+        actor: as in `assign`.
+
+    Raises Problem: 409 `shadow-runs` while another version is the shadow.
+    """
+    body: dict[str, Any] = {"version": version, "every": every, "reason": reason, **_said(actor=actor)}
+    if rule is not None:
+        body["rule"] = dict(rule)
+    path = f"{_serving(hospital, model)}/shadow"
+    return parsed(Shadow, (yield from send(Request("PUT", path, json=body, repeatable=False))))
+
+
+def end_shadow(hospital: str, model: str, reason: str, *, actor: str | None = None) -> Operation[Shadow]:
+    """End the shadow; what it found stays. Raises Problem 404 without one."""
+    path, body = f"{_serving(hospital, model)}/shadow/end", {"reason": reason, **_said(actor=actor)}
+    return parsed(Shadow, (yield from send(Request("POST", path, json=body, repeatable=False))))
 
 
 def watches(hospital: str | None = None) -> Operation[list[Watch]]:

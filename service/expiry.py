@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 
-from service import corrections, observation
+from service import corrections, observation, shadow
 from service.cohorts import cohorts
 from service.cohorts.files import COHORTS, CohortFolder
 from service.database import Cohort, Database, Job
@@ -60,7 +60,7 @@ def _expire_observations(database: Database, settings: Settings) -> None:
     going = True
     while going:
         with database.write() as session:
-            going = corrections.delete_before(session, before) > 0
+            going = corrections.delete_before(session, before) + shadow.delete_before(session, before) > 0
 
 
 def _expire_messages(database: Database) -> None:

@@ -378,12 +378,70 @@ def history(
     run(hospital, model)
 
 
+WatchedModel = Annotated[str, typer.Argument(help="The model's name.")]
+Watched = Annotated[str, typer.Argument(help="The hospital's id.")]
+shadowing = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich")
+app.add_typer(shadowing, name="shadow", rich_help_panel=_DECIDE)
+
+
+@shadowing.callback()
+def shadow() -> None:
+    """Let a second version answer unseen, and see how both compare.
+
+    \b
+      locum shadow begin dune phantom 2 --every 10 --reason 'trained on four sites more'
+      locum shadow show dune phantom
+      locum shadow end dune phantom --reason 'no better'
+    """
+
+
+@shadowing.command("show")
+def show_shadow(hospital: Watched, model: WatchedModel, as_json: AsJson = False) -> None:
+    """Show how the versions that answered unseen compare with those that served."""
+    from locum.commands.shadowing import show
+
+    show(hospital, model, as_json)
+
+
+@shadowing.command("begin")
+def begin_shadow(
+    hospital: Watched,
+    model: WatchedModel,
+    version: Annotated[str, typer.Argument(help="Its number, or name@number of an adapted version.")],
+    reason: Reason,
+    every: Annotated[int, typer.Option(min=1, max=10000, help="It answers one scan in so many.")] = 10,
+    corrections: Annotated[
+        int | None,
+        typer.Option(min=10, max=10000, help="Assign it after so many corrected answers."),
+    ] = None,
+    gain: Annotated[
+        float, typer.Option(min=-1, max=1, help="The lower bound of the gain of Dice must be above this.")
+    ] = 0.0,
+    actor: Actor = None,
+) -> None:
+    """Let a version answer some scans unseen. What is served stays as it is.
+
+    \b
+      locum shadow begin dune phantom phantom.at-dune@2 --reason 'adapted to the new scanner'
+      locum shadow begin dune phantom 2 --corrections 20 --reason 'agreed on 3 May'
+    """
+    from locum.commands.shadowing import begin
+
+    begin(hospital, model, version, every, corrections, gain, reason, actor)
+
+
+@shadowing.command("end")
+def end_shadow(hospital: Watched, model: WatchedModel, reason: Reason, actor: Actor = None) -> None:
+    """End the shadow. What it found stays."""
+    from locum.commands.shadowing import end
+
+    end(hospital, model, reason, actor)
+
+
 watching = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich")
 app.add_typer(watching, name="watch", rich_help_panel=_WATCH)
 
-Watched = Annotated[str, typer.Argument(help="The hospital's id.")]
 OfModel = Annotated[str | None, typer.Option("--model", "-m", help="Only answers of this model.")]
-WatchedModel = Annotated[str, typer.Argument(help="The model's name.")]
 
 
 @watching.callback(invoke_without_command=True)

@@ -324,7 +324,8 @@ class CorrectedLabel(Base):
 class Shadow(Base):
     """A version that answers a hospital's scans unseen, beside the one that serves; see `service.shadow`.
 
-    `version` is its digest, `artefact` its `name@version`. `rule` says when it is assigned without a person.
+    `version` is its digest, `artefact` its `name@version`. `rule` says when it is assigned without a person,
+    and `looks` how often that was looked at.
     """
 
     __tablename__ = "shadow"
@@ -337,6 +338,7 @@ class Shadow(Base):
     artefact: Mapped[str] = mapped_column(String(300))
     every: Mapped[int]
     rule: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    looks: Mapped[int] = mapped_column(default=0)
     actor: Mapped[str] = mapped_column(String(300))
     reason: Mapped[str] = mapped_column(Text)
     began: Mapped[datetime] = mapped_column(UtcDateTime)

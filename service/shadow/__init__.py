@@ -7,7 +7,7 @@ note(session, ...)                                           what both found, in
 report(session, shadow)                                      agreement, sizes, confidence, corrections of both
 """
 
-from service.shadow.report import ShadowReport, promoted_by, report
+from service.shadow.report import ShadowReport, look, report
 from service.shadow.rows import (
     Both,
     Rule,
@@ -15,6 +15,7 @@ from service.shadow.rows import (
     active,
     begin,
     corrected,
+    delete_before,
     end,
     listed,
     note,
@@ -32,11 +33,12 @@ __all__ = [
     "active",
     "begin",
     "corrected",
+    "delete_before",
     "end",
     "keep",
     "listed",
+    "look",
     "note",
     "of_request",
-    "promoted_by",
     "report",
 ]

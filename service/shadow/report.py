@@ -17,7 +17,7 @@ from service.shadow.rows import Rule, labels_of
 
 # The newest answers that are compared.
 _MOST = 5000
-_FEWEST, _SURE = 10, 0.95
+_FEWEST, _ERROR = 10, 0.05
 
 
 class ComparedLabel(BaseModel):
@@ -105,22 +105,29 @@ def report(session: Session, shadow: Shadow, points: int = 200) -> ShadowReport:
     )
 
 
-def lower_bound(values: Sequence[float]) -> float | None:
-    """One-sided 95 % lower bound of a mean by Student's t; None of fewer than 10 values."""
+def lower_bound(values: Sequence[float], error: float = _ERROR) -> float | None:
+    """One-sided lower bound of a mean by Student's t, wrong in `error` of cases; None of fewer than 10."""
     n = len(values)
     if n < _FEWEST:
         return None
-    return mean(values) - float(stdtrit(n - 1, _SURE)) * stdev(values) / math.sqrt(n)
+    return mean(values) - float(stdtrit(n - 1, 1 - error)) * stdev(values) / math.sqrt(n)
 
 
-def promoted_by(session: Session, shadow: Shadow) -> ShadowReport | None:
-    """The report by which a shadow's rule promotes it; None where there is no rule, or it does not."""
+def look(session: Session, shadow: Shadow) -> tuple[int, float] | None:
+    """By how many corrected answers, and which bound of the gain, a shadow's rule promotes it; None if not.
+
+    It looks at the rule's number of corrected answers, and again at each doubling, and halves the error at
+    each look: all looks together are wrong in 5 % of cases. A look is noted, in the caller's transaction.
+    """
     if shadow.rule is None or shadow.ended is not None:
         return None
-    rule, found = Rule.model_validate(shadow.rule), report(session, shadow)
-    if found.corrected < rule.corrections or found.at_least is None or found.at_least <= rule.gain:
+    rule = Rule.model_validate(shadow.rule)
+    gains = [each.gain for each in report(session, shadow, _MOST).points if each.gain is not None]
+    if len(gains) < rule.corrections * 2**shadow.looks:
         return None
-    return found
+    shadow.looks += 1
+    bound = lower_bound(gains, _ERROR / 2**shadow.looks)
+    return None if bound is None or bound <= rule.gain else (len(gains), bound)
 
 
 def _point(answer: ShadowAnswer, labels: Sequence[ShadowLabel]) -> ShadowPoint:

@@ -19,11 +19,12 @@ _log = logging.getLogger("locum.worker")
 def promote(attempt: Attempt, number: int) -> None:
     """Assign the shadow's version if its rule says so, and nothing forbids a person to assign it."""
     store, database = attempt.settings.open_store(), attempt.database
-    with database.read() as session:
-        row = session.get_one(Shadow, number)
-        found = shadow.promoted_by(session, row)
+    with database.write() as session:
+        row = session.get_one(Shadow, number, with_for_update=True)
+        found = shadow.look(session, row)
     if found is None:
         return
+    answers, bound = found
     try:
         reference = f"{row.artefact.partition('@')[0]}@{row.version}"
         artefact = resolve_assignable(store, row.hospital, row.model, reference)
@@ -36,8 +37,8 @@ def promote(attempt: Attempt, number: int) -> None:
                 require_gate(session, artefact, False)
             current = assignments.assignment(session, row.hospital, row.model)
             why = (
-                f"the rule of {row.actor}: on {found.corrected} corrected answers Dice is at least "
-                f"{100 * (found.at_least or 0.0):+.1f} points more ({row.reason})"
+                f"the rule of {row.actor}: on {answers} corrected answers Dice is at least "
+                f"{100 * bound:+.1f} points more ({row.reason})"
             )
             assignments.assign(
                 session,

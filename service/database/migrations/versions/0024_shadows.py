@@ -24,6 +24,7 @@ def upgrade() -> None:
         sa.Column("artefact", sa.String(300), nullable=False),
         sa.Column("every", sa.Integer(), nullable=False),
         sa.Column("rule", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("looks", sa.Integer(), nullable=False),
         sa.Column("actor", sa.String(300), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("began", time, nullable=False),

@@ -24,6 +24,7 @@ from service.database import (
     Job,
     KeyUsage,
     Observation,
+    Shadow,
     Watch,
 )
 from service.http.dependencies import caller
@@ -132,6 +133,9 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         session.add(seen)
         session.add(watched(seen))
         session.add(corrected(seen))
+        version = {"version": space.digest, "artefact": "bright@1", "every": 10_000}
+        about = {"hospital": hospital, "model": "bright", "actor": "ada", "reason": "test"}
+        session.add(Shadow(**about, **version, began=datetime.now(UTC)))
     number = str(seen.id)
     JobFolder(api.settings.open_files(), scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
     JobFolder(api.settings.open_files(), job).write(JobFolder.PREVIEW, b"a picture")
@@ -244,6 +248,8 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         (("PUT", serving), {"json": named, "headers": present}),
         (("PUT", serving), {"json": named, "headers": first}),
         (("POST", f"{serving}/rollback"), {"json": WHO, "headers": present}),
+        (("PUT", f"{serving}/shadow"), {"json": {"version": 1, **WHO}}),
+        (("POST", f"{serving}/shadow/end"), {"json": WHO}),
         (("GET", "/jobs"), {"params": {"hospital": things.hospital}}),
         (("GET", "/watch"), {"params": {"hospital": things.hospital}}),
         (("GET", "/jobs/{job}"), {}),
