@@ -31,7 +31,7 @@ class Rule(BaseModel):
         ge=-1,
         le=1,
         description="The lower bound of the gain of Dice, as the mean over labels on these answers, must be "
-        "above this. It is looked at then and at each doubling; all looks together are wrong in 5 % of cases.",
+        "above this. It is looked at then and at each doubling; together these are wrong in 5 % of cases.",
     )
 
 
