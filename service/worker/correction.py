@@ -115,9 +115,10 @@ def _kept(attempt: Attempt, found: CorrectionView) -> tuple[bytes, Scan]:
     with attempt.database.read() as session:
         cohorts.usable(session, found.hospital, found.cohort)
         row = cohorts.named(session, found.cohort, found.scan)
+        # The newest mask of the scan: it may have come with another answer to it, or from Draw.
         mask = session.get(CohortMask, row.id)
-        if mask is None or mask.sha256 != found.mask:
-            raise ScanGone("the mask in the cohort was changed or deleted since: send the correction again")
+        if mask is None:
+            raise ScanGone("the mask in the cohort was deleted since: send the correction again")
     content = cohorts.file_of(settings, row, row.name).read()
     return content, decode_mask(cohorts.file_of(settings, mask, row.name).read(), scan_limits(settings))
 

@@ -139,6 +139,20 @@ def test_the_same_again_changes_nothing_and_another_mask_takes_its_place(api: Ap
     assert (change["added_voxels"], change["removed_voxels"]) == (0, 1)
 
 
+def test_two_answers_to_a_scan_are_compared_with_its_newest_mask(api: Api, scans: Scans) -> None:
+    scan = scans.scan(8)
+    first, mask = answered(api, scan)
+    second, _ = answered(api, scan)
+    for request, voxels in ((first, 1), (second, 3)):
+        drawn = mask.copy()
+        drawn[0, 0, :voxels] = 1
+        assert send(api, request, mask=scans.mask(drawn), scan=scan).status_code == 201
+    measure(api)
+    for request in (first, second):
+        (change,) = api.client.get(f"{NORTH}/corrections/{request}").json()["labels"].values()
+        assert (change["added_voxels"], change["removed_voxels"]) == (3, 0)
+
+
 def test_answer_that_was_right_counts_as_accepted(api: Api, scans: Scans) -> None:
     scan = scans.scan(3)
     request, mask = answered(api, scan)
