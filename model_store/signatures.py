@@ -16,6 +16,11 @@ class Signatures:
         self._signer, self._trusted = signer, trusted
         self._checked: set[str] = set()
 
+    @property
+    def signer(self) -> Signer | None:
+        """What signs; None without a key."""
+        return self._signer
+
     def without_trust(self) -> Signatures:
         """The same, but every version is trusted."""
         return Signatures(self._backend, self._signer, None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +65,17 @@ class Signer:
 
     def sign(self, name: str, digest: str) -> bytes:
         """The content of `manifest.sig`."""
-        signature = self.key.sign(_message(name, digest))
-        content = {
+        return (json.dumps(self._signed(_message(name, digest))) + "\n").encode()
+
+    def sign_document(self, kind: str, digest: str) -> dict[str, str]:
+        """The public key and the signature of `locum-document/1 KIND DIGEST`, each in base64."""
+        return self._signed(_message_of_document(kind, digest))
+
+    def _signed(self, message: bytes) -> dict[str, str]:
+        return {
             "key": base64.b64encode(_raw(self.public)).decode(),
-            "signature": base64.b64encode(signature).decode(),
+            "signature": base64.b64encode(self.key.sign(message)).decode(),
         }
-        return (json.dumps(content) + "\n").encode()
 
 
 def named_key(signature: bytes) -> str | None:
@@ -112,9 +117,19 @@ class TrustedKeys:
             )
         try:
             content = json.loads(signature)
+        except ValueError as error:
+            raise ArtefactUntrusted(f"'{where}': {SIGNATURE} cannot be read: sign it again") from error
+        return self._check(where, SIGNATURE, content, _message(name, digest))
+
+    def check_document(self, where: str, kind: str, digest: str, signature: Mapping[str, str]) -> str:
+        """Return the id of the trusted key that signed a document. Raises ArtefactUntrusted."""
+        return self._check(where, "the signature", signature, _message_of_document(kind, digest))
+
+    def _check(self, where: str, what: str, content: Mapping[str, str], message: bytes) -> str:
+        try:
             raw, signed = (base64.b64decode(content[part], validate=True) for part in ("key", "signature"))
         except (ValueError, KeyError, TypeError, binascii.Error) as error:
-            raise ArtefactUntrusted(f"'{where}': {SIGNATURE} cannot be read: sign it again") from error
+            raise ArtefactUntrusted(f"'{where}': {what} cannot be read: sign it again") from error
         key = self._keys.get(raw)
         if key is None:
             raise ArtefactUntrusted(
@@ -122,10 +137,10 @@ class TrustedKeys:
                 f"{', '.join(sorted(map(key_id, self._keys.values())))}"
             )
         try:
-            key.verify(signed, _message(name, digest))
+            key.verify(signed, message)
         except InvalidSignature as error:
             raise ArtefactUntrusted(
-                f"'{where}': its signature is not of this content: restore {SIGNATURE}, or sign it again"
+                f"'{where}': its signature is not of this content: restore {what}, or sign it again"
             ) from error
         return key_id(key)
 
@@ -160,6 +175,10 @@ def _public_keys(path: Path) -> list[Ed25519PublicKey]:
 
 def _message(name: str, digest: str) -> bytes:
     return f"locum-artefact/1 {name} {digest}".encode()
+
+
+def _message_of_document(kind: str, digest: str) -> bytes:
+    return f"locum-document/1 {kind} {digest}".encode()
 
 
 def _raw(key: Ed25519PublicKey) -> bytes:

@@ -43,6 +43,7 @@ from service.jobs.reconcile import Reconciler
 from service.observation import Reviews
 from service.pacs.configuration import load_servers
 from service.routes import (
+    acceptances,
     adaptations,
     api_keys,
     classify,
@@ -151,6 +152,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         jobs,
         mask_checks,
         quantisations,
+        acceptances,
         pacs,
         session,
     ):

@@ -80,7 +80,8 @@
     │   ├── AdaptedToAnother     409  the version was adapted to another hospital
     │   ├── AnotherModel         409  the version belongs to another model
     │   ├── SecondPersonNeeded   403  the caller adapted the version, and another has to assign it
-    │   └── GateNotPassed        409  the version did not pass its gate
+    │   ├── GateNotPassed        409  the version did not pass its gate
+    │   └── AcceptanceMissing    409  the hospital demands an acceptance that the version does not have
     ├── CohortError                   a cohort cannot be read or changed
     │   ├── CohortUnknown        404  the hospital has no such cohort, or the cohort no such scan
     │   ├── CohortDeleted        410  its scans expired or were deleted
@@ -113,6 +114,9 @@
         │       └── NothingToMoveByScan  nor for one scan
         ├── NotReducible           422  no graph in another precision can be made of the network
         ├── CandidateNotCheckable  409  the job has no candidate that masks can check
+        ├── NotAcceptable        422  the version cannot be scored beside masks
+        ├── NoAcceptance         409  the job has no report of an acceptance
+        ├── AcceptanceNotMet     409  the verdict does not say that the thresholds are met
         ├── MemberCannotJoin     422  the hospital is a member of the federation
         ├── MasksMissing         422  too few masks to learn from, or to check a candidate with
         ├── MasksInvalid         422  masks with values outside the task
@@ -534,6 +538,12 @@ class GateNotPassed(AssignmentError):
     status, slug, title = 409, "gate-refused", "The gate does not let this candidate serve"
 
 
+class AcceptanceMissing(AssignmentError):
+    """`acceptances` are the jobs that measured the version at this hospital, and were not approved."""
+
+    status, slug, title = 409, "acceptance-missing", "The hospital demands an acceptance first"
+
+
 class CohortError(ServiceError): ...
 
 
@@ -674,6 +684,18 @@ class NotReducible(JobError):
 
 class CandidateNotCheckable(JobError):
     status, slug, title = 409, "candidate-not-checkable", "There is no candidate that masks can check"
+
+
+class NotAcceptable(JobError):
+    status, slug, title = 422, "not-acceptable", "This version cannot be scored beside masks"
+
+
+class NoAcceptance(JobError):
+    status, slug, title = 409, "no-acceptance", "The job has no report of an acceptance"
+
+
+class AcceptanceNotMet(JobError):
+    status, slug, title = 409, "acceptance-not-met", "The thresholds are not met"
 
 
 class MemberCannotJoin(JobError):

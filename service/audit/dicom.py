@@ -26,6 +26,7 @@ _EVENTS = {
     "gate": ("110113", "Security Alert", "U"),
     "shadow": ("110113", "Security Alert", "U"),
     "watch": ("110113", "Security Alert", "U"),
+    "acceptance": ("110113", "Security Alert", "U"),
     "observation": ("110103", "DICOM Instances Accessed", "R"),
     "correction": ("110103", "DICOM Instances Accessed", "U"),
     "observations": ("110105", "DICOM Study Deleted", "D"),

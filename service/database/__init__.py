@@ -3,6 +3,8 @@
 from service.database.caller import ANONYMOUS, PUBLIC, Caller, caller_of
 from service.database.engine import DATABASE_ERRORS, Database, database_failure, database_now, in_turn
 from service.database.models import (
+    Acceptance,
+    AcceptanceRule,
     ApiKey,
     Assignment,
     AuditCheckpoint,
@@ -41,6 +43,8 @@ __all__ = [
     "ANONYMOUS",
     "DATABASE_ERRORS",
     "PUBLIC",
+    "Acceptance",
+    "AcceptanceRule",
     "ApiKey",
     "Assignment",
     "AuditCheckpoint",

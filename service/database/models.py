@@ -457,6 +457,46 @@ class WatchRule(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class Acceptance(Base):
+    """What a person decided on the report of an acceptance; see `service.acceptance`. Rows are only added.
+
+    `job` measured, `digest` is of its report and `verdict` what that says. `version` is a digest, `precision`
+    that of the graph that was measured. `override`: accepted against the verdict.
+    """
+
+    __tablename__ = "acceptance"
+    __table_args__ = (Index("ix_acceptance_hospital_version_id", "hospital", "version", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(String(32))
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    version: Mapped[str] = mapped_column(String(71))
+    precision: Mapped[str] = mapped_column(String(16))
+    verdict: Mapped[str] = mapped_column(String(16))
+    digest: Mapped[str] = mapped_column(String(71))
+    accepted: Mapped[bool]
+    override: Mapped[bool]
+    measured_by: Mapped[str] = mapped_column(String(300))
+    actor: Mapped[str] = mapped_column(String(300))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class AcceptanceRule(Base):
+    """Whether a hospital demands an acceptance before an assignment; the newest row counts."""
+
+    __tablename__ = "acceptance_rule"
+    __table_args__ = (Index("ix_acceptance_rule_hospital_id", "hospital", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    demanded: Mapped[bool]
+    actor: Mapped[str] = mapped_column(String(300))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class WatchMessage(Base):
     """A message on an alarm to one webhook that has not received it yet; see `service.watch.messages`.
 

@@ -34,6 +34,7 @@ class JobKind:
             ends, so none of them can be deleted meanwhile.
         of_candidate: whether it is about the candidate of another job, which `options.job` names.
         draws: whether its result has `draws`: scans of which masks decide on that candidate.
+        accepts: whether its result is the report of an acceptance, on which a person decides.
     """
 
     name: str
@@ -48,3 +49,4 @@ class JobKind:
     adds_scans: bool = False
     of_candidate: bool = False
     draws: bool = False
+    accepts: bool = False

@@ -214,6 +214,12 @@ def listed(
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id).limit(limit)))
 
 
+def count(session: Session, hospital: str, kind: JobKind, parent: str) -> int:
+    """Count the jobs of a kind of a hospital on a version, by its digest, whatever became of them."""
+    query = select(func.count()).where(Job.hospital == hospital, Job.kind == kind.name, Job.parent == parent)
+    return session.scalar(query) or 0
+
+
 _owner = func.coalesce(Job.hospital, Job.actor, "")
 """The job's hospital, or its maker. The jobs of an owner are taken by age, and the owners take turns."""
 

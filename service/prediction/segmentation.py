@@ -9,7 +9,7 @@ from typing_extensions import override
 from model_store.preprocessing import check_volume_restorable
 from model_store.scan import Note, Scan, open_series
 from service.inference.pipeline import OpenedScan, PreparedScan, Segmentation, check_answerable, segment
-from service.observation import SeenLabel, mask_digest, seen_labels
+from service.observation import Observed, SeenLabel, mask_digest, seen_labels
 from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
@@ -36,19 +36,8 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
     def make(self, reading: PreparedScan, graph: LoadedGraph) -> EncodedAnswer:
         """Segment the scan and encode the output. Raises as the base class."""
         selection, task = self.selection, self.selection.manifest.task
-        found = segment(
-            reading,
-            selection.manifest,
-            graph.session,
-            self.watch,
-            self.options.routing or "scan",
-            whole=graph.whole,
-            with_map=self.options.voxels == "uncertainty",
-            between=self.between,
-        )
-        with self.watch.stage("observe"):
-            seen = seen_labels(found.classes, task, found.confidence, reading.scan.voxel_volume_ml)
-            mask = mask_digest(found.classes)
+        found = self.segment(reading, graph)
+        seen, mask = self._seen(reading, found)
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             output = self._output(reading.scan)
@@ -84,6 +73,31 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         return EncodedAnswer(
             body, media_type, headers, observed, found.picked, segmentation, reading.warnings
         )
+
+    def segment(self, reading: PreparedScan, graph: LoadedGraph) -> Segmentation:
+        """Run the network as every answer does, before anything is encoded. Raises as the base class."""
+        return segment(
+            reading,
+            self.selection.manifest,
+            graph.session,
+            self.watch,
+            self.options.routing or "scan",
+            whole=graph.whole,
+            with_map=self.options.voxels == "uncertainty",
+            between=self.between,
+        )
+
+    def observe(self, reading: PreparedScan, found: Segmentation, graph: LoadedGraph) -> Observed:
+        """What is observed of an answer that is not encoded."""
+        seen, mask = self._seen(reading, found)
+        return self._observed(graph, reading, seen, found.shift, mask)
+
+    def _seen(self, reading: PreparedScan, found: Segmentation) -> tuple[tuple[SeenLabel, ...], str]:
+        """The labels of an answer, and the digest of its mask."""
+        task, voxel_ml = self.selection.manifest.task, reading.scan.voxel_volume_ml
+        with self.watch.stage("observe"):
+            seen = seen_labels(found.classes, task, found.confidence, voxel_ml)
+            return seen, mask_digest(found.classes)
 
     @override
     def _check_opened(self, opened: OpenedScan) -> None:

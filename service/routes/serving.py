@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.manifest import Precision
+from service.acceptance.decisions import require_accepted
 from service.catalog.adapted import adapted_for, require_gate, require_second_person
 from service.catalog.assignable import resolve_assignable
 from service.catalog.network import select_network
@@ -200,7 +201,8 @@ def put_serving(
     """Assign a version: from this instant on it serves the hospital. Running requests are not affected.
 
     The log keeps what served before, by a decision or not, so that a rollback returns to it. A version that
-    was adapted to the hospital must have passed its gate, unless the request overrides the gate.
+    was adapted to the hospital must have passed its gate, unless the request overrides the gate. A hospital
+    that demands acceptances is assigned what was accepted there.
     """
     artefact = resolve_assignable(context.store, hospital, model, body.version)
     adapted = adapted_for(artefact) is not None
@@ -212,6 +214,7 @@ def put_serving(
         if adapted and context.settings.two_person_rule:
             require_second_person(session, artefact)
         overridden = adapted and require_gate(session, artefact, body.override)
+        require_accepted(session, hospital, str(artefact), artefact.digest, body.precision)
         _keep_served(session, hospital, model, served)
         entry = assignments.assign(
             session,

@@ -6,6 +6,7 @@ import logging
 
 from model_store.errors import LocumStoreError
 from service import shadow
+from service.acceptance.decisions import require_accepted
 from service.catalog.adapted import adapted_for, require_gate
 from service.catalog.assignable import resolve_assignable
 from service.database import Shadow
@@ -35,6 +36,7 @@ def promote(attempt: Attempt, number: int) -> None:
                 return
             if adapted:
                 require_gate(session, artefact, False)
+            require_accepted(session, row.hospital, str(artefact), artefact.digest, "float32")
             current = assignments.assignment(session, row.hospital, row.model)
             why = (
                 f"the rule of {row.actor}: on {answers} corrected answers Dice is at least "

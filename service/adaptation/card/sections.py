@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from model_store.artefact import Artefact
+from service.adaptation.card.acceptance import acceptance_sections
 from service.database import Job
 from service.database.job_states import TERMINAL
 from service.job_kinds import KINDS
@@ -81,6 +82,12 @@ def of_adaptation(found: Evidence) -> Said:
 def of_quantisation(found: Evidence) -> Said:
     """The verdict on the graph."""
     return Said(_OTHERS, (graph_section(found.verdict, found.job.result or {}),))
+
+
+def of_acceptance(found: Evidence) -> Said:
+    """The verdict by the thresholds, and the figures of every label."""
+    report = (found.job.result or {}).get("report")
+    return Said(_OTHERS, acceptance_sections(report if isinstance(report, dict) else None))
 
 
 def of_other(_: Evidence) -> Said:

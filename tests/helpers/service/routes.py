@@ -53,7 +53,7 @@ def _accepted(field: FieldInfo) -> Any:
     kind = field.annotation
     nested = [_plain(kind)] if isinstance(kind, type) and issubclass(kind, BaseModel) else []
     given = TypeAdapter(Annotated[kind, field])
-    for value in ("north", "1.2", "c" * 32, 1, *get_args(kind), *nested):
+    for value in ("north", "1.2", "c" * 32, 1, False, *get_args(kind), *nested):
         with suppress(ValidationError):
             given.validate_python(value)
             return value

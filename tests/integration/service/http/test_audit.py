@@ -52,6 +52,8 @@ WITHOUT_ROW = {
     ("GET", "/jobs/{job}"),
     ("GET", "/jobs/{job}/events"),
     ("GET", "/jobs/{job}/checks"),
+    ("GET", "/jobs/{job}/acceptance"),
+    ("GET", "/hospitals/{hospital}/acceptances"),
     ("GET", "/keys"),
     ("GET", "/pacs"),
     ("GET", "/monailabel/info/"),

@@ -73,6 +73,10 @@ STATED: dict[Operation, Role | None] = {
     ("DELETE", "/jobs/{job}"): "reader",
     ("DELETE", "/jobs/{job}/files"): "reader",
     ("GET", "/jobs/{job}/checks"): "reader",
+    ("GET", "/jobs/{job}/acceptance"): "reader",
+    ("POST", "/jobs/{job}/acceptance"): "approver",
+    ("GET", "/hospitals/{hospital}/acceptances"): "reader",
+    ("PUT", "/hospitals/{hospital}/acceptances"): "approver",
     ("GET", "/session"): "reader",
     ("POST", "/session"): "reader",
     ("DELETE", "/session"): "reader",
@@ -106,6 +110,7 @@ LADDER: tuple[Role, ...] = ("reader", "operator", "approver", "admin")
 # A body where the plain one is not valid, or asks for nothing.
 BODIES: dict[Operation, Any] = {
     ("POST", "/hospitals/{hospital}/adaptations"): {"cohort": "c" * 32},
+    ("POST", "/hospitals/{hospital}/acceptances"): {"cohort": "c" * 32},
     ("PATCH", COHORT): {"name": "named"},
     ("POST", f"{COHORT}/pacs"): {"pacs": "main", "query": {"Modality": "CT"}},
     ("POST", "/keys"): {"name": "k", "role": "reader", "hospital": "north"},

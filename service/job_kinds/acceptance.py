@@ -1,0 +1,19 @@
+"""Score a version on a hospital's scans with masks, as it answers, and report what was asked of it."""
+
+from __future__ import annotations
+
+from service.job_kinds.kind import COMMON, JobKind
+
+KIND = JobKind(
+    name="acceptance",
+    run="service.worker.acceptance:run_acceptance",
+    options="service.adaptation.acceptances:AcceptanceOptions",
+    card="service.adaptation.card.sections:of_acceptance",
+    stages={
+        **COMMON,
+        "scoring": "answering the scans, and comparing with the masks",
+        "rehearsing": "rehearsing a rollback",
+        "picturing": "drawing the worst answers",
+    },
+    accepts=True,
+)
