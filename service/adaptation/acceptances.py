@@ -46,7 +46,8 @@ class AcceptanceBody(BaseModel):
         "offered.",
     )
     precision: Precision | None = Field(
-        None, description="Of the graph that is scored; by default that of the hospital's assignment."
+        None,
+        description="The graph that is scored; by default that of the hospital's assignment.",
     )
     thresholds: Thresholds | None = Field(
         None, description="What is asked of each label. Without it the report has figures and no verdict."

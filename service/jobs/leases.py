@@ -166,9 +166,14 @@ def finish(
             version = candidate[2]
             trail.append(session, "version.adapted", hospital=job.hospital, version=version, details=details)
         if KINDS[job.kind].accepts and result is not None:
-            details = {"job": job.id, "verdict": result["report"]["verdict"], "digest": result["digest"]}
-            own = {"hospital": job.hospital, "version": job.parent, "details": details}
-            trail.append(session, "acceptance.measured", actor=result["report"]["measured_by"], **own)
+            trail.append(
+                session,
+                "acceptance.measured",
+                hospital=job.hospital,
+                version=job.parent,
+                actor=result["report"]["measured_by"],
+                details={"job": job.id, "verdict": result["report"]["verdict"], "digest": result["digest"]},
+            )
         if KINDS[job.kind].answers and job.cancel_requested:
             # The client that cancelled it, or left, does not fetch a mask that was made before the stop.
             records.expire_files_now(job)

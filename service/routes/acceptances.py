@@ -32,9 +32,9 @@ class AcceptanceDecision(BaseModel):
     job: str = Field(description="The job that measured.")
     model: str
     version: str = Field(description="Digest of the version.")
-    precision: str = Field(description="Of the graph that was measured.")
+    precision: str = Field(description="The precision of the graph that was measured.")
     verdict: str
-    digest: str = Field(description="Of the report's canonical JSON.")
+    digest: str = Field(description="Digest of the canonical JSON of the report.")
     accepted: bool
     override: bool = Field(description="Whether it was accepted against the verdict.")
     measured_by: str
@@ -111,6 +111,8 @@ def start_acceptance(
     What is scored is what `/segment` answers this hospital. `GET /jobs/{job}/acceptance` has the report,
     `POST` there the decision of another person.
     """
+    with context.database.read() as session:
+        require_hospital(session, hospital)
     by = actor_of(context.database.caller, body.actor)
     asked = AcceptanceRequest(context, hospital, body, by, idempotency_key, request.state.request_id)
     job, created = asked.start()
@@ -139,9 +141,9 @@ def demand_acceptances(
 
     A rollback returns to what served before, accepted or not. What serves now is not affected.
     """
-    actor = actor_of(context.database.caller, body.actor)
     with context.database.write() as session:
         require_hospital(session, hospital)
+        actor = actor_of(context.database.caller, body.actor)
         decisions.demand(session, hospital, body.demanded, actor, body.reason)
         session.flush()
         return _listed(session, hospital, 100)
@@ -187,8 +189,9 @@ def decide_acceptance(
 
     Another person than the one that measured decides.
     """
-    actor = actor_of(context.database.caller, body.actor)
     with context.database.write() as session:
+        decisions.document_of(session, job)
+        actor = actor_of(context.database.caller, body.actor)
         said = decisions.Decision(body.accepted, body.reason, actor, body.override)
         return AcceptanceDecision.of(decisions.decide(session, job, said))
 
