@@ -10,7 +10,17 @@ A correction belongs to one answer, by the id of its request. Bad masks are corr
 ones, so that figures of corrections are not those of all answers.
 """
 
-from service.corrections.intake import Found, Sent, find_answer, find_viewed, keep, next_viewed
+from service.corrections.intake import (
+    Desk,
+    Found,
+    Kept,
+    Sent,
+    find_answer,
+    find_series,
+    find_viewed,
+    keep,
+    next_viewed,
+)
 from service.corrections.rows import (
     CorrectionFigures,
     CorrectionView,
@@ -25,11 +35,14 @@ from service.corrections.rows import (
 __all__ = [
     "CorrectionFigures",
     "CorrectionView",
+    "Desk",
     "Found",
+    "Kept",
     "Sent",
     "delete_before",
     "delete_of",
     "find_answer",
+    "find_series",
     "find_viewed",
     "get",
     "keep",

@@ -7,7 +7,7 @@ mask never gets to another scan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -17,18 +17,19 @@ from sqlalchemy.orm import Session
 
 from model_store.preprocessing import classes_on
 from model_store.scan import decode, decode_mask, open_series
+from model_store.store import Store
 from model_store.task import Task
 from service import observation, shadow
 from service.cohorts import cohorts, masks
 from service.cohorts.drawn import take_in_mask
 from service.cohorts.intake import check_and_deidentify
-from service.context import ServiceContext
 from service.corrections import rows
 from service.corrections.rows import CorrectionView, LabelChange, New
 from service.database import (
     Cohort,
     CohortScan,
     Correction,
+    Database,
     Job,
     Observation,
     ObservedLabel,
@@ -44,14 +45,35 @@ from service.errors import (
     RequestInvalid,
 )
 from service.job_kinds import correction as correction_job
-from service.jobs import records, submission
+from service.jobs import records
 from service.jobs.records import Asked, Work
 from service.observation.rows import keyed_with
+from service.prediction.dicom_seg import device_uid
 from service.runtime.spool import Upload
 from service.settings import Settings, cohort_limits, scan_limits
 from service.viewers.scans import ViewerScan, ViewerScans
 
 _LOCK = "the cohorts of corrections"
+# Of one series, the newest that are looked at.
+_MOST_ANSWERS = 100
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What taking a correction in needs, in the API and in the worker. The caller is the database's."""
+
+    database: Database
+    settings: Settings
+    store: Store
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A stored correction, whether it is new, and the job that measures it, to be sent on; None for none."""
+
+    view: CorrectionView
+    created: bool
+    job: str | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,8 @@ class Sent:
     """What a person sends: a mask, or that the answer was right.
 
     `scan` is replaced by its de-identified bytes. `name` is the scan's in the cohort, and tells its patient.
-    `names` are those of the mask's values, where a viewer has values of its own.
+    `names` are those of the mask's values, where a viewer has values of its own. `edited`: only a mask that
+    differs from the answer is a person's, since the answer itself comes the same way.
     """
 
     way: str
@@ -79,6 +102,8 @@ class Sent:
     name: str | None = None
     series: str | None = None
     names: Mapping[int, str] | None = None
+    edited: bool = False
+    actor: str | None = None
 
 
 def find_answer(session: Session, hospital: str, request: str) -> list[Found]:
@@ -93,7 +118,20 @@ def find_answer(session: Session, hospital: str, request: str) -> list[Found]:
     return [_with_voxels(session, each) for each in found]
 
 
-def find_viewed(context: ServiceContext, image: str, model: str | None = None) -> tuple[Found, Upload]:
+def find_series(session: Session, hospital: str, series: str, devices: Collection[str]) -> Found | None:
+    """The newest answer to a DICOM series, by its UID, of a network that is one of these devices; else None.
+
+    Each version of a network is a device with a UID, which its SEG names and editors leave in theirs.
+    """
+    query = select(Observation).where(Observation.hospital == hospital, Observation.choice.is_not(None))
+    query = query.where(Observation.series == keyed_with(session)(series)).order_by(Observation.id.desc())
+    for row in session.scalars(query.limit(_MOST_ANSWERS)):
+        if device_uid(str((row.choice or {}).get("model"))) in devices:
+            return _with_voxels(session, row)
+    return None
+
+
+def find_viewed(desk: Desk, image: str, model: str | None = None) -> tuple[Found, Upload]:
     """The newest answer that the caller's viewer got of a scan that it sent, and that scan. Blocking.
 
     `image` is its name. A viewer sends a scan again before its mask: where this one was not answered,
@@ -102,13 +140,13 @@ def find_viewed(context: ServiceContext, image: str, model: str | None = None) -
 
     Raises ViewerScanUnknown, AnswerUnknown.
     """
-    scans = ViewerScans(context.database, context.settings)
+    scans = ViewerScans(desk.database, desk.settings)
     named = scans.find(image)
-    for each in (named, *_alike(scans, named, context.settings)):
-        with context.database.read() as session:
+    for each in (named, *_alike(scans, named, desk.settings)):
+        with desk.database.read() as session:
             found = _newest(session, each, model)
         if found is not None:
-            return found, _upload(context.settings, each.read())
+            return found, _upload(desk.settings, each.read())
     raise AnswerUnknown(
         "no answer to this scan is known for a hospital: choose the hospital among the viewer's options, "
         "segment the scan, then send its mask"
@@ -145,11 +183,11 @@ def _newest(session: Session, scan: ViewerScan, model: str | None) -> Found | No
     return None if found is None else _with_voxels(session, found)
 
 
-def next_viewed(context: ServiceContext) -> ViewerScan | None:
+def next_viewed(desk: Desk) -> ViewerScan | None:
     """The scan of the caller's viewer to look at first: answered, not corrected, the least sure. Blocking."""
-    scans = ViewerScans(context.database, context.settings).all()
+    scans = ViewerScans(desk.database, desk.settings).all()
     doubts: dict[int, float] = {}
-    with context.database.read() as session:
+    with desk.database.read() as session:
         for number, scan in enumerate(scans):
             found = _newest(session, scan, None)
             corrected = select(Correction.id).where(Correction.observation == (found.row.id if found else 0))
@@ -161,10 +199,10 @@ def next_viewed(context: ServiceContext) -> ViewerScan | None:
     return scans[min(doubts, key=doubts.__getitem__)] if doubts else None
 
 
-def keep(
-    context: ServiceContext, hospital: str, answers: list[Found], sent: Sent
-) -> tuple[CorrectionView, bool]:
-    """Store a correction, and let a worker measure it: (what is stored, whether it is new). Blocking.
+def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | None:
+    """Store a correction, with a job that measures it. Blocking.
+
+    None where the mask is the answer, and `sent.edited` says that such a mask is no person's.
 
     Raises:
         CorrectionMismatch: the scan is not the one that was answered.
@@ -177,28 +215,30 @@ def keep(
             [{"field": "body.mask", "reason": "expected a mask, or accepted=true without one"}]
         )
     if sent.mask is None:
-        return _put(context, _right(answers), sent, None, accepted=True)
-    with context.database.read() as session:
+        return _put(desk, _right(answers), sent, None, accepted=True)
+    with desk.database.read() as session:
         keyed = keyed_with(session)
     own: Upload | None = None
     try:
-        found, scan = _scan_of(context, hospital, answers, sent)
-        task = context.store.by_digest(found.row.version).manifest.task
+        found, scan = _scan_of(desk, hospital, answers, sent)
+        task = desk.store.by_digest(found.row.version).manifest.task
         if scan is None:
-            if keyed(_digest_alone(sent.mask, task, context.settings)) != found.row.mask:
+            if keyed(_digest_alone(sent.mask, task, desk.settings)) != found.row.mask:
                 raise AnsweredScanGone(
                     f"the scan of request '{found.row.request}' is not kept here: send it as `scan`, with "
                     "the mask"
                 )
-            return _put(context, found, sent, None, accepted=True)
+            return _put(desk, found, sent, None, accepted=True)
         own = scan
-        scan_format = check_and_deidentify(scan, context.settings, sent.series)
-        below = decode(scan.read(), cohort_limits(context.settings))
-        decoded = take_in_mask(sent.mask, below, task, context.settings, sent.names)
-        drawn = classes_on(below, decode_mask(sent.mask.read(), scan_limits(context.settings)), task)
+        scan_format = check_and_deidentify(scan, desk.settings, sent.series)
+        below = decode(scan.read(), cohort_limits(desk.settings))
+        decoded = take_in_mask(sent.mask, below, task, desk.settings, sent.names)
+        drawn = classes_on(below, decode_mask(sent.mask.read(), scan_limits(desk.settings)), task)
         accepted = keyed(observation.mask_digest(drawn)) == found.row.mask
-        place = _keep_files(context, found, sent, scan, scan_format, decoded)
-        return _put(context, found, sent, place, accepted=accepted)
+        if accepted and sent.edited:
+            return None
+        place = _keep_files(desk, found, sent, scan, scan_format, decoded)
+        return _put(desk, found, sent, place, accepted=accepted)
     finally:
         if own is not None and own is not sent.scan:
             own.close()
@@ -213,16 +253,14 @@ def _right(answers: list[Found]) -> Found:
     return answers[0]
 
 
-def _scan_of(
-    context: ServiceContext, hospital: str, answers: list[Found], sent: Sent
-) -> tuple[Found, Upload | None]:
+def _scan_of(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> tuple[Found, Upload | None]:
     """The answer, and the bytes of its scan: those that were sent, or that the service has."""
-    with context.database.read() as session:
+    with desk.database.read() as session:
         keyed = keyed_with(session)
         names = select(CohortScan).join(Cohort, Cohort.id == CohortScan.cohort)
         kept = list(session.scalars(names.where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))))
     if sent.scan is not None:
-        digests, series = {keyed(sent.scan.sha256)}, _series_of(sent.scan, context.settings)
+        digests, series = {keyed(sent.scan.sha256)}, _series_of(sent.scan, desk.settings)
         same = [
             each
             for each in answers
@@ -238,10 +276,10 @@ def _scan_of(
     found = _right(answers)
     for row in kept:
         if keyed(f"sha256:{row.sha256}") == found.row.scan:
-            return found, _upload(context.settings, cohorts.file_of(context.settings, row, row.name).read())
-    for viewed in ViewerScans(context.database, context.settings).all():
+            return found, _upload(desk.settings, cohorts.file_of(desk.settings, row, row.name).read())
+    for viewed in ViewerScans(desk.database, desk.settings).all():
         if keyed(viewed.sha256) == found.row.scan:
-            return found, _upload(context.settings, viewed.read())
+            return found, _upload(desk.settings, viewed.read())
     return found, None
 
 
@@ -267,7 +305,7 @@ def _upload(settings: Settings, content: bytes) -> Upload:
 
 
 def _keep_files(
-    context: ServiceContext,
+    desk: Desk,
     found: Found,
     sent: Sent,
     scan: Upload,
@@ -277,7 +315,7 @@ def _keep_files(
     """Put scan and mask into a cohort of corrections: (its id, the scan's name there)."""
     assert sent.mask is not None
     assert found.row.hospital is not None
-    database, settings, hospital = context.database, context.settings, found.row.hospital
+    database, settings, hospital = desk.database, desk.settings, found.row.hospital
     name = sent.name or f"scan-{found.row.scan[:16]}"
     with database.write() as session:
         cohort = _cohort_for(session, settings, hospital, found.row.model, name)
@@ -313,13 +351,11 @@ def _cohort_for(session: Session, settings: Settings, hospital: str, model: str,
     return made.id
 
 
-def _put(
-    context: ServiceContext, found: Found, sent: Sent, place: tuple[str, str] | None, *, accepted: bool
-) -> tuple[CorrectionView, bool]:
+def _put(desk: Desk, found: Found, sent: Sent, place: tuple[str, str] | None, *, accepted: bool) -> Kept:
     row, mask = found.row, sent.mask
     assert row.hospital is not None
     job: str | None = None
-    with context.database.write() as session:
+    with desk.database.write() as session:
         new = New(
             observation=row.id,
             hospital=row.hospital,
@@ -329,7 +365,7 @@ def _put(
             scanner=row.scanner,
             answered_at=row.at,
             way=sent.way,
-            actor=caller_of(session).actor,
+            actor=sent.actor or caller_of(session).actor,
             accepted=accepted,
             seconds=sent.seconds,
             note=sent.note,
@@ -343,10 +379,8 @@ def _put(
         if accepted and (second := shadow.of_request(session, None, row.request)) is not None:
             shadow.accepted(session, second.id)
         if stored.state == "waiting":
-            job = _measuring(session, context.settings, row.hospital, row.model)
-    if job is not None:
-        submission.send(context.database, context.queue, job)
-    return stored, created
+            job = _measuring(session, desk.settings, row.hospital, row.model)
+    return Kept(stored, created, job)
 
 
 def _measuring(session: Session, settings: Settings, hospital: str, model: str) -> str | None:

@@ -27,6 +27,7 @@ _NAMES = (
     "quantisation",
     "correction",
     "shadow",
+    "pacs-correction",
     "acceptance",
 )
 

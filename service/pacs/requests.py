@@ -22,7 +22,7 @@ from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
 from service.errors import DiskFull, PacsReadOnly, ParametersContradict
-from service.job_kinds import pacs_cohort, pacs_segment
+from service.job_kinds import pacs_cohort, pacs_correction, pacs_segment
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.records import Asked, Work
@@ -110,8 +110,20 @@ class CohortFill(BaseModel):
     most: int = Field(100, ge=1, le=5000, description="The job fails if the query finds more series.")
 
 
+class EditedSearch(BaseModel):
+    """Where segmentations are looked for that a person edited."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pacs: str = Field(pattern=HOSPITAL_ID, description="Name of the PACS.")
+    query: SeriesQuery = Field(
+        description="What the segmentations' studies or series have, such as `StudyDate`; `Modality` is SEG."
+    )
+    most: int = Field(100, ge=1, le=5000, description="The job fails if the query finds more series.")
+
+
 class FillOptions(BaseModel):
-    """The options of a job that fills a cohort."""
+    """The options of a job that fills a cohort, or looks for edited segmentations."""
 
     pacs: str
     most: int
@@ -177,6 +189,17 @@ class PacsSubmission:
         work = Work(kind=pacs_cohort.KIND, hospital=hospital, cohort=cohort, options=options)
         query = asked.query.model_dump(exclude_none=True)
         return self._submit(hospital, work, {"cohort": cohort, "query": query})
+
+    def find_edited(self, hospital: str, asked: EditedSearch) -> tuple[str, bool]:
+        """Create the job that looks for edited segmentations, or find that of the idempotency key.
+
+        Raises:
+            HospitalUnknown, PacsUnknown, QueueFull, IdempotencyConflict, DiskFull.
+        """
+        self._server(hospital)
+        options = {"pacs": self.pacs, "most": asked.most}
+        work = Work(kind=pacs_correction.KIND, hospital=hospital, options=options)
+        return self._submit(hospital, work, {"query": asked.query.model_dump(exclude_none=True)})
 
     def _server(self, hospital: str) -> PacsServer:
         with self.context.database.read() as session:

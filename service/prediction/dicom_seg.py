@@ -30,7 +30,7 @@ from model_store.task import Task
 from service.about import NOTICE
 from service.errors import CodesMissing, LabelsOverlap
 from service.prediction.dicom_source import sources_of, valid_value
-from service.prediction.receipt import ModelReceipt, Receipt
+from service.prediction.receipt import Receipt
 
 SegmentationType = Literal["binary", "labelmap", "fractional"]
 
@@ -132,7 +132,7 @@ def _make_report(
 
     network = receipt.network
     device = hd.sr.DeviceObserverIdentifyingAttributes(
-        uid=device_uid(network),
+        uid=device_uid(network.digest),
         name=f"{network.name}, {NOTICE}",
         manufacturer_name=_MANUFACTURER,
         model_name=network.name,
@@ -388,13 +388,13 @@ def _equipment(hd: Any, receipt: Receipt, software: str) -> Any:
         contribution_description=f"Segmentation by {receipt.network.name}, {NOTICE}"[:1024],
     )
     # Each version, hence each version adapted to a hospital, is a device of its own.
-    equipment.DeviceUID = device_uid(receipt.network)
+    equipment.DeviceUID = device_uid(receipt.network.digest)
     return equipment
 
 
-def device_uid(network: ModelReceipt) -> str:
-    """The UID of a published version as a device."""
-    return uid("device", network.digest)
+def device_uid(digest: str) -> str:
+    """The UID of a published version as a device, by its digest."""
+    return uid("device", digest)
 
 
 def _correct(seg: Any, series: DicomSeries, source: Dataset, key: str) -> None:

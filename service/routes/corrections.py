@@ -11,13 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from model_store.scan import MOST_FILES, list_formats
 from service import corrections
 from service.context import ServiceContext
-from service.corrections import CorrectionFigures, CorrectionView, Found, Sent
+from service.corrections import CorrectionFigures, CorrectionView, Desk, Found, Kept, Sent
 from service.database.hospitals import require_hospital
 from service.http.audit import Audited, AuditedRoute, concerns
 from service.http.dependencies import AsOperator, AsReader
 from service.http.parameters import HospitalId, Limit, Page
 from service.http.problems import problem_responses
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
+from service.jobs import submission
 from service.prediction.options import SERIES
 from service.runtime.spool import pack
 from service.validation import DICOM_SERIES, MODEL_NAME, PRINTABLE, parse
@@ -170,10 +171,10 @@ async def put_correction(
         await to_thread.run_sync(_pack, form, context)
         sent = Sent("http", form.files.get("mask"), form.files.get("scan"), **said.model_dump())
         async with context.admission.turn():
-            stored, created = await to_thread.run_sync(corrections.keep, context, hospital, answers, sent)
-    concerns(request, version=stored.version, mask=stored.mask)
-    response.status_code = 201 if created else 200
-    return stored
+            kept = await to_thread.run_sync(keep_and_send, context, hospital, answers, sent)
+    concerns(request, version=kept.view.version, mask=kept.view.mask)
+    response.status_code = 201 if kept.created else 200
+    return kept.view
 
 
 @router.delete(
@@ -186,6 +187,20 @@ def delete_correction(
     with context.database.write() as session:
         require_hospital(session, hospital)
         corrections.remove(session, hospital, of)
+
+
+def keep_and_send(context: ServiceContext, hospital: str, answers: list[Found], sent: Sent) -> Kept:
+    """Store a correction, and send the job that measures it on. Blocking. Raises as `corrections.keep`."""
+    kept = corrections.keep(desk_of(context), hospital, answers, sent)
+    assert kept is not None
+    if kept.job is not None:
+        submission.send(context.database, context.queue, kept.job)
+    return kept
+
+
+def desk_of(context: ServiceContext) -> Desk:
+    """The parts of the API that take a correction in."""
+    return Desk(context.database, context.settings, context.store)
 
 
 def _answers(context: ServiceContext, hospital: str, of: str) -> list[Found]:

@@ -38,6 +38,7 @@ from service.inference.pipeline import Stopwatch
 from service.jobs import submission
 from service.prediction.options import SegmentOptions, read_options
 from service.prediction.output import SegmentationReport
+from service.routes.corrections import desk_of, keep_and_send
 from service.routes.scan_request import receive_scan, scan_in
 from service.routes.segment import answer_or_start, result_within
 from service.runtime.spool import ScanFile, Upload
@@ -315,7 +316,7 @@ def choose_next(
 
     Empty where there is none. A hospital's answers are ranked once it has 20 others.
     """
-    found = corrections.next_viewed(context)
+    found = corrections.next_viewed(desk_of(context))
     if found is None:
         return {}
     name = found.image or found.id
@@ -465,12 +466,11 @@ def _correct(
 ) -> CorrectionView:
     """Store the mask of a viewer as the correction of the newest answer to its scan."""
     model = params.get("model")
-    found, scan = corrections.find_viewed(context, image, model if isinstance(model, str) else None)
+    found, scan = corrections.find_viewed(desk_of(context), image, model if isinstance(model, str) else None)
     with scan:
         sent = Sent("viewer", label, scan, names=_names(params.get("label_info")))
         assert found.row.hospital is not None
-        stored, _ = corrections.keep(context, found.row.hospital, [found], sent)
-    return stored
+        return keep_and_send(context, found.row.hospital, [found], sent).view
 
 
 def _names(said: JsonValue) -> dict[int, str]:

@@ -18,7 +18,7 @@ from service.http.parameters import IDEMPOTENT, CohortId, HospitalId, Idempotenc
 from service.http.problems import problem_responses
 from service.jobs.views import JobView
 from service.pacs.configuration import load_servers
-from service.pacs.requests import CohortFill, PacsSubmission, SeriesSegmentation
+from service.pacs.requests import CohortFill, EditedSearch, PacsSubmission, SeriesSegmentation
 from service.validation import HOSPITAL_ID
 
 router = APIRouter(tags=["pacs"], route_class=AuditedRoute)
@@ -101,6 +101,31 @@ async def fill_cohort(
     submission = PacsSubmission(context, body.pacs, idempotency_key, request.state.request_id)
     return await to_thread.run_sync(
         _accepted, context, response, lambda: submission.fill(hospital, cohort, body)
+    )
+
+
+@router.post(
+    "/hospitals/{hospital}/corrections/pacs",
+    status_code=202,
+    responses={202: IDEMPOTENT, **problem_responses(400, 404, 408, 409, 410, 413, 422, 503, 507)},
+)
+async def find_edited(
+    request: Request,
+    context: Annotated[AsOperator, Audited("job.started")],
+    hospital: HospitalId,
+    body: EditedSearch,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Take segmentations in a PACS that a person edited for corrections, in the background.
+
+    A SEG counts that names one of the hospital's versions as a device, is of a series which that version
+    answered, and has other voxels than the answer. The query is deleted at the job's end.
+    """
+    concerns(request, pacs=body.pacs)
+    submission = PacsSubmission(context, body.pacs, idempotency_key, request.state.request_id)
+    return await to_thread.run_sync(
+        _accepted, context, response, lambda: submission.find_edited(hospital, body)
     )
 
 

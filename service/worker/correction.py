@@ -39,13 +39,18 @@ def run_correction(attempt: Attempt) -> AttemptOutcome:
     attempt.set_stage("preparing")
     hospital, model = attempt.job.hospital, attempt.job.model
     assert hospital is not None
+    return AttemptOutcome("succeeded", result=measure(attempt, hospital, model))
+
+
+def measure(attempt: Attempt, hospital: str, model: str) -> dict[str, int]:
+    """Measure the corrections that wait of a model's answers; return how many were and could not be."""
     counts = {"measured": 0, "failed": 0}
     while True:
         attempt.check_cancelled()
         with attempt.database.read() as session:
             found = rows.waiting(session, hospital, model)
         if found is None:
-            return AttemptOutcome("succeeded", result=counts)
+            return counts
         attempt.set_stage("measuring", done=sum(counts.values()))
         labels, reason, exact = _measured(attempt, found)
         counts["failed" if labels is None else "measured"] += 1

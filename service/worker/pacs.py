@@ -57,7 +57,7 @@ def run_pacs_segment(attempt: Attempt) -> AttemptOutcome:
     Raises:
         Postponed: the PACS does not answer; a later attempt goes on.
     """
-    return _with_pacs(attempt, _segment)
+    return with_pacs(attempt, _segment)
 
 
 def run_pacs_cohort(attempt: Attempt) -> AttemptOutcome:
@@ -66,10 +66,11 @@ def run_pacs_cohort(attempt: Attempt) -> AttemptOutcome:
     Raises:
         Postponed: the PACS does not answer, or another job needs the cohort; a later attempt goes on.
     """
-    return _with_pacs(attempt, _fill)
+    return with_pacs(attempt, _fill)
 
 
-def _with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOutcome]) -> AttemptOutcome:
+def with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOutcome]) -> AttemptOutcome:
+    """Do the work of a job on its PACS. Raises Postponed where the PACS does not answer."""
     attempt.set_stage("preparing")
     name, hospital = attempt.options.pacs, str(attempt.job.hospital)
     server = server_for(attempt.settings.pacs, name, hospital)
@@ -117,10 +118,10 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
         made = dcmread(io.BytesIO(content), stop_before_pixels=True)
         uids = {keyword: str(made.get(keyword)) for keyword in _UIDS}
         if made.Modality == "SEG":
-            _note(attempt, "mask.stored", pacs, new=stored_now)
+            note(attempt, "mask.stored", pacs, new=stored_now)
             about |= uids
         else:
-            _note(attempt, "report.stored", pacs, new=stored_now)
+            note(attempt, "report.stored", pacs, new=stored_now)
             about["report"] = uids
     folder.write_result(StoredResult(json.dumps(about).encode(), "application/json", {}))
     result = {"stored": True, "new": new}
@@ -144,7 +145,8 @@ def _unpacked(kept: bytes) -> list[bytes]:
         return [archive.read(name) for name in archive.namelist()]
 
 
-def _wanted(attempt: Attempt) -> dict[str, Any]:
+def wanted(attempt: Attempt) -> dict[str, Any]:
+    """What a job on a PACS looks for. Raises PacsJobFailed."""
     content = attempt.folder.read(attempt.folder.REQUEST)
     if content is None:
         raise PacsJobFailed("what was asked for is not there any more; send the request again")
@@ -153,10 +155,10 @@ def _wanted(attempt: Attempt) -> dict[str, Any]:
 
 
 def _fetch(attempt: Attempt, pacs: PacsClient) -> bytes:
-    wanted = _wanted(attempt)
+    asked = wanted(attempt)
     attempt.set_stage("fetching")
-    data = pacs.fetch_series(wanted["study"], wanted["series"], scan_limits(attempt.settings))
-    _note(attempt, "scan.fetched", pacs, scan=sha256(data))
+    data = pacs.fetch_series(asked["study"], asked["series"], scan_limits(attempt.settings))
+    note(attempt, "scan.fetched", pacs, scan=sha256(data))
     return data
 
 
@@ -174,7 +176,7 @@ def _answer(attempt: Attempt, options: SegmentOptions, data: bytes) -> tuple[Enc
         kind="segmentation",
     )
     # A version that is named, as here, has no warning of the watch by itself.
-    selection = replace(selection, alarmed=_wanted(attempt).get("alarmed", False))
+    selection = replace(selection, alarmed=wanted(attempt).get("alarmed", False))
     answer = segment_scan(attempt, options, selection, StoredScan(data, sha256(data), len(data)))
     for warning in filter(None, answer.headers.get("Locum-Warning-Names", "").split(", ")):
         attempt.warn(warning)
@@ -185,7 +187,7 @@ def _fill(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     options: FillOptions = attempt.options
     settings, cohort, most = attempt.settings, str(attempt.job.cohort), options.most
     attempt.set_stage("searching")
-    found = pacs.search_series(_wanted(attempt)["query"], most)
+    found = pacs.search_series(wanted(attempt)["query"], most)
     if len(found) > most:
         raise PacsJobFailed(f"the query finds more than {most} series (`most`): narrow it, or accept more")
     settings.spool.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -217,7 +219,7 @@ def _fill(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
                     upload,
                     scan_format,
                 )
-                _note(attempt, "scan.stored", pacs, scan=upload.sha256, cohort=cohort)
+                note(attempt, "scan.stored", pacs, scan=upload.sha256, cohort=cohort)
         except (ScanError, SeriesMissing, SeriesMismatched) as error:
             skipped[type(error).__name__] += 1
             continue
@@ -236,7 +238,7 @@ def _scan_name(item: Found, key: bytes) -> str:
     return "/".join(hmac.digest(key, part.encode(), hashlib.sha256).hex()[:20] for part in parts)
 
 
-def _note(attempt: Attempt, action: str, pacs: PacsClient, scan: str | None = None, **more: Any) -> None:
+def note(attempt: Attempt, action: str, pacs: PacsClient, scan: str | None = None, **more: Any) -> None:
     """Add a row to the audit trail, while the lease is in force."""
     details = {"job": attempt.job.id, "pacs": pacs.name, "started_by": attempt.job.actor, **more}
     with fenced(attempt.database, attempt.lease) as (session, job):

@@ -113,6 +113,7 @@ BODIES: dict[Operation, Any] = {
     ("POST", "/hospitals/{hospital}/acceptances"): {"cohort": "c" * 32},
     ("PATCH", COHORT): {"name": "named"},
     ("POST", f"{COHORT}/pacs"): {"pacs": "main", "query": {"Modality": "CT"}},
+    ("POST", "/hospitals/{hospital}/corrections/pacs"): {"pacs": "main", "query": {"StudyDate": "2026"}},
     ("POST", "/keys"): {"name": "k", "role": "reader", "hospital": "north"},
 }
 
