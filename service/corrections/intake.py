@@ -54,7 +54,7 @@ from service.settings import Settings, cohort_limits, scan_limits
 from service.viewers.scans import ViewerScan, ViewerScans
 
 _LOCK = "the cohorts of corrections"
-# Of one series, the newest that are looked at.
+# The newest answers to a series that are looked at.
 _MOST_ANSWERS = 100
 
 
