@@ -49,6 +49,10 @@ class Signatures:
         for file, signature in self.files(artefact.name, artefact.digest).items():
             self._backend.attach(artefact.name, artefact.version, file, signature)
 
+    def of(self, artefact: Artefact) -> bytes | None:
+        """Read the signature of a version; None without one. It is not verified."""
+        return self._backend.attached(artefact.name, artefact.version, SIGNATURE)
+
     def by_another(self, artefact: Artefact) -> bool:
         """Whether a version has the signature of another key than the signer's."""
         own = None if self._signer is None else key_id(self._signer.public)

@@ -64,7 +64,7 @@ def serve(
     chosen = {name: value for name, value in given.items() if value is not None}
     if context.invoked_subcommand is not None:
         # Read by the command: its help needs no settings.
-        context.obj = lambda: _settings(chosen)
+        context.obj = lambda **more: _settings({**chosen, **more})
         return
     settings = _settings(chosen)
     from service import server
@@ -95,6 +95,56 @@ def doctor(
     from service.commands.doctor import report
 
     raise typer.Exit(int(report(context.obj(), as_json)))
+
+
+_BackupFolder = Annotated[Path, typer.Argument(help="Folder of the backup.", show_default=False)]
+
+
+@app.command()
+def backup(
+    context: typer.Context,
+    folder: _BackupFolder,
+    store: Annotated[Path | None, typer.Option(help="Folder of the published artefacts.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="The service's state folder.")] = None,
+) -> None:
+    """Copy database, files and store into a new folder, while the service runs.
+
+    It has scans of patients, and is for its owner alone. Ends with status 1 where something could not be
+    copied.
+    """
+    from service.backup import printing
+
+    given = {"store": store, "state_dir": state_dir}
+    settings = context.obj(**{name: value for name, value in given.items() if value is not None})
+    raise typer.Exit(printing.backup(settings, folder))
+
+
+@app.command()
+def restore(
+    context: typer.Context,
+    folder: _BackupFolder,
+    to: Annotated[Path | None, typer.Option(help="The new state folder.")] = None,
+    store: Annotated[Path | None, typer.Option(help="The new folder of the published artefacts.")] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Restore into a temporary folder, verify all of it, and answer a scan of each hospital.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per finding, by lines.")] = False,
+) -> None:
+    """Restore a backup into an empty state folder and store, or rehearse that.
+
+    Ends with status 1 where anything is wrong.
+    """
+    from service.backup import printing
+
+    if rehearse:
+        raise typer.Exit(printing.rehearse(context.obj(), folder, as_json))
+    if to is None or store is None:
+        raise typer.BadParameter("expected --to and --store, where the backup is restored, or --rehearse")
+    raise typer.Exit(printing.restore(context.obj(state_dir=to, store=store), folder))
 
 
 if __name__ == "__main__":

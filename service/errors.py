@@ -8,6 +8,7 @@
     ├── DatabaseUnavailable      503  the database does not answer
     ├── DatabaseFull             507  there is no space left for it
     ├── DatabaseDamaged          503  its file has other bytes than were written
+    ├── BackupError                   a backup cannot be taken, or is not what was written
     ├── PartNotReady                  a part of the service does not work (`/health/ready`)
     ├── BrokerError              503  Redis does not answer
     ├── GpuUnusable                   a worker cannot use the GPU that the settings require
@@ -188,6 +189,10 @@ class DatabaseFull(ServiceError):
 
 class DatabaseDamaged(ServiceError):
     status, slug, title = 503, "database-damaged", "The database is damaged"
+
+
+class BackupError(ServiceError):
+    """A backup cannot be taken or restored, or its files are not those that were written."""
 
 
 class PartNotReady(ServiceError):

@@ -184,6 +184,18 @@ def doctor(context: typer.Context) -> None:
     _start("locum", "service", ["doctor", *context.args])
 
 
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def backup(context: typer.Context) -> None:
+    """Copy a service's database, files and store into a new folder, while it runs."""
+    _start("locum", "service", ["backup", *context.args])
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
+def restore(context: typer.Context) -> None:
+    """Restore a backup, or rehearse that: digests, audit trail, and one answer per hospital."""
+    _start("locum", "service", ["restore", *context.args])
+
+
 @app.command(rich_help_panel=_SCANS)
 def segment(
     paths: Annotated[

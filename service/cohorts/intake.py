@@ -14,6 +14,8 @@ from service.inference.admission import Admission
 from service.runtime.spool import Upload
 from service.settings import Settings, cohort_limits
 
+UID_KEY = "dicom-uid.key"
+"""The file of the installation's key for UIDs."""
 _KEY_BYTES = 32
 
 
@@ -69,7 +71,7 @@ def uid_key(settings: Settings) -> bytes:
 
     Raises FilesUnavailable if it is damaged: with an empty key, anyone could compute the pseudonyms.
     """
-    files, name = settings.open_files(), "dicom-uid.key"
+    files, name = settings.open_files(), UID_KEY
     key = files.read(name)
     if key is None:
         key = files.create(name, secrets.token_bytes(_KEY_BYTES))

@@ -42,7 +42,13 @@ def configuration() -> Config:
 @cache
 def head() -> str:
     """Return the revision that this code needs: files of migrations begin with their revision, in order."""
-    return max(path.name for path in (MIGRATIONS / "versions").glob("[0-9]*.py")).partition("_")[0]
+    return max(revisions())
+
+
+@cache
+def revisions() -> frozenset[str]:
+    """Return the revisions that this code knows."""
+    return frozenset(p.name.partition("_")[0] for p in (MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
 def current(database: Database) -> str | None:
