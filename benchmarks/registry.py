@@ -36,6 +36,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "scale": "benchmarks.cost.scale:Scale",
     "security_cost": "benchmarks.cost.security:SecurityCost",
     "observation_cost": "benchmarks.cost.observation:ObservationCost",
+    "shadow_cost": "benchmarks.cost.shadow:ShadowCost",
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
     "faults": "benchmarks.faults.experiment:Faults",
     "watch": "benchmarks.watch.experiment:Watch",

@@ -28,8 +28,9 @@ from service.audit.trail import Row as AuditRow
 from service.database import Database, upgrade
 from service.inference.sessions import GraphSession
 from service.inference.shift import Norms, Reference
-from service.observation import Answer, Observed, SeenLabel
+from service.observation import Answer, Observed, SeenLabel, mask_digest
 
+_MASK = np.zeros((256, 256), np.uint8)
 _ROW_MS, _PAGE_MS, _SHARE = 0.3, 100, 0.05
 
 
@@ -93,6 +94,8 @@ def _answer(labels: int, number: int) -> Answer:
         acquisition={"maker": "ACME", "model": "One", "software": "1.2", "station": "CT2", "slice_mm": 3.0},
         shift=1.25,
         shift_at="norms",
+        mask=mask_digest(_MASK),
+        choice={"model": "sha256:" + "1" * 64, "personalization": "hospital", "hospital": "north"},
     )
     return Answer(seen, None, "key:pacs@north", f"{number:036d}", "http")
 
@@ -101,9 +104,11 @@ def _row(cell: Cell, work: Path) -> dict[str, Any]:
     database = Database(f"sqlite:///{work / 'locum.db'}")
     upgrade(database)
     count = iter(range(10**9))
+    bare = _answer(cell["labels"], 0)
 
     def commit(observed: bool) -> None:
-        answer = _answer(cell["labels"], next(count))
+        # The digest of a mask is part of observing it.
+        answer = _answer(cell["labels"], next(count)) if observed else bare
         with database.write() as session:
             row = AuditRow(
                 "scan.segmented", "key:pacs", scan=answer.observed.scan, details={"artefact": "o@1"}

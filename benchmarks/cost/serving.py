@@ -139,9 +139,9 @@ def _smooth(shape: tuple[int, ...]) -> NDArray[np.float64]:
     return seen
 
 
-def publish(root: Path, width: int, scan: Scan, task: Task = TASK) -> None:
+def publish(root: Path, width: int, scan: Scan, task: Task = TASK, seed: int = 0) -> None:
     """Publish a U-Net with random weights: the cost of serving does not depend on them."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network = build("unet", in_channels=1, classes=2, width=width)
     statistics = ReferenceStatistics.of(summarise(scan, prepare(scan, task)))
     manifest = ModelManifest(

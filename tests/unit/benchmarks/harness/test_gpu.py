@@ -19,7 +19,16 @@ from service.errors import GpuUnavailable
 # Nothing in them runs on a GPU: calls to a pretended one; bytes over a network; authentication, listings and
 # rows; int8.
 WITHOUT = {
-    *("device_calls", "network_cost", "observation_cost", "page_cost", "quantised", "scale", "security_cost")
+    *(
+        "device_calls",
+        "network_cost",
+        "observation_cost",
+        "page_cost",
+        "quantised",
+        "scale",
+        "security_cost",
+        "shadow_cost",
+    )
 }
 COST = [
     name
