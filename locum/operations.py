@@ -572,7 +572,7 @@ def correct(
         return parsed(Correction, (yield from send(asked)))
 
 
-def accept(
+def accept_answer(
     hospital: str, request: str, *, seconds: float | None = None, note: str | None = None
 ) -> Operation[Correction]:
     """Say that the answer of a request is right as it is. Raises Problem 404."""

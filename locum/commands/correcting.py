@@ -63,7 +63,7 @@ def correct_all(
 def accept_answer(hospital: str, request: str, note: str | None) -> None:
     """Say that an answer is right as it is. Raises LocumError."""
     with Client() as client:
-        client.accept(hospital, request, note=note)
+        client.accept_answer(hospital, request, note=note)
     _console.print(f"{request}: accepted")
 
 

@@ -105,6 +105,14 @@ def adapt(visit: Visit, scans: int) -> Scores:
     }
 
 
+def correct(visit: Visit) -> None:
+    """A person corrects answers; a version that answered them unseen meanwhile is compared with both."""
+    visit.shadow(f"{MODEL}@1", "is the adapted version worth keeping?")
+    for change in visit.correct(MODEL):
+        console.print(f"  {change}", highlight=False)
+    visit.show_shadow(MODEL)
+
+
 def adapt_to_negatives(visit: Visit) -> Scores:
     """Adapt to scans that an export turned into negatives; the new patients' scans are not, and stay."""
     console.print(f"An export swapped black and white in {BAD_SCANS} scans, but not in the new patients'.")
@@ -164,11 +172,13 @@ def run(folder: Path, port: int, rounds: int | None, scans: int, *, once: bool) 
         scores = join(visit)
         console.rule(f"4  {OUTSIDE} adapts without masks, by how far its scans are from the members'")
         scores |= adapt(visit, scans)
-        console.rule(f"5  {OUTSIDE} sends inverted scans, and a lens puts them right")
+        console.rule("5  a person corrects masks, while the federation's version answers unseen")
+        correct(visit)
+        console.rule(f"6  {OUTSIDE} sends inverted scans, and a lens puts them right")
         scores |= adapt_to_negatives(visit)
-        console.rule(f"6  {OUTSIDE} sends scans of nothing, and the gate rejects the candidate")
+        console.rule(f"7  {OUTSIDE} sends scans of nothing, and the gate rejects the candidate")
         scores |= adapt_to_nothing(visit)
-        console.rule("7  one scan alone, and nothing is kept")
+        console.rule("8  one scan alone, and nothing is kept")
         scores |= adapt_to_one_scan(visit)
         console.rule("results")
         show_scores(scores)

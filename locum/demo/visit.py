@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,20 @@ def send_cohort(
         if masks_for is not None:
             client.add_mask(hospital, cohort, file, scan.true_mask, model=masks_for)
     return cohort
+
+
+class _Patience:
+    """Waits for a worker, and not for ever."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + 120
+
+    def a_while(self, what: str) -> None:
+        """Wait a little. Exits with code 1 after two minutes."""
+        if time.monotonic() > self._until:
+            typer.echo(f"{what}: its log says why", err=True)
+            raise typer.Exit(1)
+        time.sleep(0.2)
 
 
 @dataclass(frozen=True)
@@ -115,6 +130,41 @@ class Visit:
             self._say(f"[bold red]{problem.status}[/] {problem}")
         else:
             self._say(f"assigned: [bold]{entry.artefact}[/], by {entry.actor}: {entry.reason}")
+
+    def shadow(self, version: str, reason: str, model: str = MODEL) -> None:
+        """Let a version answer every scan unseen, beside the one that serves."""
+        given = int(version.rpartition("@")[2])
+        made = self.client.begin_shadow(self.hospital, model, given, reason, every=1, actor="ada")
+        self._say(f"[bold]{made.artefact}[/] answers every scan unseen from now on")
+
+    def correct(self, model: str) -> list[str]:
+        """Segment the new patients, send their true masks as corrections, and say what was changed."""
+        for patient in self.patients:
+            answer = self.client.segment(patient.volume, hospital=self.hospital, model=model)
+            request = answer.receipt.request
+            self.client.correct(self.hospital, request, patient.true_mask, patient.volume, seconds=40)
+        made = len(self.patients)
+        wait_for = _Patience()
+        while any(each.state == "waiting" for each in self.client.corrections(self.hospital, model, made)):
+            wait_for.a_while("the worker has not compared the corrections")
+        return [
+            f"{label}: Dice {change.dice or 0:.3f}, {change.added_ml or 0:.1f} mL added, "
+            f"{change.removed_ml or 0:.1f} mL removed"
+            for each in self.client.corrections(self.hospital, model, made)
+            for label, change in (each.labels or {}).items()
+        ]
+
+    def show_shadow(self, model: str) -> None:
+        """Show how the version that answered unseen compares, and end it."""
+        wait_for = _Patience()
+        while (found := self.client.shadows(self.hospital, model)[0]).corrected < len(self.patients):
+            wait_for.a_while("the worker has not compared all answers of the shadow")
+        gain = 100 * (found.gain or 0)
+        self._say(
+            f"on {found.corrected} corrected answers [bold]{found.artefact}[/] has {gain:+.1f} points of "
+            "Dice beside the version that serves"
+        )
+        self.client.end_shadow(self.hospital, model, "it is no better", actor="ada")
 
     def measure(self, label: str, **fields: Any) -> float:
         """Segment the new patients, show the model and its mean Dice, and return the Dice."""

@@ -45,6 +45,10 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     assert said.count("\n  measuring\n") == 3
     assert len(store.versions.of("phantom.at-heath")) == 3
 
+    # A person corrected every new patient's mask, and both versions were measured by it.
+    assert len(re.findall(r"organ: Dice [01]\.\d{3}, \d+\.\d mL added", said)) >= 6
+    assert re.search(r"on 6 corrected answers phantom@1 has [+-]\d+\.\d points", said)
+
     # The gate passes the model measured on masks, and that by how far the scans are. Both serve.
     joined, adapted, inverted, refused = (Path(path).read_text() for path in re.findall(r"card +(\S+)", said))
     assert "any-organ.at-heath@1 (succeeded) passes the gate" in said
