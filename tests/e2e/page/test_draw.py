@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from typing import Any
 
 import nibabel as nib
@@ -53,7 +54,8 @@ def tilted(codes: str, degrees: float) -> NDArray[np.float64]:
 
 
 def open_scan(page: Any, service: Service, cohort: str, name: str, model: str = "tumour") -> None:
-    page.goto(f"{service.address}/#/draw?hospital=dune&model={model}&cohort={cohort[-32:]}&scan={name}")
+    at = f"hospital=dune&model={model}&cohort={cohort[-32:]}&scan={name}&begin=nothing"
+    page.goto(f"{service.address}/#/draw?{at}")
     page.get_by_role("toolbar").wait_for()
 
 
@@ -156,7 +158,7 @@ def png(pixels: NDArray[Any]) -> bytes:
 def test_mask_of_a_picture_has_the_picture_s_own_pixels(page: Any, service: Service, content: bytes) -> None:
     cohort = service.cohort(a=content)
     open_scan(page, service, cohort, "a", model="retina")
-    page.get_by_role("button", name="cup + disc").click()
+    page.get_by_role("button", name="cup + disc", exact=True).click()
     page.get_by_role("button", name="Rectangle").click()
     with saving(page):
         drag_over(page, bright(page))
@@ -404,3 +406,112 @@ def test_scan_that_came_after_the_list_was_read_opens_by_its_address(page: Any, 
     page.goto(f"{address}&scan=late")
 
     page.get_by_role("toolbar").wait_for()
+
+
+def test_scan_without_a_mask_begins_with_the_model_s_which_is_stored_once_taken(
+    page: Any, service: Service
+) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    question = {"model": "retina", "hospital": "dune", "output": "png"}
+    answer = service.client.post("/segment", files={"scan": png(picture_scan(np.uint8, 250))}, data=question)
+    expected = np.asarray(Image.open(io.BytesIO(answer.raise_for_status().content)))
+    assert expected.any()
+    page.goto(f"{service.address}/#/draw?hospital=dune&model=retina&cohort={cohort[-32:]}&scan=a")
+    page.locator("[data-save=proposal]").wait_for()
+
+    def listed() -> Any:
+        return service.client.get(f"{cohort}/scans").json()["scans"][0]["mask"]
+
+    # A stroke that is undone leaves the proposal, and no mask.
+    page.locator("canvas").focus()
+    with saving(page):
+        page.keyboard.press("Space")
+    with page.expect_response(lambda answer: answer.request.method == "DELETE"):
+        page.keyboard.press("Control+z")
+    page.locator("[data-save=proposal]").wait_for()
+    assert listed() is None
+    with saving(page):
+        page.get_by_role("button", name="Save it as it is").click()
+    page.locator("[data-save=saved]").wait_for()
+    np.testing.assert_array_equal(stored(service, cohort, "a"), expected)
+
+
+def test_undone_stroke_is_done_again_until_another_is_drawn(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    open_scan(page, service, cohort, "a", model="retina")
+    undo, redo = (page.get_by_role("button", name=name) for name in ("Undo", "Redo"))
+    page.locator("canvas").focus()
+    # More strokes than are kept.
+    for _ in range(34):
+        page.keyboard.press("Space")
+        page.keyboard.press("ArrowUp" if _ % 2 else "ArrowLeft")
+    undone = 0
+    while undo.is_enabled():
+        undo.click()
+        undone += 1
+    assert undone == 31
+    for _ in range(undone - 1):
+        page.keyboard.press("Control+y")
+    with saving(page):
+        redo.click()
+    assert redo.is_disabled()
+    page.locator("[data-save=saved]").wait_for()
+    whole = stored(service, cohort, "a")
+    with saving(page):
+        undo.click()
+    assert (stored(service, cohort, "a") != whole).any()
+    page.locator("canvas").focus()
+    page.keyboard.press("e")
+    with saving(page):
+        page.keyboard.press("Space")
+    assert redo.is_disabled()
+
+
+def test_label_is_filled_between_two_slices_and_a_locked_one_stays(page: Any, service: Service) -> None:
+    scan = nib.Nifti1Image(canonical_volume(), np.diag([1.5, 1.5, 4.0, 1.0]))
+    cohort = service.cohort(a=gzip.compress(scan.to_bytes(), 1))
+    # Squares of 4 and 12 voxels, four slices apart.
+    before = np.zeros(SHAPE, np.uint8)
+    before[10:14, 8:12, 1] = 1
+    before[6:18, 4:16, 5] = 1
+    mask = nib.Nifti1Image(before, scan.affine)
+    service.client.put(f"{cohort}/scans/a/mask?model=tumour", content=gzip.compress(mask.to_bytes(), 1)).raise_for_status()
+    open_scan(page, service, cohort, "a")
+    with saving(page):
+        page.get_by_role("button", name="Fill between slices").click()
+    found = stored(service, cohort, "a")
+    np.testing.assert_array_equal(found[:, :, [1, 5]], before[:, :, [1, 5]])
+    sizes = found.sum(axis=(0, 1))
+    assert list(sizes[[0, 6]]) == [0, 0]
+    assert sizes[1] < sizes[2] < sizes[3] < sizes[4] < sizes[5]
+    assert 7 * 7 <= sizes[3] <= 9 * 9
+    # A locked label is neither erased nor drawn over.
+    page.get_by_role("button", name=re.compile("^Lock")).click()
+    page.locator("canvas").focus()
+    page.keyboard.press("e")
+    page.keyboard.press("Space")
+    page.locator("[data-save=saved]").wait_for()
+    np.testing.assert_array_equal(stored(service, cohort, "a"), found)
+
+
+def test_picture_is_windowed_by_a_drag_and_by_figures(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    open_scan(page, service, cohort, "a", model="retina")
+    level, width = page.get_by_label("Level"), page.get_by_label("Width", exact=True)
+    assert (level.input_value(), width.input_value()) == ("127.5", "255")
+    left, top, right, bottom = bright(page)
+    middle = ((left + right) / 2, (top + bottom) / 2)
+    page.mouse.move(*middle)
+    page.mouse.down(button="right")
+    page.mouse.move(middle[0] + 40, middle[1] - 40, steps=4)
+    page.mouse.up(button="right")
+    assert float(width.input_value()) > 255
+    assert float(level.input_value()) > 127.5
+    assert page.get_by_label("Window", exact=True).input_value() == "own"
+    # Above the brightest pixel everything is black.
+    level.fill("400")
+    level.press("Enter")
+    width.fill("100")
+    width.press("Enter")
+    pixels = np.asarray(Image.open(io.BytesIO(page.locator("canvas").screenshot())).convert("RGB"))
+    assert (pixels.mean(axis=2) > 180).mean() < 0.001

@@ -62,3 +62,9 @@ export function Pane(given: {
     </figure>
   );
 }
+
+/** What mouse or fingers do on the picture. */
+export function gestures(flat: boolean): string {
+  if (window.matchMedia("(pointer: coarse)").matches) return flat ? "" : "Pinch: slices. Drag: cross-hair";
+  return `${flat ? "" : "Wheel: slices. "}Ctrl and wheel: zoom. Right drag: window. Middle drag: pan. ?: keys`;
+}

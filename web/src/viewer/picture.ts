@@ -1,14 +1,14 @@
 /** Pictures (PNG) as arrays, for the viewer. */
 import { pictureVolume } from "./nifti";
-
 import { greyPng } from "./png";
 
 /** A side of a texture in every browser with WebGL 2; a larger picture is shown smaller. */
 const LARGEST_SIDE = 2048;
 
-/** One slice with the picture, in colour. */
+/** One slice with the picture: in colour, unless all of it is grey. */
 export async function scanOfPicture(file: Blob): Promise<ArrayBuffer> {
   const { data, width, height } = await decoded(file, true, LARGEST_SIDE);
+  if (isGrey(data)) return pictureVolume(redsOf(data), width, height, 1);
   const pixels = new Uint8Array(width * height * 3);
   for (let from = 0, to = 0; from < data.length; from += 4) {
     pixels[to++] = data[from]!;
@@ -49,9 +49,19 @@ export async function maskAtOwnSize(picture: Blob, before: Blob | null, drawn: U
 
 async function reds(file: Blob, largest: number): Promise<{ pixels: Uint8Array; width: number; height: number }> {
   const { data, width, height } = await decoded(file, false, largest);
-  const pixels = new Uint8Array(width * height);
+  return { pixels: redsOf(data), width, height };
+}
+
+/** The red channel of RGBA. */
+function redsOf(data: Uint8ClampedArray): Uint8Array {
+  const pixels = new Uint8Array(data.length / 4);
   for (let i = 0; i < pixels.length; i++) pixels[i] = data[4 * i]!;
-  return { pixels, width, height };
+  return pixels;
+}
+
+function isGrey(data: Uint8ClampedArray): boolean {
+  for (let i = 0; i < data.length; i += 4) if (data[i] !== data[i + 1] || data[i] !== data[i + 2]) return false;
+  return true;
 }
 
 function shownSize(width: number, height: number, largest: number): [number, number] {

@@ -4,9 +4,12 @@
  * Planes are shown as radiologists read them, the patient's right on the left, and both sides are marked. A
  * picture without a position has no sides, and so no marks.
  */
-import { DRAG_MODE, MULTIPLANAR_TYPE, Niivue, type NiiVueLocation, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
-import type { Layout } from "./layouts";
+import { cmapper, DRAG_MODE, MULTIPLANAR_TYPE, Niivue, type NiiVueLocation, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
+import { signal } from "@preact/signals";
+import { follow } from "./gestures";
+import { type Direction, type Layout, LAYOUT_OF, type Plane, planeOf } from "./layouts";
 import { type ColourTable, DIFFERENCE } from "./palette";
+import { type Statistics, statisticsOf } from "./statistics";
 
 /** The values of a mask by name. */
 type Names = Readonly<Record<string, number>>;
@@ -29,6 +32,13 @@ interface Intensities {
   usual: readonly [number, number];
 }
 
+/** What a person sees of a scan: it is kept from one view of the page to the next. */
+export interface Sight {
+  window: readonly [low: number, high: number];
+  pan: readonly number[];
+  crosshair: readonly number[];
+}
+
 export type OverlayName = "drawn" | "mask" | "uncertainty" | "difference";
 
 const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
@@ -40,6 +50,11 @@ const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
 };
 
 const CROSSHAIR = 0.25;
+export const MOST_ZOOM = 8;
+/** A drag over so many pixels takes the window over the whole range of usual intensities. */
+const WINDOW_DRAG = 400;
+/** Outlines are drawn where something is drawn: this much of it cannot be seen. */
+const UNSEEN = 0.004;
 /** The share of voxels at either end that a scan is opened without; and how many voxels tell it. */
 const EXTREMES = 0.01;
 const MOST_SAMPLES = 200_000;
@@ -48,6 +63,14 @@ const OUTLINE = 1.5;
 const DARK = [0.02, 0.035, 0.04, 1];
 /** Pixels between a letter at the right edge and the edge. */
 const EDGE = 6;
+
+const RGB24 = 128;
+/** As in other viewers; shift is for a mouse of two buttons. What `gestures` does is not here. */
+const MOUSE = {
+  leftButton: { primary: DRAG_MODE.crosshair, withShift: DRAG_MODE.pan },
+  centerButton: DRAG_MODE.pan,
+  rightButton: DRAG_MODE.windowing,
+};
 
 /** Overlays in the order in which they are drawn. */
 const ORDER: readonly OverlayName[] = ["drawn", "mask", "uncertainty", "difference"];
@@ -58,15 +81,28 @@ export class Viewer {
   private wanted: Blob | ArrayBuffer | null = null;
   private isClosed = false;
   private leader: Viewer | null = null;
+  private links: (() => void)[] = [];
   private intensities: Intensities = { least: 0, most: 1, usual: [0, 1] };
-  /** Called when a person has changed the window on the picture. */
-  onWindow: () => void = () => undefined;
+  /** The pixels of a picture in colour, as they came. */
+  private colour: Uint8Array | null = null;
+  private isOutlined = false;
+  /** The mask of which the outlines are shown, and the colours of its values. */
+  private outlined: NVImage | null = null;
+  private maskTable: ColourTable = { R: [], G: [], B: [], A: [], I: [], labels: [] };
+  private shownLayout: Layout = "planes";
+  private isFlat = false;
+  /** Null where no scan is open. */
+  readonly window = signal<Window | null>(null);
+  /** How many times the planes are enlarged. */
+  readonly zoomed = signal(1);
+  /** Called when a person enlarges one of several planes, or goes back to all of them. */
+  onLayout: ((layout: Layout) => void) | null = null;
   private readonly overlays = new Map<OverlayName, NVImage>();
 
   private constructor(
     /** For what this class has no words for: `Drawing`. */
     readonly niivue: Niivue,
-    private readonly canvas: HTMLCanvasElement,
+    readonly canvas: HTMLCanvasElement,
   ) {}
 
   /** The canvas must be inside an element that has a size. */
@@ -81,6 +117,8 @@ export class Viewer {
       loadingText: "",
       dragAndDropEnabled: false,
       isRadiologicalConvention: true,
+      // The patient's front is on the left, as in OHIF and Slicer.
+      sagittalNoseLeft: true,
       showAllOrientationMarkers: true,
       isColorbar: false,
       isNearestInterpolation: true,
@@ -88,6 +126,10 @@ export class Viewer {
       multiplanarLayout: MULTIPLANAR_TYPE.GRID,
       // With the right button: left and right changes the width, up and down the level.
       dragMode: DRAG_MODE.windowing,
+      mouseEventConfig: MOUSE,
+      // Yellow of the labels' colours: read on bright and dark ground.
+      measureLineColor: [0.94, 0.89, 0.26, 1],
+      measureTextColor: [0.94, 0.89, 0.26, 1],
       tileMargin: 6,
       // Letters that would change what the page's own controls show.
       viewModeHotKey: "",
@@ -109,10 +151,10 @@ export class Viewer {
       }
       drawText([x, y], text, scale, colour);
     };
-    await niivue.attachToCanvas(canvas, false);
     const viewer = new Viewer(niivue, canvas);
+    follow(viewer, canvas);
+    await niivue.attachToCanvas(canvas, false);
     if (describe) niivue.onLocationChange = (location) => describe(viewer.place(location as NiiVueLocation));
-    niivue.onIntensityChange = () => viewer.onWindow();
     return viewer;
   }
 
@@ -154,8 +196,12 @@ export class Viewer {
       this.niivue.closeDrawing();
     }
     this.overlays.clear();
+    this.outlined = null;
     this.scan = null;
     this.wanted = null;
+    this.colour = null;
+    this.window.value = null;
+    this.niivue.clearMeasurements();
     this.niivue.volumes = [];
     this.niivue.back = null;
     this.niivue.overlays = [];
@@ -173,42 +219,135 @@ export class Viewer {
     const image = await volume(scan, "scan.nii.gz");
     if (this.isClosed || this.wanted !== scan) return;
     this.scan = image;
+    this.isFlat = flat;
     this.niivue.addVolume(this.scan);
+    this.colour = image.hdr?.datatypeCode === RGB24 ? Uint8Array.from(image.img!) : null;
     this.intensities = intensitiesOf(image);
     // A picture is shown as it is.
-    if (!flat) this.setWindow();
+    if (flat) this.intensities = { ...this.intensities, usual: [0, 255] };
+    // It has no millimetres.
+    this.niivue.opts.showMeasureUnits = !flat;
+    this.niivue.setPan2Dxyzmm([0, 0, 0, 1]);
+    this.zoomed.value = 1;
+    if (this.colour) this.noteWindow(0, 255);
+    else this.setWindow();
     if (this.leader?.hasScan) this.crosshairTo(this.leader.niivue.scene.crosshairPos);
     // Where it is stands below the picture from the start.
     this.niivue.createOnLocationChange();
   }
 
   layout(layout: Layout): void {
+    this.shownLayout = layout;
     if (!this.isClosed) this.niivue.setSliceType(SLICE_TYPES[layout]);
   }
 
-  /** Null where no scan is open. */
-  get window(): Window | null {
-    if (this.scan === null) return null;
-    const { cal_min: low = 0, cal_max: high = 1 } = this.scan;
-    return { low, high, ...this.intensities };
+  /** The plane in which keys move and draw. */
+  get plane(): Plane {
+    return planeOf(this.shownLayout, this.isFlat);
+  }
+
+  /** Move the cross-hair by a voxel. */
+  move(direction: Direction, steps: 1 | -1): void {
+    const [x, y, z] = this.plane[direction];
+    this.niivue.moveCrosshairInVox(steps * x, steps * y, steps * z);
   }
 
   /** Show intensities from `low` as black to `high` as white; without them as the scan was opened. */
   setWindow([low, high]: readonly [number, number] = this.intensities.usual): void {
     if (this.isClosed || this.scan === null || !(high > low)) return;
+    const before = this.window.peek();
+    if (before?.low === low && before.high === high) return;
     this.scan.cal_min = low;
     this.scan.cal_max = high;
+    if (this.colour) {
+      // NiiVue has no window for colours.
+      const shown = Uint8Array.from({ length: 256 }, (_, value) => Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low)))));
+      const pixels = this.scan.img!;
+      for (let i = 0; i < this.colour.length; i++) pixels[i] = shown[this.colour[i]!]!;
+    }
     this.niivue.refreshLayers(this.scan, 0);
     this.niivue.drawScene();
-    this.onWindow();
+    this.noteWindow(low, high);
   }
 
-  /** Enlarge the planes around their middle; 1 is the whole slice. */
-  zoom(times: number): void {
+  /** Widen the window and raise its level by a drag on the picture, in pixels. */
+  dragWindow(right: number, up: number): void {
+    const found = this.window.peek();
+    if (found === null) return;
+    const step = (found.usual[1] - found.usual[0]) / WINDOW_DRAG;
+    const width = Math.max(found.high - found.low + right * step, step);
+    const level = (found.low + found.high) / 2 + up * step;
+    this.setWindow([level - width / 2, level + width / 2]);
+  }
+
+  private noteWindow(low: number, high: number): void {
+    this.window.value = { low, high, ...this.intensities };
+  }
+
+  /** Enlarge the planes, which keeps a place where it is: the cross-hair, or that at a pixel of the canvas. */
+  zoom(times: number, at?: readonly [number, number]): void {
+    const { niivue } = this;
+    if (this.isClosed || this.scan === null) return;
+    const next = Math.min(MOST_ZOOM, Math.max(1, times));
+    const [x = 0, y = 0, z = 0, before = 1] = niivue.scene.pan2Dxyzmm;
+    const found = at && niivue.canvasPos2frac([at[0] * devicePixelRatio, at[1] * devicePixelRatio]);
+    // Outside of the planes NiiVue finds no place, and says so by -1.
+    const [i = 0, j = 0, k = 0] = niivue.frac2mm(found && found[0]! >= 0 ? found : niivue.scene.crosshairPos);
+    const more = before - next;
+    niivue.setPan2Dxyzmm(next === 1 ? [0, 0, 0, 1] : [x + more * i, y + more * j, z + more * k, next]);
+    niivue.drawScene();
+    this.zoomed.value = next;
+    niivue.sync();
+  }
+
+  /** Show one of several planes alone, that at a pixel of the canvas, or all of them again. */
+  enlarge([x, y]: readonly [number, number]): void {
+    if (this.onLayout === null || this.isFlat) return;
+    if (this.shownLayout !== "planes") return this.onLayout("planes");
+    const { niivue } = this;
+    const tile = niivue.screenSlices[niivue.tileIndex(x * devicePixelRatio, y * devicePixelRatio)];
+    if (tile !== undefined) this.onLayout(LAYOUT_OF[tile.axCorSag as 0 | 1 | 2] ?? "render");
+  }
+
+  /** Whether the left button measures lengths. Off, the lines go. */
+  ruler(isOn: boolean): void {
     if (this.isClosed) return;
-    const [x = 0, y = 0, z = 0] = this.niivue.scene.pan2Dxyzmm;
-    this.niivue.setPan2Dxyzmm(times === 1 ? [0, 0, 0, 1] : [x, y, z, times]);
+    const { niivue } = this;
+    niivue.setMouseEventConfig(isOn ? { ...MOUSE, leftButton: { primary: DRAG_MODE.measurement } } : MOUSE);
+    if (!isOn) niivue.clearMeasurements();
+    niivue.drawScene();
+  }
+
+  /** The picture on the canvas, as PNG. */
+  async picture(): Promise<Blob> {
+    // What was drawn before is gone from the canvas's buffer.
     this.niivue.drawScene();
+    return await new Promise((resolve, reject) =>
+      this.canvas.toBlob((found) => (found ? resolve(found) : reject(new Error("The browser could not save the picture."))), "image/png"),
+    );
+  }
+
+  /** The scan's intensities under each value of a mask on its grid. Null for a picture in colour, or another grid. */
+  statistics(mask: NVImage): Map<number, Statistics> | null {
+    if (this.scan === null || this.colour !== null) return null;
+    const [slope, intercept] = [this.scan.hdr?.scl_slope || 1, this.scan.hdr?.scl_inter || 0];
+    return statisticsOf(this.scan.img2RAS(), mask.img2RAS(), slope, intercept);
+  }
+
+  /** Null where no scan is open. */
+  get sight(): Sight | null {
+    const found = this.window.peek();
+    if (found === null) return null;
+    const { pan2Dxyzmm, crosshairPos } = this.niivue.scene;
+    return { window: [found.low, found.high], pan: [...pan2Dxyzmm], crosshair: [...crosshairPos] };
+  }
+
+  /** See a scan as another viewer of it did. */
+  see({ window, pan, crosshair }: Sight): void {
+    this.setWindow(window);
+    this.niivue.setPan2Dxyzmm([...pan] as [number, number, number, number]);
+    this.zoomed.value = pan[3]!;
+    this.crosshairTo([...crosshair] as Niivue["scene"]["crosshairPos"]);
   }
 
   /** Show or replace an overlay, which `read` has read. */
@@ -224,6 +363,7 @@ export class Viewer {
       image.cal_max = 100;
     }
     if (colours) image.setColormapLabel(colours);
+    if (colours && name === "mask") this.maskTable = colours;
     image.opacity = opacity;
     this.overlays.set(name, image);
     this.drawOverlays();
@@ -260,6 +400,7 @@ export class Viewer {
     const found = this.overlays.get(name);
     if (found === undefined) return;
     found.setColormapLabel(table);
+    if (name === "mask") this.maskTable = table;
     this.drawOverlays();
   }
 
@@ -268,6 +409,13 @@ export class Viewer {
     if (found === undefined) return;
     found.opacity = value;
     this.drawOverlays();
+  }
+
+  /** Draw the border of the mask alone, as wide as a pixel of the screen, or all of it. */
+  outlines(isOn: boolean): void {
+    if (this.isClosed || this.isOutlined === isOn) return;
+    this.isOutlined = isOn;
+    if (this.overlays.size > 0) this.drawOverlays();
   }
 
   /**
@@ -279,12 +427,37 @@ export class Viewer {
   private drawOverlays(): void {
     const { niivue } = this;
     if (this.scan === null) return;
+    this.drawOutlines();
     niivue.overlays = ORDER.flatMap((each) => this.overlays.get(each) ?? []);
     niivue.volumes = [this.scan, ...niivue.overlays];
     // Without overlays there is no layer that would say so to the shaders.
     if (niivue.overlays.length === 0) return niivue.updateGLVolume();
+    const mask = this.outlined;
+    const filled = mask?.opacity;
+    if (mask) mask.opacity = 0;
     niivue.overlays.forEach((each, index) => niivue.refreshLayers(each, index + 1));
+    if (mask) mask.opacity = filled!;
     niivue.drawScene();
+  }
+
+  /** NiiVue outlines a drawing alone, so that the mask becomes one, which nobody draws on. */
+  private drawOutlines(): void {
+    const { niivue } = this;
+    const mask = (this.isOutlined && this.overlays.get("mask")) || null;
+    if (mask !== this.outlined) {
+      this.outlined = mask !== null && niivue.loadDrawing(mask) ? mask : null;
+      if (mask === null) niivue.closeDrawing();
+    }
+    if (this.outlined) this.drawingColours(this.maskTable, 0, true);
+  }
+
+  /** The colours of what is drawn, by its values; `isOutlined`: at its border alone. */
+  drawingColours(table: ColourTable, opacity: number, isOutlined: boolean): void {
+    const { niivue } = this;
+    niivue.drawLut = cmapper.makeDrawLut({ ...table, min: 0, max: table.I.length - 1 });
+    niivue.drawRimOpacity = isOutlined ? 1 : -1;
+    niivue.refreshColormaps();
+    niivue.setDrawOpacity(isOutlined ? UNSEEN : opacity);
   }
 
   /** Move the cross-hair to a voxel, by its indices in the scan's file. */
@@ -304,16 +477,29 @@ export class Viewer {
     this.niivue.drawScene();
   }
 
-  /** Move both viewers' cross-hairs together. The other one begins where this one is. */
+  /** Move both viewers' cross-hairs and windows together. The other one begins where this one is. */
   link(other: Viewer): void {
     other.leader = this;
     this.niivue.broadcastTo([other.niivue], { "2d": true, "3d": true });
     other.niivue.broadcastTo([this.niivue], { "2d": true, "3d": true });
+    const follows = (one: Viewer, another: Viewer) =>
+      one.window.subscribe((found) => found && another.hasScan && another.setWindow([found.low, found.high]));
+    this.links = [follows(this, other), follows(other, this)];
   }
 
   unlink(): void {
+    this.links.forEach((stop) => stop());
+    this.links = [];
     this.niivue.broadcastTo([]);
   }
+}
+
+/** Give a mask's values those that have their names in another task; a value without a name there becomes 0. */
+export function renamed(mask: NVImage, from: Names, to: Names): NVImage {
+  const same = translation(from, to);
+  const voxels = mask.img!;
+  for (let i = 0; i < voxels.length; i++) voxels[i] = Math.max(0, same[voxels[i]!]!);
+  return mask;
 }
 
 /** The values of `to` that have the names of the values of `from`, by the latter; -1 for a name without one. */

@@ -1,4 +1,6 @@
-/** Which intensities are black and white, how large the planes are, and the whole screen. */
+/** Which intensities are black and white, how large the planes are, outlines, a ruler, and the whole screen. */
+import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Range, Select } from "../ui/controls";
 import type { Viewer, Window } from "./viewer";
@@ -13,34 +15,27 @@ const CT: Readonly<Record<string, readonly [level: number, width: number]>> = {
 };
 /** Air: a scan with less is taken for CT. */
 const AIR = -500;
-const MOST_ZOOM = 6;
+/** As `viewer` has it, which is not loaded for a number. */
+const MOST_ZOOM = 8;
 
 type Preset = "usual" | "whole" | "own" | keyof typeof CT;
 
-export function WindowControls({ viewers, flat }: { viewers: readonly (Viewer | null)[]; flat: boolean }) {
+/** Whether masks are shown as outlines: in each view alike. */
+export const isOutlined = signal(false);
+
+/** `children`: what a view adds. */
+export function WindowControls({ viewers, children }: { viewers: readonly (Viewer | null)[]; children?: ComponentChildren }) {
   const open = viewers.filter((each) => each !== null);
   const first = open[0];
-  const [found, setFound] = useState<Window | null>(null);
+  const found = first?.window.value ?? null;
   const [preset, setPreset] = useState<Preset>("usual");
-  const [zoom, setZoom] = useState(1);
-  useEffect(() => {
-    setPreset("usual");
-    setZoom(1);
-    if (first === undefined) return setFound(null);
-    setFound(first.window);
-    first.onWindow = () => setFound(first.window);
-    return () => (first.onWindow = () => undefined);
-  }, [first]);
   if (first === undefined || found === null) return null;
   const show = (window?: readonly [number, number]) => open.forEach((each) => each.setWindow(window));
   const choose = (next: Preset) => {
     setPreset(next);
     if (next === "usual") show();
     else if (next === "whole") show([found.least, found.most]);
-    else if (next !== "own") {
-      const [level, width] = CT[next]!;
-      show([level - width / 2, level + width / 2]);
-    }
+    else if (next !== "own") show(boundsOf(CT[next]!));
   };
   const [level, width] = [(found.low + found.high) / 2, found.high - found.low];
   const own = (nextLevel: number, nextWidth: number) => {
@@ -54,7 +49,7 @@ export function WindowControls({ viewers, flat }: { viewers: readonly (Viewer | 
     <div class="stage-tools" role="group" aria-label="View">
       <Select
         label="Window"
-        value={preset}
+        value={shownAs(preset, found)}
         options={["usual", "whole", ...names, "own"].map((value) => ({
           value,
           label: labels[value] ?? `${value.charAt(0).toUpperCase()}${value.slice(1)} (CT)`,
@@ -63,22 +58,43 @@ export function WindowControls({ viewers, flat }: { viewers: readonly (Viewer | 
       />
       <NumberField label="Level" value={level} onChange={(next) => own(next, width)} />
       <NumberField label="Width" value={width} onChange={(next) => own(level, next)} />
-      {!flat && (
-        <Range
-          label="Zoom"
-          min={1}
-          max={MOST_ZOOM}
-          step={0.25}
-          value={zoom}
-          onInput={(next) => {
-            setZoom(next);
-            open.forEach((each) => each.zoom(next));
-          }}
-        />
-      )}
+      <Range
+        label="Zoom"
+        min={1}
+        max={MOST_ZOOM}
+        step={0.25}
+        value={first.zoomed.value}
+        onInput={(next) => open.forEach((each) => each.zoom(next))}
+      />
+      <Toggle label="Outlines" value={isOutlined.value} onChange={(next) => (isOutlined.value = next)} />
+      {children}
       {document.fullscreenEnabled && <WholeScreen />}
     </div>
   );
+}
+
+/** A drag on the picture makes the window a person's own. */
+function shownAs(preset: Preset, { low, high, usual, least, most }: Window): Preset {
+  const [from, to] = preset === "usual" ? usual : preset === "whole" ? [least, most] : preset === "own" ? [low, high] : boundsOf(CT[preset]!);
+  return from === low && to === high ? preset : "own";
+}
+
+const boundsOf = ([level, width]: readonly [number, number]) => [level - width / 2, level + width / 2] as const;
+
+export function Toggle(given: { label: string; value: boolean; onChange: (value: boolean) => void }) {
+  return (
+    <label class="check">
+      <input type="checkbox" checked={given.value} onChange={(event) => given.onChange(event.currentTarget.checked)} />
+      {given.label}
+    </label>
+  );
+}
+
+/** Measures lengths in place of moving the cross-hair. */
+export function Ruler({ viewers }: { viewers: readonly (Viewer | null)[] }) {
+  const [isOn, setOn] = useState(false);
+  useEffect(() => viewers.forEach((each) => each?.ruler(isOn)), [isOn, ...viewers]);
+  return <Toggle label="Ruler" value={isOn} onChange={setOn} />;
 }
 
 function NumberField(given: { label: string; value: number; onChange: (value: number) => void }) {

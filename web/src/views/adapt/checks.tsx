@@ -84,7 +84,7 @@ export function MaskCheck({ job, onVerdict }: { job: Job; onVerdict: () => void 
             {draws.map((each) => (
               <li key={each.scan}>
                 {each.found ? (
-                  <a class="button quiet" href={address("draw", { hospital, model: job.model, cohort, scan: each.found.name })}>
+                  <a class="button quiet" href={address("draw", { hospital, model: job.model, cohort, scan: each.found.name, begin: "nothing" })}>
                     <span class="clip">{each.found.name}</span>
                     <span class={`chip ${maskWords(each.found).tone}`}>{maskWords(each.found).words}</span>
                   </a>

@@ -14,6 +14,7 @@ import { Empty, Loading } from "../../ui/states";
 import "../../viewer/stage.css";
 import { CohortScans, StartJob } from "../adapt/scans";
 import { type Label, labelsOf } from "./labels";
+import { beginnings, firstBeginning } from "./opening";
 import { Stage } from "./stage";
 
 /** A job learns from masks of this many patients at least. */
@@ -79,6 +80,9 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
     return () => (over = true);
   }, [model.name, model.latest?.version]);
 
+  const choices = beginnings(model, hospital);
+  const asked = place.value.parameters.get("begin");
+  const begin = choices.find((each) => each.value === asked)?.value ?? firstBeginning(model);
   const go = (next: Record<string, string | null>) => void leave(() => keepInAddress(next));
   const drawn = scans.filter((each) => each.mask);
   const targets = drawn.filter((each) => each.mask!.values.some((value) => value !== 0));
@@ -98,6 +102,15 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
           options={all.map((each) => ({ value: each.name, label: each.name }))}
           hint={<Terms text={`Its task names ${labels.map((each) => each.name).join(", ")}: ${model.summary}.`} />}
           onChange={(value) => go({ model: value })}
+        />
+        <Select
+          label="A scan without a mask begins with"
+          value={begin}
+          options={choices}
+          hint={
+            <Terms text="A model's mask is saved once it is changed or taken. To compare models by your masks, begin with nothing: a corrected mask agrees more with the model that drew it." />
+          }
+          onChange={(value) => go({ begin: value })}
         />
         <section class="card stack" aria-label="Scans">
           <CohortScans
@@ -160,6 +173,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
         scan={scan ?? null}
         model={model}
         labels={labels}
+        begin={begin}
         onMask={(name, mask) =>
           setScans((list) => (list ?? []).map((each) => (each.name === name ? { ...each, mask } : each)))
         }

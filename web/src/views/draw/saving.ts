@@ -8,6 +8,8 @@ export type SaveState = "saved" | "changed" | "saving" | "failed";
 export class Saving {
   readonly state = signal<SaveState>("saved");
   readonly error = signal<unknown>(null);
+  /** When it was saved last. */
+  readonly at = signal<Date | null>(null);
   readonly isSafe = computed(() => this.state.value === "saved");
   private timer: ReturnType<typeof setTimeout> | undefined;
   private queue: Promise<void> = Promise.resolve();
@@ -50,6 +52,7 @@ export class Saving {
     if (number !== this.latest) return;
     this.error.value = error;
     if (this.state.peek() === "saving" || state === "failed") this.state.value = state;
+    if (state === "saved") this.at.value = new Date();
     if (state === "failed") clearTimeout(this.timer);
   }
 }

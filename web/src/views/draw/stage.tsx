@@ -1,36 +1,30 @@
 /** The scan with its mask, the tools, and whether the mask is saved. */
 import { effect, useSignal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, Problem, type Schema } from "../../api/client";
+import { call, Problem } from "../../api/client";
 import { type Model, referenceOf } from "../../app/catalogue";
-import { type CohortScan, readMask, readScan, scansOf, type ScanPlace } from "../../app/cohorts";
+import type { CohortScan } from "../../app/cohorts";
 import { address } from "../../app/router";
 import { work } from "../../app/unsaved";
-import { Range, Segmented } from "../../ui/controls";
+import { Segmented } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
 import { Rejection } from "../../ui/notice";
 import { Empty, Loading } from "../../ui/states";
-import type { Drawing, Tool } from "../../viewer/drawing";
+import { carry } from "../../viewer/carried";
+import type { Tool } from "../../viewer/drawing";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
-import { css, labelColour, maskColours } from "../../viewer/palette";
-import { Pane } from "../../viewer/pane";
-import { maskAtOwnSize, maskOfPicture, scanOfPicture } from "../../viewer/picture";
+import { labelColour, maskColours } from "../../viewer/palette";
+import { gestures, Pane } from "../../viewer/pane";
 import type { Viewer } from "../../viewer/viewer";
+import { isOutlined, Ruler, WindowControls } from "../../viewer/window";
+import type { Progress } from "../look/asking";
 import "./draw.css";
+import { press } from "./keys";
 import type { Label } from "./labels";
-import { type SaveState, Saving } from "./saving";
+import { begin, type Open } from "./opening";
+import { type SaveState, type Saving } from "./saving";
+import { locked, only, Tools } from "./tools";
 
-type Mask = Schema<"MaskView">;
-
-const TOOLS: readonly { value: Tool; label: string }[] = [
-  { value: "move", label: "Point" },
-  { value: "brush", label: "Brush" },
-  { value: "outline", label: "Outline" },
-  { value: "rectangle", label: "Rectangle" },
-  { value: "ellipse", label: "Ellipse" },
-  { value: "eraser", label: "Eraser" },
-];
-const WIDEST = 21;
 const STATES: Record<SaveState, { words: string; tone: string }> = {
   saved: { words: "Saved", tone: "good" },
   changed: { words: "Not saved yet", tone: "warn" },
@@ -38,21 +32,15 @@ const STATES: Record<SaveState, { words: string; tone: string }> = {
   failed: { words: "Not saved", tone: "bad" },
 };
 
-/** A scan that is open, and its drawing. */
-interface Open {
-  place: ScanPlace;
-  flat: boolean;
-  drawing: Drawing;
-  saving: Saving;
-}
-
 export function Stage(given: {
   hospital: string;
   cohort: string;
   scan: CohortScan | null;
   model: Model;
   labels: readonly Label[];
-  onMask: (name: string, mask: Mask | null) => void;
+  /** What a scan without a mask begins with. */
+  begin: string;
+  onMask: (name: string, mask: CohortScan["mask"] | null) => void;
 }) {
   const { hospital, cohort, scan, labels } = given;
   const [viewer, setViewer] = useState<Viewer | null>(null);
@@ -65,23 +53,31 @@ export function Stage(given: {
   const layout = useSignal<Layout>("axial");
   const tool = useSignal<Tool>("brush");
   const label = useSignal(0);
-  const width = useSignal(3);
+  const width = useSignal(0);
+  const [progress, setProgress] = useState<Progress | null>(null);
+  const asking = useRef<AbortController | null>(null);
   const opacity = useSignal(0.6);
   const current = useRef<Open | null>(null);
   const turn = useRef(Promise.resolve());
   const latest = useRef(given);
   latest.current = given;
 
+  const isNamed = labels.length > 0;
+
   // One scan after the other: what is chosen later wins.
   useEffect(() => {
-    if (viewer === null || scan === null) return;
+    if (viewer === null || scan === null || !isNamed) return;
     let over = false;
+    const mine = new AbortController();
+    asking.current = mine;
     const place = { hospital, cohort, name: scan.name };
     setError(null);
     turn.current = turn.current
       .then(async () => {
-        const found = await begin(viewer, place, () => latest.current);
+        if (over) return;
+        const found = await begin(viewer, place, () => latest.current, mine.signal, setProgress);
         if (over || found === null) return;
+        if (width.peek() < found.drawing.finest) width.value = 3 * found.drawing.finest;
         current.current = found;
         work.value = found.saving;
         setOpened(found);
@@ -91,24 +87,27 @@ export function Stage(given: {
       });
     return () => {
       over = true;
+      mine.abort();
       void leave(current.current);
       current.current = null;
       work.value = null;
       setOpened(null);
     };
-  }, [viewer, cohort, scan?.name, again]);
+  }, [viewer, cohort, scan?.name, again, isNamed]);
   // At once, not with the next picture: a stroke may follow a key within it.
   useEffect(() => {
     if (open === null || labels.length === 0) return;
     const { drawing, flat } = open;
     const stops = [
-      effect(() => drawing.colours(labelTable(labels), opacity.value)),
-      effect(() => drawing.choose(tool.value, (labels[label.value] ?? labels[0]!).value, width.value)),
+      effect(() => drawing.colours(labelTable(labels), opacity.value, isOutlined.value)),
       effect(() => {
-        viewer?.layout(flat ? "axial" : layout.value);
-        drawing.layout(layout.value, flat);
+        const limits = { locked: locked.value, only: only.value };
+        drawing.choose(tool.value, (labels[label.value] ?? labels[0]!).value, width.value, limits);
       }),
+      effect(() => viewer?.layout(flat ? "axial" : layout.value)),
     ];
+    // Two clicks with a brush are two strokes.
+    if (viewer) viewer.onLayout = (next) => tool.peek() === "move" && (layout.value = next);
     return () => stops.forEach((stop) => stop());
   }, [open, labels]);
   useEffect(() => {
@@ -122,20 +121,33 @@ export function Stage(given: {
     return () => window.removeEventListener("beforeunload", warn);
   }, [open]);
 
-  const keys = (event: KeyboardEvent) => {
-    if (open === null || !press(event, open.drawing, { tool, label, width, labels: labels.length })) return;
-    event.preventDefault();
-    event.stopPropagation();
-  };
+  // Of the window: a button that is disabled by its click has the focus no more.
+  useEffect(() => {
+    if (open === null || viewer === null) return;
+    const keys = (event: KeyboardEvent) => {
+      const isElsewhere = event.target instanceof Element && event.target.closest("dialog, input[type=number], input[type=text]") !== null;
+      if (isElsewhere || !press(event, viewer, open.drawing, { tool, label, width }, labels.length)) return;
+      event.preventDefault();
+      event.stopPropagation();
+    };
+    window.addEventListener("keydown", keys, { capture: true });
+    return () => window.removeEventListener("keydown", keys, { capture: true });
+  }, [open, viewer, labels]);
+
   return (
-    <section class="stage draw-stage" aria-label="Drawing" onKeyDownCapture={keys}>
+    <section class="stage draw-stage" aria-label="Drawing">
       <div class="stage-tools">
         <strong class="name">{scan?.name ?? "No scan"}</strong>
         {open && scan && (
           <>
-            <SaveMark saving={open.saving} />
+            <SaveMark open={open} />
             <span class="grow" />
-            <a class="button small" href={address("look", { hospital, cohort, scan: scan.name, model: referenceOf(given.model) })}>
+            {!open.flat && <Segmented label="Planes" value={layout.value} options={LAYOUTS} onChange={(next) => (layout.value = next)} />}
+            <a
+              class="button small"
+              href={address("look", { hospital, cohort, scan: scan.name, model: referenceOf(given.model) })}
+              onClick={() => carry(scan.name, viewer)}
+            >
               Look
             </a>
             <button
@@ -156,22 +168,13 @@ export function Stage(given: {
           </>
         )}
       </div>
-      {open && (
-        <div class="stage-tools" role="toolbar" aria-label="Drawing tools">
-          <Segmented label="Tool" value={tool.value} options={TOOLS} onChange={(next) => (tool.value = next)} />
-          <Segmented
-            label="Label"
-            value={String(label.value)}
-            options={labels.map((each, i) => ({ value: String(i), label: each.name, swatch: css(labelColour(i + 1)) }))}
-            onChange={(next) => (label.value = Number(next))}
-          />
-          <Undo drawing={open.drawing} />
-          <Range label={`Width ${width.value}`} min={1} max={WIDEST} step={2} value={width.value} onInput={(next) => (width.value = next)} />
-          <Range label="Mask" value={opacity.value} onInput={(next) => (opacity.value = next)} />
-          {!open.flat && (
-            <Segmented label="Planes" value={layout.value} options={LAYOUTS} onChange={(next) => (layout.value = next)} />
-          )}
-        </div>
+      {scan && (
+        <WindowControls key={scan.name} viewers={[viewer]}>
+          {open && tool.value === "move" && <Ruler viewers={[viewer]} />}
+        </WindowControls>
+      )}
+      {open && viewer && (
+        <Tools viewer={viewer} drawing={open.drawing} flat={open.flat} labels={labels} choice={{ tool, label, width }} opacity={opacity} />
       )}
       <div class="panes">
         {scan ? (
@@ -179,6 +182,7 @@ export function Stage(given: {
             label={`Drawing on ${scan.name}`}
             role="application"
             describedBy="draw-keys"
+            hint={gestures(open?.flat ?? false)}
             onOpen={setViewer}
             onClose={() => setViewer(null)}
           />
@@ -187,7 +191,7 @@ export function Stage(given: {
         )}
         {scan && !open && !error && (
           <div class="stage-over">
-            <Loading what="the scan" />
+            {progress === null ? <Loading what="the scan" /> : <Asking progress={progress} onCancel={() => asking.current?.abort()} />}
           </div>
         )}
         {error != null && (
@@ -197,9 +201,9 @@ export function Stage(given: {
         )}
         {open && <SaveFailure saving={open.saving} onReopen={() => (open.saving.drop(), setAgain(again + 1))} />}
       </div>
-      <p class="stage-keys" id="draw-keys">
-        Keys on the picture: arrows move, Page Up and Page Down change the slice, Space draws, Shift with an arrow draws a line, B brush, E
-        eraser, 1 to 9 label, [ and ] width, Ctrl+Z undo.
+      <p class="visually-hidden" id="draw-keys">
+        Keys on the picture: arrows move, Page Up and Page Down change the slice, Space draws, Shift with an arrow draws a line, P point, B
+        brush, O outline, F fill, E eraser, 1 to 9 label, [ and ] width, Ctrl+Z undo, Ctrl+Y redo.
       </p>
       {removing && open && scan && (
         <Dialog title="Remove the mask" onClose={() => setRemoving(false)}>
@@ -228,52 +232,6 @@ export function Stage(given: {
   );
 }
 
-/** Show a scan with its mask, ready to draw. Null where the viewer was closed meanwhile. */
-async function begin(
-  viewer: Viewer,
-  place: ScanPlace,
-  now: () => { model: Model; onMask: (name: string, mask: Mask | null) => void },
-): Promise<Open | null> {
-  const { Drawing } = await import("../../viewer/drawing");
-  // The list may be older than another person's mask.
-  const listed = (await scansOf(place.hospital, place.cohort)).find((each) => each.name === place.name);
-  const [shown, mask] = await Promise.all([readScan(place, "display"), listed?.mask ? readMask(place) : null]);
-  const { file, flat } = shown;
-  await viewer.show(flat ? await scanOfPicture(file) : file, flat);
-  if (!viewer.hasScan) return null;
-  const before = mask === null ? null : flat ? await maskOfPicture(mask.file) : mask.file;
-  const drawing = await Drawing.begin(viewer, before, () => saving.changed());
-  let tag = mask?.tag ?? null;
-  now().onMask(place.name, listed?.mask ?? null);
-  const path = "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask";
-  // Another person's mask is not overwritten, nor deleted.
-  const condition = (): Record<string, string> => (tag === null ? {} : { "If-Match": tag });
-  const saving = new Saving(() => {
-    // A stroke that was undone or erased leaves no mask: an empty one would say that there is no target.
-    if (drawing.saysNothing) {
-      return async () => {
-        if (tag !== null) await call("delete", path, { path: { ...place }, headers: condition() });
-        tag = null;
-        now().onMask(place.name, null);
-      };
-    }
-    // Both copy the drawing now: the viewer may close before they are done.
-    const content = flat ? maskAtOwnSize(file, mask?.file ?? null, drawing.rows()) : drawing.nifti();
-    content.catch(() => undefined); // it is awaited, and reported, when its turn comes
-    return async () => {
-      const { data } = await call("put", path, {
-        path: { ...place },
-        query: { model: referenceOf(now().model) },
-        body: new Blob([await content], { type: "application/octet-stream" }),
-        headers: condition(),
-      });
-      tag = `"${data.sha256}"`;
-      now().onMask(place.name, data);
-    };
-  });
-  return { place, flat, drawing, saving };
-}
-
 /** Save what is not saved, which takes the drawing's state at once: the viewer is closed next. */
 async function leave(open: Open | null): Promise<void> {
   await open?.saving.now();
@@ -294,57 +252,45 @@ function labelTable(labels: readonly Label[]) {
   return table;
 }
 
-/** Do what a key says. Returns whether it says something. */
-function press(
-  event: KeyboardEvent,
-  drawing: Drawing,
-  choice: { tool: { value: Tool }; label: { value: number }; width: { value: number }; labels: number },
-): boolean {
-  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") {
-    drawing.undo();
-    return true;
-  }
-  if (!(event.target instanceof HTMLCanvasElement) || event.ctrlKey || event.metaKey || event.altKey) return false;
-  const step = STEPS[event.key];
-  if (step) {
-    drawing.move(...step);
-    if (event.shiftKey && step[0] !== "next") drawing.stroke();
-    return true;
-  }
-  const key = event.key.toLowerCase();
-  if (key === " ") drawing.stroke();
-  else if (key === "b") choice.tool.value = "brush";
-  else if (key === "e") choice.tool.value = "eraser";
-  else if (key === "[") choice.width.value = Math.max(1, choice.width.value - 2);
-  else if (key === "]") choice.width.value = Math.min(WIDEST, choice.width.value + 2);
-  else if (/^[1-9]$/.test(key) && Number(key) <= choice.labels) choice.label.value = Number(key) - 1;
-  else return false;
-  return true;
-}
-
-const STEPS: Record<string, readonly ["right" | "up" | "next", 1 | -1]> = {
-  ArrowRight: ["right", 1],
-  ArrowLeft: ["right", -1],
-  ArrowUp: ["up", 1],
-  ArrowDown: ["up", -1],
-  PageUp: ["next", 1],
-  PageDown: ["next", -1],
-};
-
-function Undo({ drawing }: { drawing: Drawing }) {
+/** What the model does before a person draws; without it the drawing is empty. */
+function Asking({ progress: { words, share }, onCancel }: { progress: Progress; onCancel: () => void }) {
   return (
-    <button type="button" class="button small" disabled={drawing.undoable.value === 0} onClick={() => drawing.undo()}>
-      Undo
-    </button>
+    <div class="stack tight" role="status">
+      <div class="row">
+        <span class="grow">For the mask to begin with: {words} …</span>
+        <button type="button" class="button small" onClick={onCancel}>
+          Begin with nothing
+        </button>
+      </div>
+      <progress max={1} value={share ?? undefined} aria-label={words} />
+    </div>
   );
 }
 
-function SaveMark({ saving }: { saving: Saving }) {
+/** Whether the mask is saved, since when, or that it is a model's which nobody has taken yet. */
+function SaveMark({ open: { saving, drawing, drawnBy } }: { open: Open }) {
   const state = saving.state.value;
+  const isProposal = drawing.isUntouched && state === "saved";
+  const at = saving.at.value;
+  const words = state === "saved" && at !== null ? `Saved by itself at ${at.toLocaleTimeString()}` : STATES[state].words;
   return (
-    <span class={`chip ${STATES[state].tone}`} role="status" data-save={state}>
-      {STATES[state].words}
-    </span>
+    <>
+      <span class={`chip ${isProposal ? "accent" : STATES[state].tone}`} role="status" data-save={isProposal ? "proposal" : state}>
+        {isProposal ? `Drawn by ${drawnBy}, not saved` : words}
+      </span>
+      {isProposal && (
+        <button
+          type="button"
+          class="button small"
+          onClick={() => {
+            drawing.accept();
+            void saving.now();
+          }}
+        >
+          Save it as it is
+        </button>
+      )}
+    </>
   );
 }
 

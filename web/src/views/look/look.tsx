@@ -13,12 +13,13 @@ import { Notice, Rejection } from "../../ui/notice";
 import { Empty } from "../../ui/states";
 import { count, percent } from "../../ui/format";
 import { css, DIFFERENCE, drawnColour, drawnColours, labelColour, maskColours, UNCERTAINTY } from "../../viewer/palette";
-import { Pane } from "../../viewer/pane";
+import { takeCarried } from "../../viewer/carried";
+import { gestures, Pane } from "../../viewer/pane";
 import { maskOfPicture } from "../../viewer/picture";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
 import type { Viewer } from "../../viewer/viewer";
 import "../../viewer/stage.css";
-import { WindowControls } from "../../viewer/window";
+import { isOutlined, Ruler, WindowControls } from "../../viewer/window";
 import { answering, Choices, classifies } from "./choices";
 import { type Answer, uncertaintyOf } from "./asking";
 import { agreement, type Agreement, agreementWithDrawn, type DrawnAgreement } from "./compare";
@@ -177,7 +178,11 @@ function Workbench() {
               </span>
             ))}
         </div>
-        {open && <WindowControls key={`${open.name} ${isDouble.value}`} viewers={[viewer, beside]} flat={open.flat} />}
+        {open && (
+          <WindowControls key={`${open.name} ${isDouble.value}`} viewers={[viewer, beside]}>
+            <Ruler viewers={[viewer, beside]} />
+          </WindowControls>
+        )}
         {answered && answered.report.warnings.length > 0 && (
           <ul class="stage-warnings" role="status" aria-label="Warnings of this answer">
             {answered.report.warnings.map((warning) => (
@@ -207,12 +212,6 @@ function Workbench() {
       </section>
     </div>
   );
-}
-
-/** What mouse or fingers do on the picture. */
-function gestures(flat: boolean): string {
-  if (window.matchMedia("(pointer: coarse)").matches) return flat ? "" : "Pinch: slices. Drag: cross-hair";
-  return flat ? "Right drag: window" : "Wheel: slices. Right drag: window";
 }
 
 /** The kept answer's labels: those at the side are the new one's, and a model has colours of its own. */
@@ -423,11 +422,17 @@ function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => voi
   const next = (change: () => Promise<void>) => {
     turn = turn.then(change).catch((error: unknown) => void (failure.value = error));
   };
+  viewer.onLayout = (next) => (layout.value = next);
   const stops = [
     effect(() => {
       const found = scan.value;
       viewer.clear();
-      if (found) next(() => viewer.show(found.shown, found.flat));
+      if (found) {
+        next(async () => {
+          await viewer.show(found.shown, found.flat);
+          takeCarried(found.name, viewer);
+        });
+      }
     }),
     effect(() => {
       const [found, isDifference] = [shown.value, comparison.value === "difference"];
@@ -456,6 +461,7 @@ function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => voi
       return () => asked.abort();
     }),
     effect(() => viewer.layout(scan.value?.flat ? "axial" : layout.value)),
+    effect(() => viewer.outlines(isOutlined.value)),
     effect(() => {
       viewer.opacity("mask", opacity.value);
       viewer.opacity("drawn", opacity.value);
