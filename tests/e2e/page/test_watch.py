@@ -205,7 +205,8 @@ def test_work_list_has_the_least_sure_first_and_remembers_a_look(browser: Any, h
     with opened_page(browser, hospital.address, expected=()) as page:
         page.goto(f"{hospital.address}/#/watch")
         listed = page.get_by_role("region", name="Masks to look at first")
-        rows = listed.get_by_role("row").filter(has=page.get_by_role("button"))
+        looking = page.get_by_role("button", name=re.compile("^Looked at"))
+        rows = listed.get_by_role("row").filter(has=looking)
         rows.first.wait_for()
         requests = [row.get_by_role("cell").nth(4).inner_text() for row in rows.all()]
         assert requests == [each["request"] for each in observed[:10]]
@@ -219,7 +220,11 @@ def test_work_list_has_the_least_sure_first_and_remembers_a_look(browser: Any, h
             first["scanner"],
         ):
             assert said in words
-        rows.first.get_by_role("button").click()
+        rows.first.get_by_role("button", name=re.compile("^Accept")).click()
+        rows.first.get_by_text("Accepted by anonymous").wait_for()
+        opens = rows.nth(1).get_by_role("link", name=re.compile("^Correct")).get_attribute("href")
+        assert f"correct={observed[1]['request']}" in opens
+        rows.first.locator(looking).click()
         listed.get_by_text("by anonymous").wait_for()
         # It stands where it was until the list is read again: then it comes last.
         assert rows.count() == 9

@@ -26,3 +26,8 @@ export function rankInShort(rank: number | null): string {
 }
 
 const leastOf = (rank: number): number => LEAST.find((each) => 100 * rank <= each) ?? 50;
+
+/** The most doubtful first, those without a rank last, each in the order in which they came. */
+export function mostDoubtfulFirst<T>(all: readonly T[], rankOf: (each: T) => number | null | undefined): T[] {
+  return [...all].sort((one, other) => (rankOf(one) ?? 2) - (rankOf(other) ?? 2));
+}

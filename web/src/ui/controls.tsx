@@ -116,6 +116,15 @@ export function Range(given: {
   );
 }
 
+export function Toggle(given: { label: string; value: boolean; onChange: (value: boolean) => void }) {
+  return (
+    <label class="check">
+      <input type="checkbox" checked={given.value} onChange={(event) => given.onChange(event.currentTarget.checked)} />
+      {given.label}
+    </label>
+  );
+}
+
 /** Takes files by drag and drop, or by the browser's dialog. */
 export function DropZone(given: {
   label: string;

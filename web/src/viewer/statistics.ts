@@ -30,3 +30,13 @@ export function statisticsOf(scan: ArrayLike<number>, mask: ArrayLike<number>, s
   for (const each of found.values()) each.sd = Math.sqrt(each.squares / each.voxels);
   return found;
 }
+
+/** The statistics of several areas together; null of none. */
+export function joined(all: readonly Statistics[]): Statistics | null {
+  const voxels = all.reduce((sum, each) => sum + each.voxels, 0);
+  if (voxels === 0) return null;
+  const mean = all.reduce((sum, each) => sum + each.voxels * each.mean, 0) / voxels;
+  const variance = all.reduce((sum, each) => sum + each.voxels * (each.sd ** 2 + (each.mean - mean) ** 2), 0) / voxels;
+  const [least, most] = [Math.min(...all.map((each) => each.least)), Math.max(...all.map((each) => each.most))];
+  return { voxels, mean, sd: Math.sqrt(variance), least, most };
+}

@@ -391,6 +391,12 @@ export class Viewer {
     return await volume(found, file);
   }
 
+  /** A mask on the scan's grid as .nii.gz. */
+  async nifti(mask: Blob, name: string): Promise<Blob> {
+    const content = await (await volume(mask, name)).saveToUint8Array("mask.nii.gz");
+    return new Blob([content as Uint8Array<ArrayBuffer>]);
+  }
+
   removeOverlay(name: OverlayName): void {
     if (this.overlays.delete(name)) this.drawOverlays();
   }

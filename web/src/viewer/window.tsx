@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { Range, Select } from "../ui/controls";
+import { Range, Select, Toggle } from "../ui/controls";
 import type { Viewer, Window } from "./viewer";
 
 /** Level and width in Hounsfield units, as radiologists name them. */
@@ -80,15 +80,6 @@ function shownAs(preset: Preset, { low, high, usual, least, most }: Window): Pre
 }
 
 const boundsOf = ([level, width]: readonly [number, number]) => [level - width / 2, level + width / 2] as const;
-
-export function Toggle(given: { label: string; value: boolean; onChange: (value: boolean) => void }) {
-  return (
-    <label class="check">
-      <input type="checkbox" checked={given.value} onChange={(event) => given.onChange(event.currentTarget.checked)} />
-      {given.label}
-    </label>
-  );
-}
 
 /** Measures lengths in place of moving the cross-hair. */
 export function Ruler({ viewers }: { viewers: readonly (Viewer | null)[] }) {

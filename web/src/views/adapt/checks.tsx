@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { call } from "../../api/client";
 import { type CohortScan, maskWords, scansOf } from "../../app/cohorts";
 import { Terms } from "../../app/glossary";
+import { mostDoubtfulFirst } from "../../app/review";
 import { address } from "../../app/router";
 import { many } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
@@ -61,10 +62,11 @@ export function MaskCheck({ job, onVerdict }: { job: Job; onVerdict: () => void 
   const measure = () =>
     ask(() => call("post", "/jobs/{job}/checks/{check}/verdict", { path: { ...path, check: check!.id } }));
   const takeBack = () => ask(() => call("delete", "/jobs/{job}/checks/verdict", { path }).then(onVerdict));
-  const draws = ((check?.result as { draws?: Draw[] } | null)?.draws ?? []).map((draw) => ({
-    ...draw,
-    found: scans.find((each) => each.sha256 === draw.scan),
-  }));
+  const chosen = (check?.result as { draws?: Draw[] } | null)?.draws ?? [];
+  const draws = mostDoubtfulFirst(
+    chosen.map((draw) => ({ ...draw, found: scans.find((each) => each.sha256 === draw.scan) })),
+    ({ found }) => found?.review,
+  );
   const drawn = draws.filter((each) => each.found?.mask).length;
   const hasVerdict = (job.gate as { masks?: unknown } | null)?.masks !== undefined;
   return (

@@ -1,12 +1,13 @@
 /** Draw: masks on the scans of a cohort, and a job that learns from them. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { catalogueLoaded, hospitals, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
 import { Catalogue, Missing } from "../../app/empty";
 import { Terms } from "../../app/glossary";
+import { isDoubtful, mostDoubtfulFirst } from "../../app/review";
 import { keepInAddress, place } from "../../app/router";
 import { leave, saved } from "../../app/unsaved";
-import { Select } from "../../ui/controls";
+import { Select, Toggle } from "../../ui/controls";
 import { many } from "../../ui/format";
 import { usePage } from "../../ui/pager";
 import { Rejection } from "../../ui/notice";
@@ -14,8 +15,10 @@ import { Empty, Loading } from "../../ui/states";
 import "../../viewer/stage.css";
 import { CohortScans, StartJob } from "../adapt/scans";
 import { type Label, labelsOf } from "./labels";
-import { beginnings, firstBeginning } from "./opening";
+import { Correcting } from "./correction";
+import { begin as beginStored, beginnings, firstBeginning, sourceOf } from "./opening";
 import { Stage } from "./stage";
+import { StoredActions } from "./stored";
 
 /** A job learns from masks of this many patients at least. */
 const FEWEST = 2;
@@ -37,7 +40,9 @@ export default function Draw() {
     hospitals.value.find((each) => each.id === parameters.get("hospital")) ??
     hospitals.value.find((each) => each.site === null) ??
     hospitals.value[0];
-  const model = all.find((each) => each.name === parameters.get("model")) ?? all[0];
+  // An answer that is corrected may be of a version adapted to its hospital.
+  const named = parameters.get("correct") ? models.value : all;
+  const model = named.find((each) => each.name === parameters.get("model") && each.latest !== null) ?? all[0];
   if (!catalogueLoaded.value) return <Catalogue title="Draw" />;
   if (hospital === undefined || model === undefined) {
     const lacks = model === undefined ? "No model that draws masks" : null;
@@ -58,7 +63,10 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
   const cohort = wanted === "new" ? "" : (wanted ?? cohorts[0]?.id ?? "");
   const named = place.value.parameters.get("scan");
   const scan = scans.find((each) => each.name === named);
-  const { shown, pager, open } = usePage(scans, 100, "Pages of scans");
+  const isByDoubt = place.value.parameters.get("order") === "doubt";
+  const byDoubt = useMemo(() => mostDoubtfulFirst(scans, (each) => each.review), [scans]);
+  const listed = isByDoubt ? byDoubt : scans;
+  const { shown, pager, open } = usePage(listed, 100, "Pages of scans");
 
   useEffect(() => {
     let over = false;
@@ -73,7 +81,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
     namedBefore.current = named;
   }, [named]);
   // An address names a scan that may be on a later page.
-  useEffect(() => open(scans.findIndex((each) => each.name === named)), [scans.length]);
+  useEffect(() => open(listed.findIndex((each) => each.name === named)), [scans.length, isByDoubt]);
   useEffect(() => {
     let over = false;
     labelsOf(model).then((list) => !over && setLabels(list), setError);
@@ -84,7 +92,23 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
   const asked = place.value.parameters.get("begin");
   const begin = choices.find((each) => each.value === asked)?.value ?? firstBeginning(model);
   const go = (next: Record<string, string | null>) => void leave(() => keepInAddress(next));
+  const onMask = (name: string, mask: CohortScan["mask"] | null) =>
+    setScans((list) => (list ?? []).map((each) => (each.name === name ? { ...each, mask } : each)));
+  const spot = scan ? { hospital, cohort, name: scan.name } : null;
+  const latest = useRef({ model, labels, begin, onMask });
+  latest.current = { model, labels, begin, onMask };
+  const request = place.value.parameters.get("correct");
+  if (request) {
+    return (
+      <div class="workbench">
+        <Correcting request={request} hospital={hospital} model={model} labels={labels} />
+      </div>
+    );
+  }
   const drawn = scans.filter((each) => each.mask);
+  // After the open one, and from the first again.
+  const at = byDoubt.findIndex((each) => each.name === named) + 1;
+  const next = [...byDoubt.slice(at), ...byDoubt.slice(0, at)].find((each) => !each.mask && each.name !== named);
   const targets = drawn.filter((each) => each.mask!.values.some((value) => value !== 0));
   return (
     <div class="workbench">
@@ -123,6 +147,14 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
           />
           {cohort !== "" && found === null && error === null && <Loading what="the scans" />}
           {found?.length === 0 && <Empty title="No scan yet">Add scans above: each is listed here, with its mask.</Empty>}
+          {scans.length > 1 && (
+            <div class="row">
+              <Toggle label="Most doubtful first" value={isByDoubt} onChange={(isOn) => go({ order: isOn ? "doubt" : null })} />
+              <button type="button" class="button small" disabled={next === undefined} onClick={() => next && go({ cohort, scan: next.name })}>
+                Next doubtful scan
+              </button>
+            </div>
+          )}
           <ul class="picks" aria-label="Scans of the cohort">
             {shown.map((each) => (
               <li key={each.name}>
@@ -133,6 +165,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
                   onClick={() => go({ cohort, scan: each.name })}
                 >
                   <span class="clip">{each.name}</span>
+                  {isDoubtful(each.review ?? null) && <span class="chip warn">look twice</span>}
                   <span class={`chip ${maskWords(each).tone}`}>{maskWords(each).words}</span>
                 </button>
               </li>
@@ -168,14 +201,11 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
         )}
       </div>
       <Stage
-        hospital={hospital}
-        cohort={cohort}
-        scan={scan ?? null}
-        model={model}
+        source={spot && { id: sourceOf(spot), name: spot.name }}
         labels={labels}
-        begin={begin}
-        onMask={(name, mask) =>
-          setScans((list) => (list ?? []).map((each) => (each.name === name ? { ...each, mask } : each)))
+        begin={(viewer, signal, onProgress) => beginStored(viewer, spot!, () => latest.current, signal, onProgress)}
+        actions={(open, viewer, reopen) =>
+          scan && spot && <StoredActions key={open.source} {...{ open, viewer, scan, model, onMask }} place={spot} onRemoved={reopen} />
         }
       />
     </div>

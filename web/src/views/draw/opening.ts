@@ -1,6 +1,7 @@
 /** Open a scan to draw on: with its mask, else with that of a model, else with none. */
 import { call } from "../../api/client";
 import { hospitals, type Model, models, referenceOf } from "../../app/catalogue";
+import { correct, type Correctable, type Correction } from "../../app/correcting";
 import { readMask, readScan, scansOf, type CohortScan, type ScanPlace } from "../../app/cohorts";
 import type { Option } from "../../ui/controls";
 import { takeCarried } from "../../viewer/carried";
@@ -13,7 +14,9 @@ import { Saving } from "./saving";
 
 /** A scan that is open, and its drawing. */
 export interface Open {
-  place: ScanPlace;
+  /** What was opened: a view may have gone on to something else. */
+  source: string;
+  name: string;
   flat: boolean;
   drawing: Drawing;
   saving: Saving;
@@ -66,7 +69,7 @@ export async function begin(
   now().onMask(place.name, listed?.mask ?? null);
   const answer = mask === null && now().begin !== NOTHING ? await proposal(place, flat, now(), signal, onProgress) : null;
   if (!viewer.hasScan) return null;
-  const before = mask !== null ? await read(viewer, mask.file, flat, "mask.nii.gz") : answer && (await drawnOf(viewer, answer, now().labels));
+  const before = mask !== null ? await read(viewer, mask.file, flat, "mask.nii.gz") : answer && (await drawnOf(viewer, answer.mask, answer.report.label_names, now().labels));
   const drawing = Drawing.begin(viewer, before, mask === null && answer !== null, () => saving.changed());
   let tag = mask?.tag ?? null;
   const path = "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask";
@@ -95,7 +98,32 @@ export async function begin(
       now().onMask(place.name, data);
     };
   });
-  return { place, flat, drawing, saving, drawnBy: answer && answer.model };
+  return { source: sourceOf(place), name: place.name, flat, drawing, saving, drawnBy: answer && answer.model };
+}
+
+export const sourceOf = ({ hospital, cohort, name }: ScanPlace) => `${hospital}/${cohort}/${name}`;
+
+/** Show the scan of an answer with its mask, to be corrected: it is sent when the person says so. */
+export async function beginCorrection(
+  viewer: Viewer,
+  answer: Correctable,
+  labels: readonly Label[],
+  onSent: (correction: Correction) => void,
+  seconds: () => number,
+): Promise<Open | null> {
+  const { Drawing } = await import("../../viewer/drawing");
+  const { flat, shown, name, request } = answer;
+  await viewer.show(shown, flat);
+  if (!viewer.hasScan) return null;
+  takeCarried(name, viewer);
+  const drawing = Drawing.begin(viewer, await drawnOf(viewer, answer.mask, answer.names, labels), true, () => saving.changed());
+  const saving = new Saving(() => {
+    const isRight = drawing.isUntouched;
+    const mask = isRight ? null : flat ? maskAtOwnSize(answer.mask.file, null, drawing.rows()) : drawing.nifti();
+    mask?.catch(() => undefined);
+    return async () => onSent(await correct(answer, await mask, seconds()));
+  }, true);
+  return { source: request, name, flat, drawing, saving, drawnBy: answer.model };
 }
 
 /** The model's answer to a scan; null where a person gave it up. */
@@ -126,10 +154,10 @@ async function proposal(
 }
 
 /** An answer's mask with the values that the task names. */
-export async function drawnOf(viewer: Viewer, { mask, report }: Answer, labels: readonly Label[]) {
+async function drawnOf(viewer: Viewer, mask: Answer["mask"], names: Readonly<Record<string, number>>, labels: readonly Label[]) {
   const { renamed } = await import("../../viewer/viewer");
   const image = await read(viewer, mask.file, mask.flat, mask.name);
-  return renamed(image, report.label_names, Object.fromEntries(labels.map(({ name, value }) => [name, value])));
+  return renamed(image, names, Object.fromEntries(labels.map(({ name, value }) => [name, value])));
 }
 
 const read = async (viewer: Viewer, file: Blob, flat: boolean, name: string) =>

@@ -1,4 +1,4 @@
-/** Save a drawing soon after each stroke, one save after the other. */
+/** Save a drawing soon after each stroke, or when a person says so; one save after the other. */
 import { computed, signal } from "@preact/signals";
 
 const PAUSE_MS = 1200;
@@ -15,14 +15,21 @@ export class Saving {
   private queue: Promise<void> = Promise.resolve();
   private latest = 0;
 
-  /** `take` copies the drawing at once, and returns how the copy is sent. */
-  constructor(private readonly take: () => () => Promise<void>) {}
+  /**
+   * `take` copies the drawing at once, and returns how the copy is sent.
+   *
+   * `isByHand`: it is sent when a person says so (`send`), and not by itself.
+   */
+  constructor(
+    private readonly take: () => () => Promise<void>,
+    readonly isByHand = false,
+  ) {}
 
   /** Note a change: it is saved after a pause without further ones. */
   changed(): void {
     clearTimeout(this.timer);
     this.state.value = "changed";
-    this.timer = setTimeout(() => void this.now(), PAUSE_MS);
+    if (!this.isByHand) this.timer = setTimeout(() => void this.now(), PAUSE_MS);
   }
 
   /** Give up what is not saved. */
@@ -35,6 +42,11 @@ export class Saving {
 
   /** Save at once what is not saved. It never throws: `state` and `error` say what happened. */
   async now(): Promise<void> {
+    if (!this.isByHand) await this.send();
+  }
+
+  /** The same, also of what is sent by hand. */
+  async send(): Promise<void> {
     clearTimeout(this.timer);
     if (["changed", "failed"].includes(this.state.peek())) {
       const [send, number] = [this.take(), (this.latest += 1)];

@@ -1,16 +1,12 @@
-/** The scan with its mask, the tools, and whether the mask is saved. */
+/** A scan with its drawing, the tools, and what becomes of it. */
 import { effect, useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, Problem } from "../../api/client";
-import { type Model, referenceOf } from "../../app/catalogue";
-import type { CohortScan } from "../../app/cohorts";
-import { address } from "../../app/router";
+import { Problem } from "../../api/client";
 import { work } from "../../app/unsaved";
 import { Segmented } from "../../ui/controls";
-import { Dialog } from "../../ui/dialog";
 import { Rejection } from "../../ui/notice";
 import { Empty, Loading } from "../../ui/states";
-import { carry } from "../../viewer/carried";
 import type { Tool } from "../../viewer/drawing";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
 import { labelColour, maskColours } from "../../viewer/palette";
@@ -21,35 +17,26 @@ import type { Progress } from "../look/asking";
 import "./draw.css";
 import { press } from "./keys";
 import type { Label } from "./labels";
-import { begin, type Open } from "./opening";
-import { type SaveState, type Saving } from "./saving";
+import type { Open } from "./opening";
+import type { Saving } from "./saving";
 import { locked, only, Tools } from "./tools";
 
-const STATES: Record<SaveState, { words: string; tone: string }> = {
-  saved: { words: "Saved", tone: "good" },
-  changed: { words: "Not saved yet", tone: "warn" },
-  saving: { words: "Saving …", tone: "accent" },
-  failed: { words: "Not saved", tone: "bad" },
-};
-
 export function Stage(given: {
-  hospital: string;
-  cohort: string;
-  scan: CohortScan | null;
-  model: Model;
+  /** What is open, and what it is called; null: nothing. */
+  source: { id: string; name: string } | null;
   labels: readonly Label[];
-  /** What a scan without a mask begins with. */
-  begin: string;
-  onMask: (name: string, mask: CohortScan["mask"] | null) => void;
+  /** Open it. Null where the viewer was closed meanwhile. */
+  begin: (viewer: Viewer, signal: AbortSignal, onProgress: (progress: Progress | null) => void) => Promise<Open | null>;
+  /** What is said and done above the picture; `reopen` begins again. */
+  actions: (open: Open, viewer: Viewer, reopen: () => void) => ComponentChildren;
 }) {
-  const { hospital, cohort, scan, labels } = given;
+  const { source, labels } = given;
   const [viewer, setViewer] = useState<Viewer | null>(null);
   const [opened, setOpened] = useState<Open | null>(null);
   // A key must not draw on the scan before: its strokes were saved already.
-  const open = opened?.place.name === scan?.name && opened?.place.cohort === cohort ? opened : null;
+  const open = source !== null && opened?.source === source.id ? opened : null;
   const [error, setError] = useState<unknown>(null);
   const [again, setAgain] = useState(0);
-  const [removing, setRemoving] = useState(false);
   const layout = useSignal<Layout>("axial");
   const tool = useSignal<Tool>("brush");
   const label = useSignal(0);
@@ -66,16 +53,15 @@ export function Stage(given: {
 
   // One scan after the other: what is chosen later wins.
   useEffect(() => {
-    if (viewer === null || scan === null || !isNamed) return;
+    if (viewer === null || source === null || !isNamed) return;
     let over = false;
     const mine = new AbortController();
     asking.current = mine;
-    const place = { hospital, cohort, name: scan.name };
     setError(null);
     turn.current = turn.current
       .then(async () => {
         if (over) return;
-        const found = await begin(viewer, place, () => latest.current, mine.signal, setProgress);
+        const found = await latest.current.begin(viewer, mine.signal, setProgress);
         if (over || found === null) return;
         if (width.peek() < found.drawing.finest) width.value = 3 * found.drawing.finest;
         current.current = found;
@@ -93,7 +79,7 @@ export function Stage(given: {
       work.value = null;
       setOpened(null);
     };
-  }, [viewer, cohort, scan?.name, again, isNamed]);
+  }, [viewer, source?.id, again, isNamed]);
   // At once, not with the next picture: a stroke may follow a key within it.
   useEffect(() => {
     if (open === null || labels.length === 0) return;
@@ -137,39 +123,16 @@ export function Stage(given: {
   return (
     <section class="stage draw-stage" aria-label="Drawing">
       <div class="stage-tools">
-        <strong class="name">{scan?.name ?? "No scan"}</strong>
-        {open && scan && (
+        <strong class="name">{source?.name ?? "No scan"}</strong>
+        {open && viewer && (
           <>
-            <SaveMark open={open} />
-            <span class="grow" />
+            {given.actions(open, viewer, () => setAgain(again + 1))}
             {!open.flat && <Segmented label="Planes" value={layout.value} options={LAYOUTS} onChange={(next) => (layout.value = next)} />}
-            <a
-              class="button small"
-              href={address("look", { hospital, cohort, scan: scan.name, model: referenceOf(given.model) })}
-              onClick={() => carry(scan.name, viewer)}
-            >
-              Look
-            </a>
-            <button
-              type="button"
-              class="button small"
-              onClick={() => {
-                open.drawing.noTarget();
-                // Also where nothing was drawn: an empty mask says that the scan was reviewed.
-                open.saving.changed();
-                void open.saving.now();
-              }}
-            >
-              No target here
-            </button>
-            <button type="button" class="button small" disabled={!scan.mask} onClick={() => setRemoving(true)}>
-              Remove the mask
-            </button>
           </>
         )}
       </div>
-      {scan && (
-        <WindowControls key={scan.name} viewers={[viewer]}>
+      {source && (
+        <WindowControls key={source.id} viewers={[viewer]}>
           {open && tool.value === "move" && <Ruler viewers={[viewer]} />}
         </WindowControls>
       )}
@@ -177,19 +140,19 @@ export function Stage(given: {
         <Tools viewer={viewer} drawing={open.drawing} flat={open.flat} labels={labels} choice={{ tool, label, width }} opacity={opacity} />
       )}
       <div class="panes">
-        {scan ? (
+        {source ? (
           <Pane
-            label={`Drawing on ${scan.name}`}
+            label={`Drawing on ${source.name}`}
             role="application"
             describedBy="draw-keys"
-            hint={gestures(open?.flat ?? false)}
+            hint={gestures(open?.flat ?? false, "draws")}
             onOpen={setViewer}
             onClose={() => setViewer(null)}
           />
         ) : (
           <Empty title="No scan is open">Choose a scan of the cohort on the left, or add one.</Empty>
         )}
-        {scan && !open && !error && (
+        {source && !open && !error && (
           <div class="stage-over">
             {progress === null ? <Loading what="the scan" /> : <Asking progress={progress} onCancel={() => asking.current?.abort()} />}
           </div>
@@ -205,29 +168,6 @@ export function Stage(given: {
         Keys on the picture: arrows move, Page Up and Page Down change the slice, Space draws, Shift with an arrow draws a line, P point, B
         brush, O outline, F fill, E eraser, 1 to 9 label, [ and ] width, Ctrl+Z undo, Ctrl+Y redo.
       </p>
-      {removing && open && scan && (
-        <Dialog title="Remove the mask" onClose={() => setRemoving(false)}>
-          <div class="stack">
-            <p>The mask of {scan.name} is deleted. The scan stays, and counts as not reviewed.</p>
-            <div class="row">
-              <button
-                type="button"
-                class="button danger"
-                onClick={() => {
-                  open.saving.drop();
-                  setRemoving(false);
-                  call("delete", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask", { path: { ...open.place } }).then(() => {
-                    given.onMask(scan.name, null);
-                    setAgain(again + 1);
-                  }, setError);
-                }}
-              >
-                Remove the mask
-              </button>
-            </div>
-          </div>
-        </Dialog>
-      )}
     </section>
   );
 }
@@ -237,7 +177,7 @@ async function leave(open: Open | null): Promise<void> {
   await open?.saving.now();
   if (open && !open.saving.isSafe.peek()) {
     const reason = open.saving.error.peek();
-    window.alert(`The mask of ${open.place.name} was not saved: ${reason instanceof Problem ? reason.detail : String(reason)}`);
+    window.alert(`The mask of ${open.name} was not saved: ${reason instanceof Problem ? reason.detail : String(reason)}`);
   }
 }
 
@@ -267,33 +207,6 @@ function Asking({ progress: { words, share }, onCancel }: { progress: Progress; 
   );
 }
 
-/** Whether the mask is saved, since when, or that it is a model's which nobody has taken yet. */
-function SaveMark({ open: { saving, drawing, drawnBy } }: { open: Open }) {
-  const state = saving.state.value;
-  const isProposal = drawing.isUntouched && state === "saved";
-  const at = saving.at.value;
-  const words = state === "saved" && at !== null ? `Saved by itself at ${at.toLocaleTimeString()}` : STATES[state].words;
-  return (
-    <>
-      <span class={`chip ${isProposal ? "accent" : STATES[state].tone}`} role="status" data-save={isProposal ? "proposal" : state}>
-        {isProposal ? `Drawn by ${drawnBy}, not saved` : words}
-      </span>
-      {isProposal && (
-        <button
-          type="button"
-          class="button small"
-          onClick={() => {
-            drawing.accept();
-            void saving.now();
-          }}
-        >
-          Save it as it is
-        </button>
-      )}
-    </>
-  );
-}
-
 function SaveFailure({ saving, onReopen }: { saving: Saving; onReopen: () => void }) {
   if (saving.state.value !== "failed") return null;
   const error = saving.error.value;
@@ -302,7 +215,7 @@ function SaveFailure({ saving, onReopen }: { saving: Saving; onReopen: () => voi
     <div class="stage-over stack tight">
       <Rejection error={error} />
       <div class="row">
-        <button type="button" class="button small" onClick={() => void saving.now()}>
+        <button type="button" class="button small" onClick={() => void saving.send()}>
           Try again
         </button>
         {isStale && (

@@ -1,10 +1,9 @@
 /** The tools: what is drawn, with what, where, and back again. */
 import { signal, type Signal } from "@preact/signals";
-import { Range, Segmented } from "../../ui/controls";
+import { Range, Segmented, Toggle } from "../../ui/controls";
 import type { Drawing } from "../../viewer/drawing";
 import { css, labelColour } from "../../viewer/palette";
 import type { Viewer } from "../../viewer/viewer";
-import { Toggle } from "../../viewer/window";
 import { type Choice, TOOLS, WIDEST } from "./keys";
 import type { Label } from "./labels";
 

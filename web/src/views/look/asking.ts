@@ -121,6 +121,15 @@ export async function uncertaintyOf(scan: Sent, answer: Answer, signal: AbortSig
   return found;
 }
 
+/** The mask of an answer to a DICOM scan as a DICOM SEG, which the service makes by answering again. Throws Problem. */
+export async function segOf(scan: Sent, answer: Answer): Promise<Blob> {
+  const nothing = () => undefined;
+  const values = { ...fields(answer.question), output: "dicom-seg" };
+  const sent = await posted("segment", scan, values, new AbortController().signal, nothing, nothing);
+  if (graphOf(sent) !== answer.graph) throw changed("The SEG would be that of another version than the mask.");
+  return await sent.blob();
+}
+
 const graphOf = (answer: Response): string => answer.headers.get("Locum-Graph") ?? "";
 
 const changed = (reason: string) =>

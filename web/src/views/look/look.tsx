@@ -4,19 +4,21 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Problem } from "../../api/client";
 import { catalogueError, catalogueLoaded, hospitals, referenceOf } from "../../app/catalogue";
+import type { Correctable } from "../../app/correcting";
 import { isEmpty, Missing, NoModel } from "../../app/empty";
 import { Terms } from "../../app/glossary";
-import { keepInAddress } from "../../app/router";
+import { keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection } from "../../ui/notice";
 import { Empty } from "../../ui/states";
 import { count, percent } from "../../ui/format";
 import { css, DIFFERENCE, drawnColour, drawnColours, labelColour, maskColours, UNCERTAINTY } from "../../viewer/palette";
-import { takeCarried } from "../../viewer/carried";
+import { carry, takeCarried } from "../../viewer/carried";
 import { gestures, Pane } from "../../viewer/pane";
 import { maskOfPicture } from "../../viewer/picture";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
+import type { Statistics } from "../../viewer/statistics";
 import type { Viewer } from "../../viewer/viewer";
 import "../../viewer/stage.css";
 import { isOutlined, Ruler, WindowControls } from "../../viewer/window";
@@ -26,7 +28,9 @@ import { agreement, type Agreement, agreementWithDrawn, type DrawnAgreement } fr
 import { choose, chooseFirst } from "./first";
 import "./look.css";
 import { Classes, Result, servedBy, sizeOf } from "./result";
+import { Saves } from "./saving";
 import { StoredScans } from "./stored";
+import { Verdict } from "./verdict";
 import { answer, answerNow, cancel, classified, failure, kept, type OpenScan, openFiles, progress, question, scan } from "./state";
 
 type Comparison = "new" | "kept" | "side" | "wipe" | "difference";
@@ -46,6 +50,9 @@ const uncertain = signal(false);
 const drawnShown = signal(true);
 const chosen = signal<Comparison>("new");
 const wipe = signal(0.5);
+
+/** Of the new answer. */
+const statistics = signal<ReadonlyMap<number, Statistics> | null>(null);
 
 const comparing = computed(() => kept.value !== null && answer.value !== null && kept.value !== answer.value);
 // Two answers are seen side by side as soon as there are two.
@@ -67,6 +74,14 @@ function Workbench() {
   const [viewer, setViewer] = useState<Viewer | null>(null);
   const [beside, setBeside] = useState<Viewer | null>(null);
   useEffect(chooseFirst, []);
+  // The address brings a scan of a cohort back, and nothing brings back one from this computer.
+  useEffect(() => {
+    const ask = (event: BeforeUnloadEvent) => {
+      if (scan.peek() !== null && !place.peek().parameters.get("scan")) event.preventDefault();
+    };
+    window.addEventListener("beforeunload", ask);
+    return () => window.removeEventListener("beforeunload", ask);
+  }, []);
   useEffect(() => (viewer ? follow(viewer, first) : undefined), [viewer]);
   useEffect(() => (beside ? follow(beside, answer) : undefined), [beside]);
   useEffect(() => {
@@ -112,6 +127,13 @@ function Workbench() {
             hidden={hidden.value}
             onHide={(next) => (hidden.value = next)}
             onFind={(voxel) => [viewer, beside].forEach((each) => each?.moveTo(voxel))}
+            statistics={statistics.value}
+            saves={<Saves answer={answer.value} scan={open!} viewer={viewer} />}
+            verdict={
+              answer.value.question.hospital !== "" && (
+                <Verdict answer={correctableOf(answer.value, open!)} onCorrect={() => carry(open!.name, viewer)} />
+              )
+            }
           />
         )}
         {!comparing.value && withDrawn}
@@ -281,7 +303,7 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
             text={
               found === null
                 ? "Keep this answer, then ask another model, hospital or version about the same scan."
-                : "This answer is kept. Choose another model above, and segment again."
+                : "This answer is kept. Open Ask again above, choose another model, and segment again."
             }
           />
         </p>
@@ -435,6 +457,10 @@ function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => voi
       }
     }),
     effect(() => {
+      void answer.value;
+      statistics.value = null;
+    }),
+    effect(() => {
       const [found, isDifference] = [shown.value, comparison.value === "difference"];
       void scan.value;
       next(() => (isDifference ? drawDifference(viewer) : drawMask(viewer, found)));
@@ -483,6 +509,7 @@ async function drawMask(viewer: Viewer, found: Answer | null): Promise<void> {
     return;
   }
   const image = await readMask(viewer, found);
+  if (found === answer.peek()) statistics.value = viewer.statistics(image);
   viewer.overlay("mask", image, opacity.peek(), maskColours(found.report.label_names, hidden.peek()));
 }
 
@@ -506,6 +533,18 @@ async function drawDifference(viewer: Viewer): Promise<void> {
 async function drawUncertainty(viewer: Viewer, open: OpenScan, file: Blob): Promise<void> {
   if (viewer.hasScan) viewer.overlay("uncertainty", await readMap(viewer, open, file), 0.6);
 }
+
+const correctableOf = ({ question, report, model, mask }: Answer, { name, files, flat, shown }: OpenScan): Correctable => ({
+  request: report.receipt.request,
+  hospital: question.hospital,
+  model,
+  name,
+  files,
+  flat,
+  shown,
+  mask,
+  names: report.label_names,
+});
 
 const namedMask = async (viewer: Viewer, found: Answer) => ({
   image: await readMask(viewer, found),

@@ -9,6 +9,7 @@ import { CopyButton } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
 import { count, many, percent, upperFirst } from "../../ui/format";
 import { css, labelColour } from "../../viewer/palette";
+import { joined, type Statistics } from "../../viewer/statistics";
 import { type Answer, type Answered, asCurl, asCurlOfClasses, type Classified, type Report } from "./asking";
 
 /** `member; site=CS` in words. `model` is the `name@version` that answered. */
@@ -34,8 +35,14 @@ export function Result(given: {
   hidden: ReadonlySet<string>;
   onHide: (hidden: ReadonlySet<string>) => void;
   onFind: (voxel: [number, number, number]) => void;
+  /** What the scan has under each value of the mask; null where that is not known. */
+  statistics: ReadonlyMap<number, Statistics> | null;
+  /** More to keep than the mask as it came. */
+  saves?: ComponentChildren;
+  /** What a person says of it. */
+  verdict?: ComponentChildren;
 }) {
-  const { answer, hidden, onHide, onFind } = given;
+  const { answer, hidden, onHide, onFind, statistics } = given;
   const { report } = answer;
   const toggle = (name: string) => {
     const next = new Set(hidden);
@@ -89,6 +96,7 @@ export function Result(given: {
             <tr key={name}>
               <td>
                 {isAlone(name) ? value(name) : name}
+                {statistics && <Intensities found={label.classes.flatMap((each) => statistics.get(each) ?? [])} />}
                 <Surety label={label} whose={answer.question.hospital === "" ? "the answers without a hospital" : "this hospital's answers"} />
               </td>
               <td class="number">{sizeOf(label)}</td>
@@ -114,8 +122,22 @@ export function Result(given: {
       </table>
       <Papers receipt={report.receipt} curl={asCurl(answer, given.scan, session.value?.authenticated ?? false)}>
         <SaveMask mask={answer.mask} scan={given.scan.files} />
+        {given.saves}
       </Papers>
+      {given.verdict}
     </section>
+  );
+}
+
+/** The intensities under a label, of which the mask may have several values. */
+function Intensities({ found }: { found: readonly Statistics[] }) {
+  const all = joined(found);
+  if (all === null) return null;
+  const short = (value: number) => Number(value.toPrecision(4));
+  return (
+    <p class="hint">
+      Intensity {short(all.mean)} ± {short(all.sd)} ({short(all.least)} to {short(all.most)})
+    </p>
   );
 }
 
@@ -127,14 +149,17 @@ function SaveMask({ mask, scan }: { mask: Answer["mask"]; scan: readonly Blob[] 
     setAddress(made);
     return () => URL.revokeObjectURL(made);
   }, [mask.file]);
-  // The names of a series name slices.
-  const [only] = scan.length === 1 ? scan : [];
-  const of = only instanceof File ? `${only.name.replace(/(\.nii)?\.[^.]*$/i, "")}-` : "";
   return (
-    <a class="button small" href={address} download={of + mask.name}>
+    <a class="button small" href={address} download={prefixOf(scan) + mask.name}>
       Save the mask
     </a>
   );
+}
+
+/** How the files that are saved of a scan begin. The names of a series name slices. */
+export function prefixOf(scan: readonly Blob[]): string {
+  const [only] = scan.length === 1 ? scan : [];
+  return only instanceof File ? `${only.name.replace(/(\.nii)?\.[^.]*$/i, "")}-` : "";
 }
 
 /** The classes of an image, or of a volume's slices in the mean, the most probable first. */

@@ -12,6 +12,8 @@ export interface OpenScan {
   files: readonly Blob[];
   /** A picture: no sides of a patient, no volume. */
   flat: boolean;
+  /** Whether its mask can be a DICOM SEG. */
+  isDicom: boolean;
   /** What the viewer draws. */
   shown: Blob | ArrayBuffer;
   /** The mask that a person drew on a scan of a cohort. */
@@ -70,7 +72,12 @@ async function opening(open: (signal: AbortSignal) => Promise<OpenScan>): Promis
 }
 
 /** A volume or picture that the viewer reads as the service does is shown at once; the service reads others. */
-async function opened(name: string, files: readonly Blob[], signal: AbortSignal): Promise<OpenScan> {
+export async function opened(
+  name: string,
+  files: readonly Blob[],
+  signal: AbortSignal,
+  onProgress: (step: Progress) => void = (step) => (progress.value = step),
+): Promise<OpenScan> {
   const each = await Promise.all(files.map(kindOf));
   const kinds = new Set(each);
   const kind = kinds.has("dicom") ? "dicom" : [...kinds][0]!;
@@ -84,13 +91,13 @@ async function opened(name: string, files: readonly Blob[], signal: AbortSignal)
     );
   }
   const file = files[0]!;
-  const common = { name, files, drawn: null };
+  const common = { name, files, drawn: null, isDicom: kind === "dicom" || kind === "zip" };
   if (kind === "nifti" && !channels && (await isReadAlike(file))) return { ...common, flat: false, shown: file };
   if (kind === "png") return { ...common, flat: true, shown: await scanOfPicture(file) };
   const body = new FormData();
   attach(body, files);
   const onSent = (share: number) => {
-    progress.value = share < 1 ? { words: "Sending the scan", share } : { words: "Reading the scan", share: null };
+    onProgress(share < 1 ? { words: "Sending the scan", share } : { words: "Reading the scan", share: null });
   };
   const read = await send("post", "display", { body, signal, onSent });
   const shown = await read.blob();

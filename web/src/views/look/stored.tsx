@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { hospitals, referenceOf } from "../../app/catalogue";
 import { CohortSelect, type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
+import { isDoubtful, mostDoubtfulFirst } from "../../app/review";
 import { keepInAddress, place } from "../../app/router";
 import { offerTour } from "../../app/tour";
 import { Select } from "../../ui/controls";
@@ -68,7 +69,10 @@ export function StoredScans() {
             value={name}
             options={[
               { value: "", label: "Choose a scan" },
-              ...scans.map((each) => ({ value: each.name, label: `${each.name} (${maskWords(each).words})` })),
+              ...mostDoubtfulFirst(scans, (each) => each.review).map((each) => ({
+                value: each.name,
+                label: `${each.name} (${maskWords(each).words}${isDoubtful(each.review ?? null) ? ", look twice" : ""})`,
+              })),
             ]}
             onChange={(chosen) => void open(scans.find((each) => each.name === chosen))}
           />

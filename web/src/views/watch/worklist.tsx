@@ -3,8 +3,9 @@ import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
 import { knownHospital } from "../../app/catalogue";
 import { Terms } from "../../app/glossary";
+import { correct, type Correction, correctionWords } from "../../app/correcting";
 import { rankInShort } from "../../app/review";
-import { keepInAddress, place } from "../../app/router";
+import { address, keepInAddress, place } from "../../app/router";
 import { Select } from "../../ui/controls";
 import { moment } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
@@ -54,6 +55,8 @@ export function WorkList({ pairs }: { pairs: readonly Pair[] }) {
 function Answers({ hospital, model }: Pair) {
   const [found, setFound] = useState<readonly Observation[] | null>(null);
   const [error, setError] = useState<unknown>(null);
+  const [corrections, setCorrections] = useState<ReadonlyMap<string, Correction>>(new Map());
+  const opensDraw = (request: string) => address("draw", { hospital, model, correct: request });
   const { shown, pager } = usePage(found ?? [], PAGE, "Pages of masks");
   useEffect(() => {
     const ending = new AbortController();
@@ -65,6 +68,23 @@ function Answers({ hospital, model }: Pair) {
     );
     return () => ending.abort();
   }, []);
+  useEffect(() => {
+    let over = false;
+    call("get", "/hospitals/{hospital}/corrections", { path: { hospital }, query: { model, limit: MOST } }).then(
+      ({ data }) => over || setCorrections(new Map(data.corrections.map((each) => [each.request, each]))),
+      (problem) => over || setError(problem),
+    );
+    return () => (over = true);
+  }, []);
+  const accept = async ({ request }: Observation) => {
+    try {
+      const found = await correct({ hospital, request }, null);
+      setCorrections((before) => new Map(before).set(request, found));
+      setError(null);
+    } catch (problem) {
+      setError(problem);
+    }
+  };
   const look = async ({ id: observation, review }: Observation) => {
     try {
       const path = { hospital, observation };
@@ -93,6 +113,23 @@ function Answers({ hospital, model }: Pair) {
             { title: "Confidence", number: true, cell: (each) => leastSure(each)?.confidence.toFixed(2) ?? "–" },
             { title: "Scanner", cell: (each) => each.scanner ?? "–" },
             { title: "Request", cell: (each) => <span class="mono">{each.request}</span> },
+            {
+              title: "Is it right?",
+              cell: ({ request, ...each }) => {
+                const known = corrections.get(request);
+                if (known) return <span class="soft">{correctionWords(known)}</span>;
+                return (
+                  <span class="row tight">
+                    <button type="button" class="button small" onClick={() => void accept({ request, ...each })} aria-label={`Accept ${request}`}>
+                      Accept
+                    </button>
+                    <a class="button small" href={opensDraw(request)} aria-label={`Correct ${request}`}>
+                      Correct
+                    </a>
+                  </span>
+                );
+              },
+            },
             {
               title: "Looked at",
               cell: (each) =>
