@@ -745,3 +745,40 @@ def test_a_question_mark_lists_the_keys_but_not_where_a_person_writes(page: Any,
     assert keys.count() == 0
     page.get_by_role("button", name="Keyboard").click()
     keys.wait_for()
+
+
+def test_keys_wheel_and_double_click_do_what_they_do_in_other_viewers(page: Any, service: Service) -> None:
+    segment(page, service)
+    scan = nib.Nifti1Image.from_bytes(gzip.decompress(service.scans[SCAN].read_bytes()))
+    under = np.asanyarray(scan.dataobj)[np.asanyarray(mask_of(service).dataobj) == 1].astype(float)
+    words = page.get_by_role("region", name="Answer").get_by_text("Intensity").inner_text()
+    mean, sd, least, most = (float(each) for each in re.findall(r"-?[\d.]+", words))
+    assert [mean, sd, least, most] == pytest.approx([under.mean(), under.std(), under.min(), under.max()], rel=1e-3)
+    box = page.locator("canvas").bounding_box()
+    # The axial plane is the third of four.
+    axial = {"x": box["width"] / 4, "y": 3 * box["height"] / 4}
+    page.locator("canvas").dblclick(position=axial)
+    page.get_by_role("button", name="Axial", pressed=True).wait_for()
+    page.get_by_role("button", name="Show organ").click()
+
+    def place() -> list[int]:
+        return [int(each) for each in re.findall(r"(\d+) of", page.get_by_text("intensity").inner_text())]
+
+    page.locator("canvas").focus()
+    level, row, column = place()
+    for key in ("PageUp", "ArrowUp", "ArrowUp", "ArrowRight"):
+        page.keyboard.press(key)
+    # The patient's left is on the right, where sagittal slices count down.
+    assert place() == [level + 1, row + 2, column - 1]
+    page.keyboard.press("PageDown")
+    shape = picture(canonical(scan), level).shape
+    filled = drawn_slice(page, shape).sum()
+    page.get_by_label("Outlines").check()
+    assert 0 < drawn_slice(page, shape).sum() < filled / 2
+    page.locator("canvas").hover()
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -100)
+    page.keyboard.up("Control")
+    assert float(page.get_by_label("Zoom").input_value()) > 1
+    page.locator("canvas").dblclick(position=axial)
+    page.get_by_role("button", name="All planes", pressed=True).wait_for()

@@ -8,14 +8,18 @@ const KEYS: readonly Definition[] = [
   { word: "?", meaning: "Opens this list." },
   { word: "Tab, Shift+Tab", meaning: "Go to the next control, and back. The first one skips to the content." },
   { word: "Escape", meaning: "Closes a dialog." },
-  { word: "Arrows", meaning: "On a picture that is drawn on: move the cross-hair by a voxel." },
-  { word: "Page Up, Page Down", meaning: "Change the slice." },
-  { word: "Space", meaning: "Draws with the brush at the cross-hair." },
+  { word: "Arrows", meaning: "On a picture: move the cross-hair by a voxel." },
+  { word: "Page Up, Page Down", meaning: "Change the slice, as the wheel does." },
+  { word: "Ctrl and wheel", meaning: "Zooms where the mouse is." },
+  { word: "Right drag", meaning: "Changes level and width." },
+  { word: "Middle drag, Shift and drag", meaning: "Pans." },
+  { word: "Double click", meaning: "Enlarges one of several planes, and shows all again; in Draw with Point." },
+  { word: "Space", meaning: "Draws at the cross-hair with the chosen tool." },
   { word: "Shift+Arrow", meaning: "Draws a line." },
-  { word: "B, E", meaning: "Choose brush and eraser." },
+  { word: "P, B, O, F, E", meaning: "Choose Point, Brush, Outline, Fill and Eraser." },
   { word: "1 to 9", meaning: "Choose the label." },
   { word: "[, ]", meaning: "Make the brush narrower, and wider." },
-  { word: "Ctrl+Z", meaning: "Takes a stroke back." },
+  { word: "Ctrl+Z, Ctrl+Y", meaning: "Take a stroke back, and do it again." },
 ];
 
 export function Keys() {
