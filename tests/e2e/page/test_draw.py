@@ -475,9 +475,8 @@ def test_label_is_filled_between_two_slices_and_a_locked_one_stays(page: Any, se
     before[10:14, 8:12, 1] = 1
     before[6:18, 4:16, 5] = 1
     mask = nib.Nifti1Image(before, scan.affine)
-    service.client.put(
-        f"{cohort}/scans/a/mask?model=tumour", content=gzip.compress(mask.to_bytes(), 1)
-    ).raise_for_status()
+    content = gzip.compress(mask.to_bytes(), 1)
+    service.client.put(f"{cohort}/scans/a/mask?model=tumour", content=content).raise_for_status()
     open_scan(page, service, cohort, "a")
     with saving(page):
         page.get_by_role("button", name="Fill between slices").click()

@@ -19,7 +19,8 @@ const KEYS: readonly Definition[] = [
   { word: "P, B, O, F, E", meaning: "Choose Point, Brush, Outline, Fill and Eraser." },
   { word: "1 to 9", meaning: "Choose the label." },
   { word: "[, ]", meaning: "Make the brush narrower, and wider." },
-  { word: "Ctrl+Z, Ctrl+Y", meaning: "Take a stroke back, and do it again." },
+  { word: "Ctrl+Z", meaning: "Takes a stroke back." },
+  { word: "Ctrl+Y", meaning: "Does it again." },
 ];
 
 export function Keys() {

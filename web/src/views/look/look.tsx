@@ -254,6 +254,10 @@ function Legend({ answer: { report } }: { answer: Answer }) {
 function Folded(given: { by: unknown; summary: string; children: ComponentChildren }) {
   const [isOpen, setOpen] = useState(given.by === null);
   useEffect(() => setOpen(given.by === null), [given.by]);
+  // A kept answer is compared with another one, which is asked for here.
+  useEffect(() => {
+    if (kept.value !== null && kept.value === answer.value) setOpen(true);
+  }, [kept.value]);
   return (
     <details
       class="question"
@@ -303,7 +307,7 @@ function Kept({ viewer }: { viewer: Viewer | null }) {
             text={
               found === null
                 ? "Keep this answer, then ask another model, hospital or version about the same scan."
-                : "This answer is kept. Open Ask again above, choose another model, and segment again."
+                : "This answer is kept. Choose another model above, and segment again."
             }
           />
         </p>

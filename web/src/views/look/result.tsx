@@ -136,7 +136,7 @@ function Intensities({ found }: { found: readonly Statistics[] }) {
   const short = (value: number) => Number(value.toPrecision(4));
   return (
     <p class="hint">
-      Intensity {short(all.mean)} ± {short(all.sd)} ({short(all.least)} to {short(all.most)})
+      Mean {short(all.mean)} ± {short(all.sd)}, {short(all.least)} to {short(all.most)}
     </p>
   );
 }
