@@ -332,6 +332,83 @@ def adapt(
     return parsed(Job, (yield from send(Request("POST", path, headers=headers, json=body))))
 
 
+def measure_acceptance(
+    hospital: str,
+    model: str | None,
+    cohort: str,
+    thresholds: Mapping[str, Any] | None = None,
+    *,
+    precision: str | None = None,
+    actor: str | None = None,
+    key: str | None = None,
+) -> Operation[Job]:
+    """Start the job that scores a version on a hospital's scans with masks, as it answers them.
+
+    Args:
+        hospital: of the cohort.
+        model: `name`, `name@3` or `name@sha256:…`; without a version, the one that serves the hospital.
+        cohort: id; scans without masks narrow the bounds.
+        thresholds: what is asked of each label: `{"labels": {"liver": {"least_dice": 0.9}}}`.
+        precision: of the graph; by default that of the hospital's assignment.
+        actor: who measures; only for a service without authentication.
+        key: as in `adapt`.
+    """
+    body = {"cohort": cohort, **_said(model=model, precision=precision, actor=actor)}
+    headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+    path = f"/hospitals/{quote(hospital)}/acceptances"
+    asked = {**body, **({} if thresholds is None else {"thresholds": dict(thresholds)})}
+    return parsed(Job, (yield from send(Request("POST", path, headers=headers, json=asked))))
+
+
+def acceptance(job: str) -> Operation[dict[str, Any]]:
+    """Read the report of an acceptance: `report`, `digest`, `signature` and `decision`, as the service says.
+
+    Raises Problem 409 before the job's end, or without a report.
+    """
+    found: dict[str, Any] = json_of((yield from send(Request("GET", f"/jobs/{quote(job)}/acceptance"))))
+    return found
+
+
+def acceptance_page(job: str) -> Operation[bytes]:
+    """Read the report of an acceptance as one HTML page, which shows patients. Errors as `acceptance`."""
+    path = f"/jobs/{quote(job)}/acceptance/report.html"
+    return bytes((yield from send(Request("GET", path, most=MOST_FILE))).content)
+
+
+def decide_acceptance(
+    job: str, accepted: bool, reason: str, *, actor: str | None = None, override: bool = False
+) -> Operation[dict[str, Any]]:
+    """Accept or reject the version by the report of an acceptance; another person than measured decides.
+
+    Raises:
+        Problem: 403 for the same person, 409 where the thresholds are not met without `override`.
+    """
+    body = {"accepted": accepted, "reason": reason, "override": override, **_said(actor=actor)}
+    path = f"/jobs/{quote(job)}/acceptance"
+    found: dict[str, Any] = json_of((yield from send(Request("POST", path, json=body, repeatable=False))))
+    return found
+
+
+def acceptances(hospital: str) -> Operation[dict[str, Any]]:
+    """Tell what was decided at a hospital, and whether it demands acceptances. Raises Problem 404."""
+    found: dict[str, Any] = json_of((yield from send(Request("GET", _acceptances(hospital)))))
+    return found
+
+
+def demand_acceptances(
+    hospital: str, demanded: bool, reason: str, *, actor: str | None = None
+) -> Operation[dict[str, Any]]:
+    """Demand an acceptance before every assignment to a hospital, or no longer. Raises Problem 403, 404."""
+    body = {"demanded": demanded, "reason": reason, **_said(actor=actor)}
+    request = Request("PUT", _acceptances(hospital), json=body)
+    found: dict[str, Any] = json_of((yield from send(request)))
+    return found
+
+
+def _acceptances(hospital: str) -> str:
+    return f"/hospitals/{quote(hospital)}/acceptances"
+
+
 def get_job(job: str) -> Operation[Job]:
     """Read a job. Raises Problem 404."""
     return parsed(Job, (yield from send(Request("GET", f"/jobs/{quote(job)}"))))

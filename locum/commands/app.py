@@ -316,6 +316,103 @@ def adapt(
     raise typer.Exit(fit(paths, masks, hospital, model, option or [], (name, note), cohort, follow, jobs))
 
 
+@app.command(rich_help_panel=_DECIDE)
+def accept(
+    model: Annotated[
+        str, typer.Argument(help="name, name@3 or name@sha256:…; without a version, the one that serves.")
+    ],
+    hospital: Named,
+    scans: Annotated[
+        list[str] | None, typer.Option("--scans", help="Files, folders, globs; may be repeated.")
+    ] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="Folder of masks, named as their scans, or NAME-mask.")
+    ] = None,
+    thresholds: Annotated[
+        Path | None,
+        typer.Option(
+            help="What is asked of each label; acceptance.yaml in this folder by default, where it is."
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, int8 or float16; that of the assignment by default.")
+    ] = None,
+    cohort: Annotated[
+        str | None, typer.Option(help="A cohort that is there, with more scans or as it is.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for acceptance.html and acceptance.json.")
+    ] = None,
+    as_json: AsJson = False,
+    actor: Annotated[
+        str | None, typer.Option(help="Who measures; by default you, where the service knows no caller.")
+    ] = None,
+    jobs: Parallel = 4,
+) -> None:
+    """Score a version on a hospital's scans with masks, as it answers them, and report.
+
+    Exit code 1 where the thresholds are not met, or the masks are too few for a verdict. Another person
+    decides on the report: `locum approve`.
+
+    \b
+      locum accept liver@3 --hospital north --scans scans --masks masks -o acceptance
+      locum accept liver@3 --hospital north --cohort 5c0e… --thresholds acceptance.yaml --json
+    """
+    from locum.commands.accepting import accept as run
+
+    asked = (model, thresholds, precision)
+    raise typer.Exit(run(asked, hospital, scans or [], masks, cohort, out, as_json, actor, jobs))
+
+
+@app.command(rich_help_panel=_DECIDE)
+def approve(
+    job: Annotated[str, typer.Argument(help="The job that measured.")],
+    reason: Reason,
+    reject: Annotated[bool, typer.Option("--reject", help="Reject the version.")] = False,
+    override: Annotated[
+        bool, typer.Option("--override", help="Accept although the thresholds are not met; it is recorded.")
+    ] = False,
+    actor: Actor = None,
+) -> None:
+    """Accept a version at a hospital by the report of `locum accept`, as another person than measured.
+
+    \b
+      locum approve 0f3a… --reason 'all 14 masks looked at'
+      locum approve 0f3a… --reject --reason 'misses small lesions'
+    """
+    from locum.commands.accepting import decide
+
+    decide(job, not reject, reason, override, actor)
+
+
+@app.command(rich_help_panel=_DECIDE)
+def acceptances(
+    hospital: Named,
+    demand: Annotated[
+        bool | None,
+        typer.Option(
+            "--demand/--no-demand", help="Whether a version needs an acceptance before it is assigned."
+        ),
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", "-r", help="Why, with --demand.")] = None,
+    as_json: AsJson = False,
+    actor: Actor = None,
+) -> None:
+    """Show what was accepted at a hospital, and whether it demands that before an assignment.
+
+    \b
+      locum acceptances --hospital north
+      locum acceptances --hospital north --demand --reason 'our quality manual, 4.2'
+    """
+    from locum.commands.accepting import set_demand, show
+
+    if demand is not None:
+        if reason is None:
+            raise typer.BadParameter("--demand needs --reason: the audit trail keeps it")
+        set_demand(hospital, demand, reason, actor)
+    show(hospital, as_json)
+
+
 @app.command(rich_help_panel=_FIT)
 def status(
     job: Annotated[

@@ -103,34 +103,7 @@ def fit(
         # A cohort that is there already may have masks.
         if cohort is None:
             check(known, len(drawn), settings)
-        # Before anything is sent.
-        sent_as = {scan: scan.scan for scan in scans}
-        name, note = said
-        if cohort is None:
-            place = client.create_cohort(hospital, note, name).id
-        elif name or note:
-            place = client.describe_cohort(hospital, cohort, name=name, note=note).id
-        else:
-            place = cohort
-        count = f"{len(scans)} scan{'' if len(scans) == 1 else 's'}"
-        _console.print(f"cohort {place}: {count}, {len(drawn)} masks")
-
-        def send(scan: Found) -> None:
-            client.add_scan(hospital, place, scan.name, sent_as[scan])
-            if scan in drawn:
-                client.add_mask(hospital, place, scan.name, drawn[scan], model=model)
-
-        pool = ThreadPoolExecutor(jobs)
-        try:
-            sent = pool.map(send, scans)
-            for _ in track(sent, "sending", len(scans), console=_console, disable=not _console.is_terminal):
-                continue
-        except BaseException:
-            again = f"--cohort {place} with the same command goes on"
-            _console.print(again)
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        place = scans_sent(client, hospital, model, scans, drawn, cohort, said, jobs, _console)
         # A command that is repeated after an interruption finds the job that the first one made.
         asked = json.dumps([place, model, settings], sort_keys=True)
         job = client.adapt(hospital, model, place, settings, key=str(uuid.uuid5(uuid.NAMESPACE_OID, asked)))
@@ -141,6 +114,51 @@ def fit(
             _console.print(f"locum status {job.id} --follow    shows how it goes")
             return DONE
         return _to_the_end(client, job.id)
+
+
+def scans_sent(
+    client: Client,
+    hospital: str,
+    model: str | None,
+    scans: Sequence[Found],
+    drawn: Mapping[Found, Path],
+    cohort: str | None,
+    said: tuple[str | None, str | None],
+    jobs: int,
+    console: Terminal,
+) -> str:
+    """Send scans and masks to a new cohort, or to one that is there; return its id. Raises LocumError.
+
+    `said` is its name and a note on it.
+    """
+    # Before anything is sent.
+    sent_as = {scan: scan.scan for scan in scans}
+    name, note = said
+    if cohort is None:
+        place = client.create_cohort(hospital, note, name).id
+    elif name or note:
+        place = client.describe_cohort(hospital, cohort, name=name, note=note).id
+    else:
+        place = cohort
+    count = f"{len(scans)} scan{'' if len(scans) == 1 else 's'}"
+    console.print(f"cohort {place}: {count}, {len(drawn)} masks")
+
+    def send(scan: Found) -> None:
+        client.add_scan(hospital, place, scan.name, sent_as[scan])
+        if scan in drawn:
+            client.add_mask(hospital, place, scan.name, drawn[scan], model=model)
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        sent = pool.map(send, scans)
+        for _ in track(sent, "sending", len(scans), console=console, disable=not console.is_terminal):
+            continue
+    except BaseException:
+        console.print(f"--cohort {place} with the same command goes on")
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return place
 
 
 def show_job(job: str, follow: bool) -> int:

@@ -160,7 +160,7 @@ def require_accepted(session: Session, hospital: str, name: str, version: str, p
         found = f"{newest.actor} rejected it on {newest.at:%Y-%m-%d}: {newest.reason}"
     waiting = [] if newest is not None else _undecided(session, hospital, version)
     to_do = (
-        f"POST /jobs/{waiting[0]}/acceptance approves the report that is there"
+        f"locum approve {waiting[0]} --reason WHY decides on the report that is there"
         if waiting
         else f"locum accept {name} --hospital {hospital} --scans DIR --masks DIR measures it, and another "
         "person approves the report"
