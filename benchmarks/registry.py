@@ -40,6 +40,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
     "faults": "benchmarks.faults.experiment:Faults",
     "watch": "benchmarks.watch.experiment:Watch",
+    "acceptance": "benchmarks.acceptance.experiment:Acceptance",
     "attacks": "benchmarks.faults.attacks:Attacks",
     "network_cost": "benchmarks.network.cost:NetworkCost",
     "network_faults": "benchmarks.network.faults:NetworkFaults",

@@ -1,0 +1,1 @@
+"""Whether the bounds of an acceptance hold: coverage over draws from recorded patients."""
