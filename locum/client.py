@@ -140,6 +140,9 @@ class Client:
     correct = _blocking(operations.correct)
     accept_answer = _blocking(operations.accept_answer)
     corrections = _blocking(operations.corrections)
+    answers = _blocking(operations.answers)
+    report = _blocking(operations.report)
+    report_page = _blocking(operations.report_page)
     session = _blocking(operations.session)
     ready = _blocking(operations.ready)
 
@@ -264,6 +267,9 @@ class AsyncClient:
     correct = _awaited(operations.correct)
     accept_answer = _awaited(operations.accept_answer)
     corrections = _awaited(operations.corrections)
+    answers = _awaited(operations.answers)
+    report = _awaited(operations.report)
+    report_page = _awaited(operations.report_page)
     session = _awaited(operations.session)
     ready = _awaited(operations.ready)
 

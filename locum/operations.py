@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -663,6 +663,48 @@ def corrections(
     """List the corrections of a hospital's answers, newest first. Raises Problem 404."""
     path = f"/hospitals/{quote(hospital)}/corrections"
     return (yield from listed(path, "corrections", Correction, _said(model=model), most=limit))
+
+
+def answers(
+    hospital: str,
+    *,
+    series: str | None = None,
+    scan: str | None = None,
+    request: str | None = None,
+    day: date | None = None,
+) -> Operation[list[dict[str, Any]]]:
+    """Say which version answered, by which decision and on what evidence: newest first, at most 100.
+
+    Args:
+        hospital: its id.
+        series: the SeriesInstanceUID of the scan, or
+        scan: `sha256:…` of its bytes as they were sent, or
+        request: the id of the request.
+        day: only answers of this day, in UTC.
+
+    Raises Problem.
+    """
+    said = _said(series=series, scan=scan, request=request, day=None if day is None else day.isoformat())
+    path = f"/hospitals/{quote(hospital)}/answers"
+    found: dict[str, Any] = json_of((yield from send(Request("GET", path, params=said))))
+    return list(found["answers"])
+
+
+def report(hospital: str, first: date, last: date) -> Operation[dict[str, Any]]:
+    """Report a hospital's days from the first to the last, in UTC. Raises Problem."""
+    found: dict[str, Any] = json_of((yield from send(_report(hospital, "report", first, last))))
+    return found
+
+
+def report_page(hospital: str, first: date, last: date) -> Operation[bytes]:
+    """The same report as an HTML page. Raises Problem."""
+    return (yield from send(_report(hospital, "report.html", first, last))).content
+
+
+def _report(hospital: str, name: str, first: date, last: date) -> Request:
+    path = f"/hospitals/{quote(hospital)}/{name}"
+    params = {"from": first.isoformat(), "to": last.isoformat()}
+    return Request("GET", path, params=params, most=MOST_FILE)
 
 
 def _correction(hospital: str, request: str) -> str:

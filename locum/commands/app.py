@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -672,6 +673,68 @@ def correct(
     if not scans or masks is None:
         raise typer.BadParameter("expected scans and --masks FOLDER; or --accept with --request")
     raise typer.Exit(correct_all(scans, masks, hospital, request, note))
+
+
+auditing = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+app.add_typer(auditing, name="audit", rich_help_panel=_DECIDE)
+
+
+@auditing.callback()
+def audit() -> None:
+    """Say which version answered, by which decision; `locum serve audit` verifies the trail itself.
+
+    \b
+      locum audit answer --hospital dune --series 1.2.840.1 --day 2026-11-30
+    """
+
+
+@auditing.command("answer")
+def audit_answer(
+    hospital: Named,
+    series: Annotated[str | None, typer.Option(help="SeriesInstanceUID of the scan.")] = None,
+    request: Annotated[str | None, typer.Option(help="Id of the answered request.")] = None,
+    scan: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="The file that was sent; it stays here.")
+    ] = None,
+    day: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only answers of this day, in UTC.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which version answered, by which decision, and on what evidence. Ends with 1 without an answer.
+
+    \b
+      locum audit answer --hospital dune --series 1.2.840.1 --day 2026-11-30
+      locum audit answer --hospital dune --request 883c0f09-…
+      locum audit answer --hospital dune --scan case7.nii.gz --json
+    """
+    from locum.commands.auditing import show_answers
+
+    if [series, request, scan].count(None) != 2:
+        raise typer.BadParameter("expected one of --series, --request and --scan")
+    on = None if day is None else day.date()
+    raise typer.Exit(show_answers(hospital, series, request, scan, on, as_json))
+
+
+@app.command(rich_help_panel=_DECIDE)
+def report(
+    hospital: Named,
+    first: Annotated[datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="The first day, in UTC.")],
+    last: Annotated[datetime, typer.Option("--to", formats=["%Y-%m-%d"], help="The last day.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the two files.")] = Path(),
+) -> None:
+    """Save a hospital's period as one HTML page and JSON: versions, arrivals, alarms, corrections, decisions.
+
+    \b
+      locum report --hospital dune --from 2026-11-01 --to 2026-11-30
+    """
+    from locum.commands.auditing import save_report
+
+    save_report(hospital, first.date(), last.date(), out)
 
 
 @app.command(rich_help_panel=_WATCH)

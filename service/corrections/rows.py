@@ -170,14 +170,25 @@ def _note(session: Session, row: Correction, labels: Mapping[str, LabelChange], 
 
 
 def page(
-    session: Session, hospital: str, model: str | None = None, *, before: int | None = None, limit: int = 100
+    session: Session,
+    hospital: str,
+    model: str | None = None,
+    *,
+    before: int | None = None,
+    between: tuple[datetime, datetime] | None = None,
+    limit: int = 100,
 ) -> list[CorrectionView]:
-    """The corrections of a hospital, newest first. The right to see the hospital is the route's to check."""
+    """The corrections of a hospital, newest first. The right to see the hospital is the route's to check.
+
+    `between`: of answers from the first instant on, and before the second.
+    """
     query = select(Correction).where(Correction.hospital == hospital)
     if model is not None:
         query = query.where(Correction.model == model)
     if before is not None:
         query = query.where(Correction.id < before)
+    if between is not None:
+        query = query.where(Correction.answered_at >= between[0], Correction.answered_at < between[1])
     return _views(session, list(session.scalars(query.order_by(Correction.id.desc()).limit(limit))))
 
 
@@ -236,10 +247,17 @@ class CorrectionFigures(BaseModel):
     labels: dict[str, LabelFigures]
 
 
-def summary(session: Session, hospital: str, model: str | None = None) -> list[CorrectionFigures]:
-    """Sum up the newest corrections of a hospital, at most 5,000, by version, scanner and month."""
+def summary(
+    session: Session,
+    hospital: str,
+    model: str | None = None,
+    between: tuple[datetime, datetime] | None = None,
+) -> list[CorrectionFigures]:
+    """Sum up the newest corrections of a hospital, at most 5,000, by version, scanner and month; `between` as
+    in `page`.
+    """
     groups: dict[tuple[str, str, str, str], list[CorrectionView]] = defaultdict(list)
-    for each in page(session, hospital, model, limit=_AT_ONCE):
+    for each in page(session, hospital, model, between=between, limit=_AT_ONCE):
         groups[each.model, each.version, each.scanner or "", f"{each.answered_at:%Y-%m}"].append(each)
     return [
         CorrectionFigures(
