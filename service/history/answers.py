@@ -108,7 +108,7 @@ class AcceptanceFacts(BaseModel):
     version: str
     artefact: str | None
     verdict: str
-    digest: str = Field(description="Of the report.")
+    digest: str = Field(description="That of its report.")
     accepted: bool
     override: bool = Field(description="Accepted against the verdict.")
     measured_by: str
@@ -157,7 +157,9 @@ class AnswerAccount(BaseModel):
     made_by: JobFacts | None = Field(
         description="The job that made the version, with its gate; null of one that was published otherwise."
     )
-    acceptances: list[AcceptanceFacts] = Field(description="Of the version at the hospital, newest first.")
+    acceptances: list[AcceptanceFacts] = Field(
+        description="Those of the version at this hospital, newest first."
+    )
     scanner: str | None
     shift: float | None
     shift_at: str | None

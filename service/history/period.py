@@ -31,7 +31,7 @@ from service.history.answers import AcceptanceFacts, DecisionView, JobFacts, bou
 from service.shadow import ShadowReport
 
 MOST_ROWS = 1000
-"""Of each kind: the newest are listed, and how many are left out is said."""
+"""Rows of one kind: the newest are listed, and how many are left out is said."""
 _JUDGING = ("mask-check", "quantisation")
 
 
