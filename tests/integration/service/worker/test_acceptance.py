@@ -22,7 +22,10 @@ from sqlalchemy import select, update
 
 from model_store.signing import TrustedKeys, make_key
 from service.database import Assignment, AuditRow, Job
+from service.errors import LeaseLost
+from service.jobs import records
 from service.jobs.files import JobFolder
+from service.worker import acceptance
 from service.worker.runner import run_job
 from tests.helpers.service.volume_federation import publish_volumes
 from tests.helpers.service.volume_federation import scans as volumes
@@ -287,6 +290,39 @@ def test_a_hospital_that_demands_an_acceptance_is_assigned_nothing_else(
     demanded |= {"demanded": False}
     assert not dune.api.client.put("/hospitals/dune/acceptances", json=demanded).json()["demanded"]
     assert dune.assign("bright", 1).status_code == 200
+
+
+def test_killed_acceptance_goes_on_after_the_scans_it_has_scored(
+    dune: Hospital, cohort: str, accepted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = dune.ask(cohort, model="bright@2", thresholds=ASKED).json()["id"]
+    write, written = JobFolder.write, []
+
+    def dies(self: JobFolder, name: str, content: bytes) -> None:
+        write(self, name, content)
+        written.append(len(json.loads(content)))
+        if len(written) == 3:
+            raise LeaseLost("as if the process were gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobFolder, "write", dies)
+        run_job(job, dune.api.settings)
+    assert written == [1, 2, 3]
+    with dune.api.context.database.write() as session:
+        records.get(session, job).lease_until = records.get(session, job).created_at
+    of, scored = acceptance._scored, []
+
+    def counted(*given: Any) -> dict[str, Any]:
+        scored.append(given)
+        return of(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(acceptance, "_scored", counted)
+        run_job(job, dune.api.settings)
+    assert len(scored) == 13
+    found = dune.api.client.get(f"/jobs/{job}/acceptance").json()["report"]
+    assert found["labels"] == accepted["report"]["labels"]
+    assert dune.api.client.get(f"/jobs/{job}").json()["attempt"] == 2
 
 
 def test_too_few_masks_have_no_bound_and_no_verdict(
