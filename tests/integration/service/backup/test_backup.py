@@ -18,6 +18,7 @@ from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
 
 from model_store.artefact import Artefact
+from model_store.store import Store
 from service.__main__ import app
 from service.settings import Settings
 from tests.helpers.service.api import NO_REDIS, Api, running
@@ -124,6 +125,18 @@ def test_rehearsal_prints_a_line_per_part_and_hospital(backup: Path) -> None:
     assert "with the mask that was served" in lines[4]
     assert "answered a synthetic scan" in lines[5]
     assert all(line.startswith("ok") for line in lines)
+
+
+def test_version_that_was_withdrawn_answers_no_scan_there_either(
+    state: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    Store(state[1]).withdraw("bright@2", actor="ada", reason="wrong threshold")
+    taken = run("backup", tmp_path / "backup", "--state-dir", state[0], "--store", state[1])
+    assert taken.exit_code == 0, taken.output
+    found = run("restore", tmp_path / "backup", "--rehearse")
+    assert found.exit_code == 0, found.output
+    assert "bright@2 answers no scan" in found.output
+    assert "wrong threshold" in found.output
 
 
 def test_backup_is_for_its_owner_alone(backup: Path) -> None:
