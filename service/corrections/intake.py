@@ -222,6 +222,9 @@ def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | 
     try:
         found, scan = _scan_of(desk, hospital, answers, sent)
         task = desk.store.by_digest(found.row.version).manifest.task
+        if task.kind != "segmentation":
+            reason = f"the answer of '{found.row.model}' is a class, which has no mask"
+            raise RequestInvalid([{"field": "body.mask", "reason": reason}])
         if scan is None:
             if keyed(_digest_alone(sent.mask, task, desk.settings)) != found.row.mask:
                 raise AnsweredScanGone(
@@ -232,6 +235,12 @@ def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | 
         own = scan
         scan_format = check_and_deidentify(scan, desk.settings, sent.series)
         below = decode(scan.read(), cohort_limits(desk.settings))
+        if [*below.grid] != found.row.size:
+            # A part of the series, say.
+            raise CorrectionMismatch(
+                f"the scan has the grid {[*below.grid]}, and the one that was answered {found.row.size}: "
+                "send the whole scan"
+            )
         decoded = take_in_mask(sent.mask, below, task, desk.settings, sent.names)
         drawn = classes_on(below, decode_mask(sent.mask.read(), scan_limits(desk.settings)), task)
         accepted = keyed(observation.mask_digest(drawn)) == found.row.mask

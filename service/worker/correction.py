@@ -14,6 +14,7 @@ from model_store.errors import LocumStoreError
 from model_store.preprocessing import classes_on
 from model_store.scan import Scan, decode_mask
 from model_store.task import Task
+from personalization.errors import PersonalizationError
 from personalization.surfaces import surface_distances
 from service import observation, shadow
 from service.cohorts import cohorts
@@ -27,7 +28,7 @@ from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.promotion import promote
 from service.worker.repeated import dice_of, repeat
 
-_CANNOT = (LocumStoreError, CohortError, ScanGone, FileDamaged)
+_CANNOT = (LocumStoreError, PersonalizationError, CohortError, ScanGone, FileDamaged)
 
 
 def run_correction(attempt: Attempt) -> AttemptOutcome:
@@ -105,11 +106,11 @@ def _measured(
             )
         content, outlined = _kept(attempt, found)
         again = repeat(attempt, content, answer.version, answer.choice)
+        scan, classes = again.reading.scan, again.found.classes
+        exact = answer.mask is not None and keyed(observation.mask_digest(classes)) == answer.mask
+        return changes(classes, classes_on(scan, outlined, again.task), again.task, scan), None, exact
     except _CANNOT as error:
         return None, str(error), None
-    scan, classes = again.reading.scan, again.found.classes
-    exact = answer.mask is not None and keyed(observation.mask_digest(classes)) == answer.mask
-    return changes(classes, classes_on(scan, outlined, again.task), again.task, scan), None, exact
 
 
 def _kept(attempt: Attempt, found: CorrectionView) -> tuple[bytes, Scan]:

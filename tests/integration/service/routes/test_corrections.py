@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from model_store.scan import decode
 from service.database import Correction, Job, Observation
 from service.expiry import expire
 from service.worker.runner import run_job
+from tests.helpers.model_store.dicom_files import series, zipped
 from tests.helpers.service.api import Api
 
 NORTH = "/hospitals/north"
@@ -28,9 +30,11 @@ def api(
     start: Callable[..., Api],
     tmp_path_factory: pytest.TempPathFactory,
     publish_bright: Callable[[Path], object],
+    publish_dark: Callable[[Path], object],
 ) -> Api:
     root = tmp_path_factory.mktemp("store")
     publish_bright(root)
+    publish_dark(root)
     running = start(root)
     for name in ("north", "south"):
         assert running.client.put(f"/hospitals/{name}", json={"name": name}).status_code == 201
@@ -194,6 +198,30 @@ def test_what_does_not_fit_the_answer_is_refused_and_stores_nothing(api: Api, sc
     assert api.client.get(f"{NORTH}/corrections/{request}").status_code == 404
 
 
+def test_part_of_a_series_is_not_the_scan_that_was_answered(api: Api) -> None:
+    files = series(np.random.default_rng(1).integers(0, 200, (6, 16, 14)).astype(np.int16))
+    answer = api.segment(zipped(files), hospital="north", model="bright", output="nifti")
+    request, few = answer.headers["locum-request"], dict(list(files.items())[:4])
+    part = send(api, request, mask=answer.content, scan=zipped(few))
+    assert problem(part) == (409, "correction-mismatch")
+    assert "16" in part.json()["detail"]
+    # The same files in another archive are the same series.
+    whole = send(api, request, mask=answer.content, scan=zipped(files, zipfile.ZIP_STORED))
+    assert (whole.status_code, whole.json()["accepted"]) == (201, True), whole.text
+
+
+def test_class_of_a_scan_has_no_mask_to_correct(
+    api: Api, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+) -> None:
+    scan = make_png(picture)
+    fields = {"hospital": "north", "model": "dark"}
+    answer = api.client.post("/classify", files={"scan": ("s.png", scan)}, data=fields)
+    request = answer.headers["locum-request"]
+    wrong = send(api, request, mask=make_png((picture > 100).astype(np.uint8)), scan=scan)
+    assert problem(wrong) == (422, "invalid-request"), wrong.text
+    assert send(api, request, accepted="true").status_code == 201
+
+
 def test_submissions_in_any_order_and_twice_stay_with_their_answers(api: Api, scans: Scans) -> None:
     submissions: dict[str, tuple[bytes, bytes, int]] = {}
     for seed in range(100, 112):
@@ -226,7 +254,8 @@ def test_corrections_train_only_with_consent_and_are_summed_up(api: Api, scans: 
     place = f"{NORTH}/cohorts/{cohort}"
     measure(api)
     groups = api.client.get(f"{NORTH}/corrections/summary", params={"model": "bright"}).json()["groups"]
-    everything = api.client.get(f"{NORTH}/corrections", params={"limit": 1000}).json()["corrections"]
+    asked = {"limit": 1000, "model": "bright"}
+    everything = api.client.get(f"{NORTH}/corrections", params=asked).json()["corrections"]
     assert sum(group["corrected"] + group["accepted"] for group in groups) == len(everything)
     assert all(group["labels"]["bright"]["median_dice"] <= 1 for group in groups)
     consent = api.client.patch(place, json={"may_train": True})
