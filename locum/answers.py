@@ -422,6 +422,30 @@ class Correction:
 
 
 @dataclass(frozen=True)
+class FirstSignature:
+    """A change outside the plan that one person has signed; it waits for a second."""
+
+    version: str
+    actor: str
+    reason: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class ChangePlan:
+    """Which changes of a hospital's model one approver may assign; `plan` is None without one."""
+
+    hospital: str
+    model: str
+    plan: dict[str, Any] | None
+    actor: str | None
+    reason: str | None
+    since: datetime | None
+    waiting: tuple[FirstSignature, ...]
+    raw: Raw = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class ComparedLabel:
     """One label by the version that serves and by its shadow, over the scans of both."""
 

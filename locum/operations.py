@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from locum.answers import (
     Assignment,
+    ChangePlan,
     Classification,
     Cohort,
     CohortMask,
@@ -541,6 +542,23 @@ def end_shadow(hospital: str, model: str, reason: str, *, actor: str | None = No
     """End the shadow; what it found stays. Raises Problem 404 without one."""
     path, body = f"{_serving(hospital, model)}/shadow/end", {"reason": reason, **_said(actor=actor)}
     return parsed(Shadow, (yield from send(Request("POST", path, json=body, repeatable=False))))
+
+
+def change_plan(hospital: str, model: str) -> Operation[ChangePlan]:
+    """Tell which changes of a model one approver may assign, and what waits. Raises Problem 404."""
+    return parsed(ChangePlan, (yield from send(Request("GET", f"{_serving(hospital, model)}/plan"))))
+
+
+def set_change_plan(
+    hospital: str, model: str, plan: Mapping[str, Any] | None, reason: str, *, actor: str | None = None
+) -> Operation[ChangePlan]:
+    """Write the change plan of a hospital's model; None: there is none any more.
+
+    Raises Problem: 422 names the fields that are wrong.
+    """
+    body = {"plan": None if plan is None else dict(plan), "reason": reason, **_said(actor=actor)}
+    path = f"{_serving(hospital, model)}/plan"
+    return parsed(ChangePlan, (yield from send(Request("PUT", path, json=body))))
 
 
 def watches(hospital: str | None = None) -> Operation[list[Watch]]:

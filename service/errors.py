@@ -39,6 +39,7 @@
     │   ├── CorrectionMismatch   409  the scan is not the one that was answered
     │   ├── AnsweredScanGone     409  there is no scan to check the mask against
     │   └── MayNotTrain          409  the hospital has not agreed that its corrections train
+    ├── SecondSignatureNeeded    409  an assignment is outside the change plan: another person must sign, too
     ├── ShadowUnknown            404  no version is or was the shadow of the hospital's model
     ├── ShadowRuns               409  another version is the shadow
     ├── SelectionError                no network answers a request
@@ -333,6 +334,12 @@ class MayNotTrain(CorrectionError):
     """A job would learn from a cohort of corrections without consent."""
 
     status, slug, title = 409, "may-not-train", "The corrections may not train a model"
+
+
+class SecondSignatureNeeded(ServiceError):
+    """`deviations` are sentences."""
+
+    status, slug, title = 409, "second-signature-needed", "Another person must sign this change, too"
 
 
 class ShadowUnknown(ServiceError):

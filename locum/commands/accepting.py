@@ -136,16 +136,18 @@ def read_thresholds(file: Path | None) -> dict[str, Any] | None:
             return None
         file = _USUAL
         _aside.print(f"thresholds: {file}")
+    return read_settings(file, "`labels` with the thresholds of each: `labels: {liver: {least_dice: 0.9}}`")
+
+
+def read_settings(file: Path, expected: str) -> dict[str, Any]:
+    """The content of a file of names with values, YAML or JSON. Raises ScanInvalid, which says `expected`."""
     try:
         text = file.read_text(encoding="utf-8")
         found = json.loads(text) if file.suffix == ".json" else _yaml(text)
     except (OSError, ValueError) as error:
         raise ScanInvalid(f"{file}: cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise ScanInvalid(
-            f"{file}: expected `labels` with the thresholds of each, such as `labels: {{liver: {{least_dice: "
-            f"0.9}}}}`; found {type(found).__name__}"
-        )
+        raise ScanInvalid(f"{file}: expected {expected}; found {type(found).__name__}")
     return found
 
 

@@ -490,6 +490,59 @@ def history(
 
 WatchedModel = Annotated[str, typer.Argument(help="The model's name.")]
 Watched = Annotated[str, typer.Argument(help="The hospital's id.")]
+changing = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich")
+app.add_typer(changing, name="change-plan", rich_help_panel=_DECIDE)
+
+
+@changing.callback()
+def change_plan() -> None:
+    """Say which changes one approver may assign; outside that two sign, each with a reason.
+
+    \b
+      locum change-plan show dune phantom
+      locum change-plan write dune phantom change-plan.yaml --reason 'agreed on 3 May'
+      locum change-plan end dune phantom --reason 'replaced by the hospital\'s own rules'
+    """
+
+
+@changing.command("show")
+def show_change_plan(hospital: Watched, model: WatchedModel, as_json: AsJson = False) -> None:
+    """Show the change plan, and what waits for a second signature."""
+    from locum.commands.planning import show
+
+    show(hospital, model, as_json)
+
+
+@changing.command("write")
+def write_change_plan(
+    hospital: Watched,
+    model: WatchedModel,
+    file: Annotated[Path, typer.Argument(help="The plan, as YAML or JSON.")],
+    reason: Reason,
+    actor: Actor = None,
+) -> None:
+    """Write the change plan, in force from now on.
+
+    \b
+      recipes: [auto, masks]     # presets of jobs; federation: a version that no job here made
+      masks: 8                   # masks of the hospital that judged it, at least
+      at_least: -0.005           # lower bound of the change of Dice on them
+      every_days: 14             # days between two decisions
+      impact: no treatment depends on the mask; a radiologist looks at each
+    """
+    from locum.commands.planning import write
+
+    write(hospital, model, file, reason, actor)
+
+
+@changing.command("end")
+def end_change_plan(hospital: Watched, model: WatchedModel, reason: Reason, actor: Actor = None) -> None:
+    """End the change plan: an assignment needs one approver again."""
+    from locum.commands.planning import write
+
+    write(hospital, model, None, reason, actor)
+
+
 shadowing = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, rich_markup_mode="rich")
 app.add_typer(shadowing, name="shadow", rich_help_panel=_DECIDE)
 

@@ -143,6 +143,13 @@ def demand(session: Session, hospital: str, demanded: bool, actor: str, reason: 
     trail.append(session, "acceptance.demanded", hospital=hospital, actor=actor, details=details)
 
 
+def is_accepted(session: Session, hospital: str, version: str) -> bool:
+    """Whether the newest decision of a hospital on a version, by its digest, accepts it."""
+    own = (Acceptance.hospital == hospital, Acceptance.version == version)
+    newest = session.scalars(select(Acceptance).where(*own).order_by(Acceptance.id.desc()).limit(1)).first()
+    return newest is not None and newest.accepted
+
+
 def require_accepted(session: Session, hospital: str, name: str, version: str, precision: str) -> None:
     """Reject a version, by its name and digest, that the hospital has to accept first.
 

@@ -24,6 +24,7 @@ _EVENTS = {
     "hospital": ("110113", "Security Alert", "U"),
     "version": ("110113", "Security Alert", "E"),
     "gate": ("110113", "Security Alert", "U"),
+    "plan": ("110113", "Security Alert", "U"),
     "shadow": ("110113", "Security Alert", "U"),
     "watch": ("110113", "Security Alert", "U"),
     "acceptance": ("110113", "Security Alert", "U"),

@@ -497,6 +497,36 @@ class AcceptanceRule(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class ChangePlanRow(Base):
+    """A change plan of a hospital's model (`service.change_plan`); the newest row counts. Null ends it."""
+
+    __tablename__ = "change_plan"
+    __table_args__ = (Index("ix_change_plan_hospital_model_id", "hospital", "model", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    plan: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    actor: Mapped[str] = mapped_column(String(300))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class ChangeSignature(Base):
+    """The first of two signatures under an assignment outside the change plan."""
+
+    __tablename__ = "change_signature"
+    __table_args__ = (Index("ix_change_signature_hospital_model_id", "hospital", "model", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    version: Mapped[str] = mapped_column(String(71))
+    actor: Mapped[str] = mapped_column(String(300))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class WatchMessage(Base):
     """A message on an alarm to one webhook that has not received it yet; see `service.watch.messages`.
 

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.manifest import Precision
+from service import change_plan
 from service.acceptance.decisions import require_accepted
 from service.catalog.adapted import adapted_for, require_gate, require_second_person
 from service.catalog.assignable import resolve_assignable
@@ -18,10 +19,11 @@ from service.catalog.network import select_network
 from service.catalog.precision import newest_reduced
 from service.catalog.served import ServedVersion, serving
 from service.catalog.version import ResolvedVersion, require_name
+from service.change_plan import Signed
 from service.context import ServiceContext
 from service.database import Assignment
 from service.database.hospitals import site_of_hospital
-from service.errors import RequestInvalid
+from service.errors import RequestInvalid, SecondSignatureNeeded
 from service.http.audit import Audited, AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
 from service.http.dependencies import AsApprover, AsReader, actor_of
@@ -202,7 +204,8 @@ def put_serving(
 
     The log keeps what served before, by a decision or not, so that a rollback returns to it. A version that
     was adapted to the hospital must have passed its gate, unless the request overrides the gate. A hospital
-    that demands acceptances is assigned what was accepted there.
+    that demands acceptances is assigned what was accepted there. Outside the model's change plan the first
+    request is a signature (409), and that of another approver assigns the version.
     """
     artefact = resolve_assignable(context.store, hospital, model, body.version)
     adapted = adapted_for(artefact) is not None
@@ -215,20 +218,32 @@ def put_serving(
             require_second_person(session, artefact)
         overridden = adapted and require_gate(session, artefact, body.override)
         require_accepted(session, hospital, str(artefact), artefact.digest, body.precision)
-        _keep_served(session, hospital, model, served)
-        entry = assignments.assign(
-            session,
-            hospital,
-            model,
-            version=artefact.version,
-            digest=artefact.digest,
-            expected=expected,
-            actor=actor_of(context.database.caller, body.actor),
-            reason=body.reason,
-            artefact=artefact.name if adapted else None,
-            override=overridden,
-            precision=body.precision,
-            reduced=reduced,
+        actor = actor_of(context.database.caller, body.actor)
+        signed = change_plan.sign(
+            session, hospital, model, artefact, actor, body.reason, overridden=overridden
+        )
+        if signed.complete:
+            _keep_served(session, hospital, model, served)
+            entry = assignments.assign(
+                session,
+                hospital,
+                model,
+                version=artefact.version,
+                digest=artefact.digest,
+                expected=expected,
+                actor=actor,
+                reason=_reason(body.reason, signed),
+                artefact=artefact.name if adapted else None,
+                override=overridden,
+                precision=body.precision,
+                reduced=reduced,
+            )
+    if not signed.complete:
+        # The first signature is committed by now.
+        raise SecondSignatureNeeded(
+            f"'{artefact}' is outside the change plan of '{model}' at {hospital}: "
+            f"{'; '.join(signed.deviations)}. {actor} has signed: another approver must assign it within 14 "
+            "days, too, with a reason"
         )
     return _answer(entry, response)
 
@@ -295,6 +310,13 @@ def _reduced(context: ServiceContext, hospital: str, artefact: Artefact, precisi
         home = site_of_hospital(session, hospital)
     found = ResolvedVersion(artefact, "assigned", home, hospital, None)
     return newest_reduced(context.store, select_network(context.store, found).model, precision).digest
+
+
+def _reason(own: str, signed: Signed) -> str:
+    """The reason of the log: outside the plan also why, and the first signature."""
+    if signed.first is None:
+        return own
+    return f"{own}; outside the change plan ({'; '.join(signed.deviations)}); first signed by {signed.first}"
 
 
 def _reference(row: Assignment) -> str:

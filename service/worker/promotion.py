@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 
+from sqlalchemy.orm import Session
+
+from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
-from service import shadow
+from service import change_plan, shadow
 from service.acceptance.decisions import require_accepted
 from service.catalog.adapted import adapted_for, require_gate
 from service.catalog.assignable import resolve_assignable
 from service.database import Shadow
-from service.errors import ServiceError
+from service.errors import SecondSignatureNeeded, ServiceError
 from service.serving import assignments
 from service.worker.attempt import Attempt
 
@@ -37,6 +40,7 @@ def promote(attempt: Attempt, number: int) -> None:
             if adapted:
                 require_gate(session, artefact, False)
             require_accepted(session, row.hospital, str(artefact), artefact.digest, "float32")
+            _require_inside(session, row, artefact)
             current = assignments.assignment(session, row.hospital, row.model)
             why = (
                 f"the rule of {row.actor}: on {answers} corrected answers Dice is at least "
@@ -56,3 +60,13 @@ def promote(attempt: Attempt, number: int) -> None:
             shadow.end(session, row, "service", "promoted by its rule")
     except (LocumStoreError, ServiceError) as error:
         _log.warning("shadow %d is not promoted: %s", number, error)
+
+
+def _require_inside(session: Session, row: Shadow, artefact: Artefact) -> None:
+    """A rule has one signature. Raises SecondSignatureNeeded outside the change plan."""
+    written = change_plan.plan_of(session, row.hospital, row.model)
+    if written is None:
+        return
+    found = change_plan.deviations(session, row.hospital, row.model, artefact, written.plan, overridden=False)
+    if found:
+        raise SecondSignatureNeeded(f"'{artefact}' is outside the change plan: {'; '.join(found)}")

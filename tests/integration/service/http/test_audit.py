@@ -38,6 +38,7 @@ WITHOUT_ROW = {
     ("GET", "/hospitals/{hospital}/serving/{model}"),
     ("GET", "/hospitals/{hospital}/serving/{model}/history"),
     ("GET", "/hospitals/{hospital}/serving/{model}/key-usage"),
+    ("GET", "/hospitals/{hospital}/serving/{model}/plan"),
     ("GET", "/hospitals/{hospital}/serving/{model}/shadow"),
     ("GET", "/watch"),
     ("GET", "/hospitals/{hospital}/watch/{model}"),

@@ -51,6 +51,8 @@ STATED: dict[Operation, Role | None] = {
     ("POST", f"{SERVING}/rollback"): "approver",
     ("GET", f"{SERVING}/history"): "reader",
     ("GET", f"{SERVING}/key-usage"): "reader",
+    ("GET", f"{SERVING}/plan"): "reader",
+    ("PUT", f"{SERVING}/plan"): "approver",
     ("GET", f"{SERVING}/shadow"): "reader",
     ("PUT", f"{SERVING}/shadow"): "approver",
     ("POST", f"{SERVING}/shadow/end"): "approver",
@@ -112,6 +114,7 @@ LADDER: tuple[Role, ...] = ("reader", "operator", "approver", "admin")
 
 # A body where the plain one is not valid, or asks for nothing.
 BODIES: dict[Operation, Any] = {
+    ("PUT", f"{SERVING}/plan"): {"plan": None, "reason": "because"},
     ("POST", "/hospitals/{hospital}/adaptations"): {"cohort": "c" * 32},
     ("POST", "/hospitals/{hospital}/acceptances"): {"cohort": "c" * 32},
     ("PATCH", COHORT): {"name": "named"},

@@ -475,7 +475,7 @@ def actions() -> set[str]:
     declared = [found for route in every_route() if (found := Audited.of(route.endpoint)) is not None]
     written = {name for found in declared for name in (found.action, found.refusal)}
     written |= {*trail.ASSIGNED.values()}
-    call = re.compile(r'\b(?:append|_note|_audit)\(\s*(?:session|attempt),\s*"([a-z]+\.[a-z-]+)"')
+    call = re.compile(r'\b(?:append|_?note|_audit)\(\s*(?:session|attempt),\s*"([a-z]+\.[a-z-]+)"')
     for path in Path(service.__file__).parent.rglob("*.py"):
         written |= {*call.findall(path.read_text())}
     assert written >= {"session.begun", "report.stored", "version.adapted", "trail.removed"}
