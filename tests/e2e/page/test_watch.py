@@ -225,7 +225,7 @@ def test_work_list_has_the_least_sure_first_and_remembers_a_look(browser: Any, h
         opens = rows.nth(1).get_by_role("link", name=re.compile("^Correct")).get_attribute("href")
         assert f"correct={observed[1]['request']}" in opens
         rows.first.locator(looking).click()
-        listed.get_by_text("by anonymous").wait_for()
+        listed.get_by_text("by anonymous", exact=True).wait_for()
         # It stands where it was until the list is read again: then it comes last.
         assert rows.count() == 9
         page.goto(f"{hospital.address}/?again#/watch")
