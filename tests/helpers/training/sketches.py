@@ -26,8 +26,8 @@ from training.engine.seeds import generator
 
 # A tensor's two numbers may be a fiftieth of its norm away, and so much more where it is next to nothing.
 # Between instructions of 128, 256 and 512 bits most are a hundredth of that away, and none more than about
-# half of it. A tensor near zero is mostly what rounding left, on processors with AMX at least. With a learning
-# rate a tenth larger, some tensor of each artefact is twice as far as allowed.
+# half of it. A tensor near zero is mostly what rounding left, at least on processors with AMX. With a
+# learning rate a tenth larger, some tensor of each artefact is twice as far as allowed.
 ROOM, LEAST = 2e-2, 3e-3
 
 NETWORKS: dict[str, dict[str, Any]] = {
