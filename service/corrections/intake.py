@@ -266,14 +266,12 @@ def _scan_of(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> tup
     """The answer, and the bytes of its scan: those that were sent, or that the service has."""
     with desk.database.read() as session:
         keyed = keyed_with(session)
-        names = select(CohortScan).join(Cohort, Cohort.id == CohortScan.cohort)
-        kept = list(session.scalars(names.where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))))
     if sent.scan is not None:
-        digests, series = {keyed(sent.scan.sha256)}, _series_of(sent.scan, desk.settings)
+        digest, series = keyed(sent.scan.sha256), _series_of(sent.scan, desk.settings)
         same = [
             each
             for each in answers
-            if each.row.scan in digests or (series is not None and each.row.series == keyed(series))
+            if each.row.scan == digest or (series is not None and each.row.series == keyed(series))
         ]
         if not same:
             raise CorrectionMismatch(
@@ -283,6 +281,10 @@ def _scan_of(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> tup
             )
         return same[0], sent.scan
     found = _right(answers)
+    of_hospital = select(CohortScan).join(Cohort, Cohort.id == CohortScan.cohort)
+    of_hospital = of_hospital.where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))
+    with desk.database.read() as session:
+        kept = list(session.scalars(of_hospital))
     for row in kept:
         if keyed(f"sha256:{row.sha256}") == found.row.scan:
             return found, _upload(desk.settings, cohorts.file_of(desk.settings, row, row.name).read())
