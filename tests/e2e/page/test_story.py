@@ -43,7 +43,7 @@ def story(page: Any, service: Service) -> None:
     page.get_by_label("Model").select_option("tumour")
     page.get_by_role("link", name="Draw them").click()
     page.get_by_role("heading", name="Draw masks").wait_for()
-    draw(page, service)
+    draw(page, service, adapted["cohort"])
     joined = join(page, service)
     decide(page, service, joined)
     with page.expect_popup() as opened:
@@ -179,14 +179,11 @@ def roll_back(page: Any, service: Service) -> None:
     assert page.get_by_role("list", name="History").get_by_text("by default").is_visible()
 
 
-def draw(page: Any, service: Service) -> None:
-    """Draw the target's box in the middle slice of three scans."""
-    (cohort,) = [
-        each for each in service.client.get("/hospitals/dune/cohorts").json()["cohorts"] if each["scans"] == 4
-    ]
-    where = f"/hospitals/dune/cohorts/{cohort['id']}"
+def draw(page: Any, service: Service, cohort: str) -> None:
+    """Draw the target's box in the middle slice of three scans of the cohort."""
+    where = f"/hospitals/dune/cohorts/{cohort}"
     drawn = drawn_scans(4)
-    page.get_by_label("Cohort", exact=True).select_option(cohort["id"])
+    page.get_by_label("Cohort", exact=True).select_option(cohort)
     # Adapt has a button of the same name, and stays until Draw is loaded.
     page.get_by_role("button", name=f"{next(iter(drawn))} no mask").wait_for()
     start = page.get_by_role("button", name="Start the joining")
