@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,16 @@ def database_held(service: Service) -> Iterator[None]:
         # The transaction begins with its first use.
         session.connection()
         yield
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until every thread stands: one that still runs would get what is let go next."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    # The state follows the command's name, which may hold anything but the last bracket.
+    wait_for(
+        lambda: all(each.read_text().rpartition(")")[2].split()[0] == "T" for each in threads.glob("*/stat"))
+    )
 
 
 @pytest.mark.parametrize("killed", [task_killed, worker_killed])
@@ -82,7 +93,7 @@ def test_a_worker_that_comes_back_after_its_lease_publishes_nothing(
     # While this test writes, the worker does not: stopped in a transaction, it would keep everybody else from
     # the database, as it would from the name if it were at its version already.
     with database_held(service):
-        os.kill(held.pid, signal.SIGSTOP)
+        stop(held.pid)
         assert not any((service.settings.store / ".staging").iterdir())
     if cancelled:
         service.ask("DELETE", f"/jobs/{job}")
