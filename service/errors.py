@@ -56,7 +56,8 @@
     │   ├── NoGlobalModel        422  the artefact has no global model
     │   ├── NoAdaptedVersion     404  no adapted version is assigned to the hospital
     │   ├── PrecisionUnavailable 409  there is no graph in the hospital's precision for this answer
-    │   └── AnswersHeld          409  the watch raised an alarm, and the hospital's rule holds all answers
+    │   ├── AnswersHeld          409  the watch raised an alarm, and the hospital's rule holds all answers
+    │   └── NothingAssigned      409  no version serves the hospital until an approver assigns one
     ├── PredictionError               a scan is not answered
     │   ├── ScanUnlikeTask       422  the guard warns, and the request rejects such scans
     │   ├── OutputMismatch       422  the scan cannot have this output
@@ -365,6 +366,10 @@ class ModelNotNamed(SelectionError):
 
 class AnswersHeld(SelectionError):
     status, slug, title = 409, "answers-held", "An alarm of the watch holds this model's answers"
+
+
+class NothingAssigned(SelectionError):
+    status, slug, title = 409, "nothing-assigned", "No version serves the hospital until one is assigned"
 
 
 class VersionNotNamed(SelectionError):

@@ -28,6 +28,7 @@ from service.errors import (
 from service.identity import keys
 from service.job_kinds import KINDS, names_where
 from service.jobs import records
+from service.serving.demanded import acceptance_rule
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,6 @@ def listed(session: Session, hospital: str, limit: int) -> list[Acceptance]:
     return list(session.scalars(query.order_by(Acceptance.id.desc()).limit(limit)))
 
 
-def demands(session: Session, hospital: str) -> AcceptanceRule | None:
-    """The rule of a hospital that demands an acceptance; None for one that does not."""
-    query = select(AcceptanceRule).where(AcceptanceRule.hospital == hospital)
-    found = session.scalars(query.order_by(AcceptanceRule.id.desc()).limit(1)).first()
-    return found if found is not None and found.demanded else None
-
-
 def demand(session: Session, hospital: str, demanded: bool, actor: str, reason: str) -> None:
     """Demand an acceptance before every assignment from now on, or no longer."""
     row = AcceptanceRule(
@@ -155,7 +149,7 @@ def require_accepted(session: Session, hospital: str, name: str, version: str, p
 
     Raises AcceptanceMissing.
     """
-    rule = demands(session, hospital)
+    rule = acceptance_rule(session, hospital)
     if rule is None:
         return
     own = (Acceptance.hospital == hospital, Acceptance.version == version, Acceptance.precision == precision)

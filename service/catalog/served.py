@@ -15,6 +15,7 @@ from model_store.versions import Version
 from service.catalog.version import NewVersions, require_name
 from service.database import Assignment
 from service.serving import assignments
+from service.serving.demanded import needs_decision
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class ServedVersion:
 
     `artefact` is the name that the version belongs to: the model's own, or that of what was adapted to the
     hospital. `version` is None when there was none to serve. `because` is `kept` for a version that the
-    hospital was first served without a decision. `withdrawn` says that the version of the log was already
+    hospital was first served without a decision, `nothing` also where the hospital needs a decision and none
+    was made. `withdrawn` says that the version of the log was already
     withdrawn: a scan would have been refused, not answered by another version behind the hospital's back.
     So it is where its graph in the log's precision was.
     `flagged` are the artefacts, withdrawn by now, that the version descends from. `newer` is the newest
-    version of the model, where it is newer than the one that serves.
+    version of the model, where it is newer than the one that serves, or none does until a decision.
     """
 
     artefact: str
@@ -58,8 +60,10 @@ def serving(
     require_name(store, model)
     newest = _newest(store, model, when)
     entry = assignments.assignment(session, hospital, model, at)
+    by_decision = needs_decision(session, hospital, model, at) is not None
     # Until its next scan, the log of a hospital that is served new versions has the version of its last one.
-    ahead = entry is not None and entry.by_default and new_versions == "serve" and at is None
+    follows = new_versions == "serve" and not by_decision and at is None
+    ahead = entry is not None and entry.by_default and follows
     if entry is not None and not ahead:
         name = entry.artefact or model
         meant = _meant(store, name, entry.digest)
@@ -75,6 +79,8 @@ def serving(
         )
     if newest is None:
         return ServedVersion(model, None, None, "nothing", False, None)
+    if by_decision:
+        return ServedVersion(model, None, None, "nothing", False, None, newer=newest.artefact.version)
     return ServedVersion(
         model, newest.artefact.version, newest.artefact.digest, "newest", False, entry, newest.flagged
     )

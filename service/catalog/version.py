@@ -2,7 +2,8 @@
 else the newest.
 
 A hospital without a decision keeps the version that was the newest when it was first served, unless the
-service was configured to serve new versions by themselves (`LOCUM_NEW_VERSIONS=serve`).
+service was configured to serve new versions by themselves (`LOCUM_NEW_VERSIONS=serve`). Where the hospital
+demands acceptances, or the model has a change plan there, no version begins to serve without a decision.
 
 An assigned version may be one that was adapted to the hospital: it is assigned under the model's own name,
 `brain`, and lies in the store under its own, `brain.at-dune`.
@@ -28,12 +29,14 @@ from service.errors import (
     AnotherTaskKind,
     AnswersHeld,
     ModelNotNamed,
+    NothingAssigned,
     ParametersContradict,
     PartRequested,
     VersionNotNamed,
 )
 from service.kinds import kind_of
 from service.serving import assignments
+from service.serving.demanded import needs_decision
 from service.watch.rules import Stop, stop_of
 
 Chosen = TypeVar("Chosen")
@@ -54,7 +57,8 @@ class ResolvedVersion:
 
     `home` is the site of a member hospital, `entry` what the serving log had in force for the hospital.
     `lent` are the sites of which the own model may answer the caller; None for all. `stop` is what an alarm
-    of the watch asks for, None without one.
+    of the watch asks for, None without one. `needs` says why no version begins to serve the hospital without
+    a decision, None where one may.
     """
 
     artefact: Artefact
@@ -64,6 +68,7 @@ class ResolvedVersion:
     entry: Assignment | None
     lent: frozenset[str] | None = None
     stop: Stop | None = None
+    needs: str | None = None
 
     @property
     def owner(self) -> str | None:
@@ -134,11 +139,11 @@ def resolve_version(
         model = newest.name
     reference = model
     name, number, digest = parse_reference(reference)
-    home, entry, lent, stop = _of_hospital(database, hospital, name)
+    home, entry, lent, stop, needs = _of_hospital(database, hospital, name)
     cause: Cause = "newest"
     if number is not None or digest is not None:
         cause = "named"
-    elif entry is not None and not (entry.by_default and new_versions == "serve"):
+    elif entry is not None and not (entry.by_default and new_versions == "serve" and needs is None):
         reference = f"{entry.artefact or name}@{entry.digest}"
         cause = "kept" if entry.by_default else "assigned"
     if newest is None or cause != "newest":
@@ -146,7 +151,8 @@ def resolve_version(
             require_name(store, name)
         # The graph is hashed when it is loaded, which is when it matters.
         newest = store.open(reference, verify=False)
-    found = ResolvedVersion(newest, cause, home, hospital, entry, lent, None if cause == "named" else stop)
+    stop = None if cause == "named" else stop
+    found = ResolvedVersion(newest, cause, home, hospital, entry, lent, stop, needs)
     reduced = getattr(found.artefact.manifest, "precision", None)
     if reduced is not None and cause == "newest":
         raise VersionNotNamed(
@@ -183,6 +189,7 @@ def serve_version(
 
     Raises:
         AnswersHeld: an alarm of the watch holds them.
+        NothingAssigned: the hospital needs a decision, and none was made.
         Exception: as `resolve_version` and `choose`.
     """
     while True:
@@ -193,6 +200,12 @@ def serve_version(
                 f"'{found.hospital}', as was set beforehand: an operator looks at it and answers it (POST "
                 f"/hospitals/{found.hospital}/watch/MODEL/answers). A version that is named answers."
             )
+        if found.cause == "newest" and found.needs is not None:
+            raise NothingAssigned(
+                f"no version of '{found.artefact.name}' serves hospital '{found.hospital}' yet, and none "
+                f"begins to without a decision: {found.needs}. An approver assigns one (PUT /hospitals/"
+                f"{found.hospital}/serving/{found.artefact.name}). A version that is named answers."
+            )
         chosen = choose(found)
         if _keep_served(database, found):
             return chosen
@@ -201,8 +214,8 @@ def serve_version(
 def _keep_served(database: Database, found: ResolvedVersion) -> bool:
     """Record the version that answers a hospital without a decision, so that it serves until there is one.
 
-    Returns whether it is in force: another request may have decided, or recorded another version, since it
-    was resolved.
+    Returns whether it is in force: another request may have decided, demanded a decision, or recorded
+    another version, since it was resolved.
     """
     artefact, seen = found.artefact, found.entry
     if found.hospital is None or found.cause != "newest":
@@ -210,6 +223,8 @@ def _keep_served(database: Database, found: ResolvedVersion) -> bool:
     if seen is not None and seen.digest == artefact.digest:
         return True
     with database.for_caller(SERVICE).write() as session:
+        if needs_decision(session, found.hospital, artefact.name) is not None:
+            return False
         entry = assignments.keep(
             session,
             found.hospital,
@@ -292,12 +307,13 @@ def _only_model(store: Store, kind: TaskKind | None) -> Artefact:
 
 def _of_hospital(
     database: Database, hospital: str | None, name: str
-) -> tuple[str | None, Assignment | None, frozenset[str] | None, Stop | None]:
+) -> tuple[str | None, Assignment | None, frozenset[str] | None, Stop | None, str | None]:
     """The hospital's site in the federation, the assignment in force for this model, the sites that may
-    answer the caller, and what the watch asks for."""
+    answer the caller, what the watch asks for, and why a decision is needed."""
     with database.read() as session:
         lent = lent_sites(session)
         if hospital is None:
-            return None, None, lent, None
-        home = site_of_hospital(session, hospital)
-        return home, assignments.assignment(session, hospital, name), lent, stop_of(session, hospital, name)
+            return None, None, lent, None, None
+        home, entry = site_of_hospital(session, hospital), assignments.assignment(session, hospital, name)
+        stop, needs = stop_of(session, hospital, name), needs_decision(session, hospital, name)
+        return home, entry, lent, stop, needs

@@ -21,6 +21,7 @@ from service.audit import trail
 from service.catalog.adapted import adapted_for, job_of
 from service.database import Assignment, ChangePlanRow, ChangeSignature, in_turn
 from service.identity import keys
+from service.serving.demanded import change_plan
 
 _LOCK = "the change plans"
 FEDERATION = "federation"
@@ -86,9 +87,8 @@ class Signed:
 
 def plan_of(session: Session, hospital: str, model: str) -> Written | None:
     """The plan that is in force; None without one."""
-    query = select(ChangePlanRow).where(ChangePlanRow.hospital == hospital, ChangePlanRow.model == model)
-    found = session.scalars(query.order_by(ChangePlanRow.id.desc()).limit(1)).first()
-    if found is None or found.plan is None:
+    found = change_plan(session, hospital, model)
+    if found is None:
         return None
     return Written(ChangePlan.model_validate(found.plan), found.actor, found.reason, found.at)
 

@@ -22,6 +22,7 @@ from service.http.parameters import IDEMPOTENT, HospitalId, IdempotencyKey, JobI
 from service.http.problems import problem_responses
 from service.jobs.files import JobFolder
 from service.jobs.views import JobView
+from service.serving.demanded import acceptance_rule
 
 router = APIRouter(tags=["acceptance"], route_class=AuditedRoute)
 
@@ -139,7 +140,8 @@ def demand_acceptances(
 ) -> Acceptances:
     """Demand an acceptance before every assignment to the hospital, or no longer.
 
-    A rollback returns to what served before, accepted or not. What serves now is not affected.
+    A rollback returns to what served before, accepted or not. What serves now is not affected, and nothing
+    else begins to serve without an assignment.
     """
     with context.database.write() as session:
         require_hospital(session, hospital)
@@ -198,7 +200,7 @@ def decide_acceptance(
 
 def _listed(session: Session, hospital: str, limit: int) -> Acceptances:
     require_hospital(session, hospital)
-    rule = decisions.demands(session, hospital)
+    rule = acceptance_rule(session, hospital)
     return Acceptances(
         hospital=hospital,
         demanded=rule is not None,

@@ -126,14 +126,15 @@ class ServingView(BaseModel):
     because: Literal["assigned", "kept", "newest", "nothing"] = Field(
         description="`assigned`: by a decision; `kept`: no decision was made, so the version serves that was "
         "the newest when the hospital was first served; `newest`: the hospital was not served yet, so its "
-        "next scan is answered by the newest version that is not withdrawn; `nothing`."
+        "next scan is answered by the newest version that is not withdrawn; `nothing`: none can, or the "
+        "hospital demands acceptances, or has a change plan of the model, and no version was assigned."
     )
     withdrawn: bool = Field(
         description="Whether the version was withdrawn: scans are rejected until another version is assigned."
     )
     newer: str | None = Field(
         description="`name@version` of the model's newest version, if it was published after the one that "
-        "serves: it serves only once it is assigned (`LOCUM_NEW_VERSIONS`)."
+        "serves, or none does: it serves only once it is assigned (`LOCUM_NEW_VERSIONS`)."
     )
     returns_to: str | None = Field(
         None, description="`name@version` that a rollback would return to now; null if nothing served before."

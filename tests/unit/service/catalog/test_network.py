@@ -13,10 +13,20 @@ import pytest
 
 from model_store.errors import ArtefactWithdrawn, ReferenceInvalid, ReferenceNotFound
 from model_store.store import Store
+from service.acceptance import decisions
+from service.catalog import network
 from service.catalog.network import Selection, resolve_network
 from service.catalog.served import serving
+from service.change_plan import ChangePlan, set_plan
 from service.database import Caller, Database, Hospital, upgrade
-from service.errors import HospitalUnknown, ParametersContradict, SelectionError, SiteNotShared
+from service.errors import (
+    HospitalUnknown,
+    NothingAssigned,
+    ParametersContradict,
+    SelectionError,
+    SiteNotShared,
+)
+from service.serving import demanded
 from service.serving.assignments import assign, history, roll_back
 from tests.helpers.service.adapted_versions import Catalogue, publish_model, publish_space
 
@@ -176,6 +186,80 @@ def test_new_versions_that_serve_leave_an_entry_for_each_change(catalogue: Catal
     # A decision is in force from now on, whatever is published.
     publish_space(catalogue.store, 4)
     assert str(served(catalogue, "outside", new_versions="serve").offered) == "brain@2"
+
+
+def demand(catalogue: Catalogue, hospital: str, what: str, actor: str = "chief") -> None:
+    """A demand of an acceptance, or a change plan; none any more for `nothing`."""
+    with catalogue.database.write() as session:
+        if what == "acceptance":
+            decisions.demand(session, hospital, True, actor, "our rule")
+        elif what == "plan":
+            plan = ChangePlan(recipes=["auto"])
+            set_plan(session, hospital, "brain", plan, actor, "agreed")
+        else:
+            decisions.demand(session, hospital, False, actor, "no longer")
+            set_plan(session, hospital, "brain", None, actor, "no longer")
+
+
+@pytest.mark.parametrize("what", ["acceptance", "plan"])
+def test_where_a_decision_is_demanded_no_newer_version_serves_by_itself(
+    catalogue: Catalogue, what: str
+) -> None:
+    for hospital in ("outside", "lost"):
+        served(catalogue, hospital, new_versions="serve")
+    demand(catalogue, "outside", what)
+    publish_space(catalogue.store, 3)
+    assert str(served(catalogue, "outside", new_versions="serve").offered) == "brain@2"
+    assert str(served(catalogue, "lost", new_versions="serve").offered) == "brain@3"
+    with catalogue.database.read() as session:
+        found = serving(catalogue.store, session, "outside", "brain", None, "serve")
+        assert (found.version, found.because, found.newer) == (2, "kept", 3)
+        assert [entry.version for entry in history(session, "outside", "brain")] == [2]
+    # Another model's plan is another matter; a demand is for every model.
+    publish_model(catalogue.store, "hippocampus")
+    if what == "plan":
+        assert str(resolve_network(*catalogue, "hippocampus", "outside").offered) == "hippocampus@1"
+    demand(catalogue, "outside", "nothing")
+    assert str(served(catalogue, "outside", new_versions="serve").offered) == "brain@3"
+
+
+@pytest.mark.parametrize("new_versions", ["keep", "serve"])
+@pytest.mark.parametrize("what", ["acceptance", "plan"])
+def test_where_a_decision_is_demanded_no_first_version_serves_by_itself(
+    catalogue: Catalogue, what: str, new_versions: str
+) -> None:
+    demand(catalogue, "outside", what)
+    with pytest.raises(NothingAssigned, match=r"by chief, .*PUT /hospitals/outside/serving/brain") as refused:
+        served(catalogue, "outside", new_versions=new_versions)
+    assert refused.value.status == 409
+    # One that is named answers, as a candidate does.
+    assert told(resolve_network(*catalogue, "brain@2", "outside"))[0] == "brain@2"
+    with catalogue.database.read() as session:
+        now = serving(catalogue.store, session, "outside", "brain", None, new_versions)
+        assert (now.version, now.because, now.newer) == (None, "nothing", 2)
+        assert history(session, "outside", "brain") == []
+    assign_version(catalogue, "outside", 1)
+    assert str(served(catalogue, "outside", new_versions=new_versions).offered) == "brain@1"
+
+
+def test_a_demand_that_comes_while_a_scan_is_resolved_is_seen(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is chosen between the two looks: the second, in the transaction, decides."""
+    choose = network.select_network
+
+    def slow(*given: Any, **options: Any) -> Selection:
+        with catalogue.database.read() as session:
+            came = demanded.needs_decision(session, "outside", "brain") is not None
+        if not came:
+            demand(catalogue, "outside", "acceptance")
+        return choose(*given, **options)
+
+    monkeypatch.setattr(network, "select_network", slow)
+    with pytest.raises(NothingAssigned):
+        served(catalogue, "outside")
+    with catalogue.database.read() as session:
+        assert history(session, "outside", "brain") == []
 
 
 def test_rejected_request_records_no_version(catalogue: Catalogue) -> None:
