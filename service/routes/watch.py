@@ -48,7 +48,12 @@ class WatchView(BaseModel):
         description="`investigate`: an alarm waits for a person; `watch`: a sum is near its limit."
     )
     since: datetime | None = Field(description="When what alarms began.")
-    learning: bool = Field(description="Whether there are too few answers to say what is usual (50).")
+    learning: bool = Field(
+        description="Whether there are too few answers, with `known`, to say what is usual (50)."
+    )
+    known: int = Field(
+        description="Scans by which the hospital accepted the version, of this scanner: they are usual."
+    )
     answers: int = Field(description="Answers since the series began.")
     began: datetime
     last: datetime = Field(description="The last answer.")
@@ -233,6 +238,7 @@ def _view(seen: Seen) -> WatchView:
         state=watch.state,
         since=watch.since,
         learning=seen.learning,
+        known=seen.known,
         answers=watch.answers,
         began=watch.began,
         last=watch.last_at,

@@ -15,6 +15,7 @@ cusum.py    cumulative sums that stop at zero
 limits.py   the limit of such a sum from the spacing of its false alarms, and the delay of a change
 silence.py  nothing arrived on days on which something usually does
 -------------------------------------------------------------------
+accepted.py the scans by which a hospital accepted a version
 series.py   the streams of one scanner's answers
 watcher.py  look at what was observed since the last look, in one transaction
 messages.py messages on alarms, until the webhooks have received them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,17 +24,38 @@ MOST_LABELS = 6
 _NEAR = 0.7
 # Which half of the week a value is ranked in: other patients come at weekends.
 _SATURDAY = 5
+_WEEK, _WEEKEND = "week", "weekend"
 
 
 @dataclass
 class Series:
-    """The streams of the answers since a series began; `strains` are their sums over their limits."""
+    """The streams of the answers since a series began; `strains` are their sums over their limits.
+
+    `known` are scans of which it was known before that they are usual.
+    """
 
     levels: dict[str, Level] = field(default_factory=dict)
     shares: dict[str, Share] = field(default_factory=dict)
     answers: int = 0
     strains: dict[str, float] = field(default_factory=dict)
     corrections: int = 0
+    known: int = 0
+
+    @classmethod
+    def after(cls, usual: Sequence[Stored]) -> Series:
+        """Begin a series after the answers to scans that are known to be usual."""
+        numbers: dict[str, list[float]] = {}
+        facts: dict[str, list[bool]] = {}
+        for stored in usual:
+            for name, value in numbers_of(stored).items():
+                numbers.setdefault(name, []).append(value)
+            for name, yes in facts_of(stored).items():
+                facts.setdefault(name, []).append(yes)
+        return cls(
+            {name: Level({_WEEK: Reference(values)}) for name, values in numbers.items()},
+            {name: Share.after(values) for name, values in facts.items()},
+            known=len(usual),
+        )
 
     def take(self, stored: Stored, spacing: float) -> dict[str, Alarm]:
         """Take an answer; return the alarms that it raises, by stream."""
@@ -43,7 +64,7 @@ class Series:
         found: dict[str, Alarm] = {}
         for name, value in numbers_of(stored).items():
             level = self.levels.setdefault(name, Level())
-            alarm = level.take([value], spacing, ["weekend" if weekend else "week"])
+            alarm = level.take([value], spacing, [_WEEKEND if weekend else _WEEK])
             self.strains[name] = level.strain(spacing)
             if alarm is not None:
                 found[name] = alarm
@@ -59,14 +80,14 @@ class Series:
         """Take how much of an answer a person left, 0 to 1; return the alarm that it raises."""
         self.corrections += 1
         level = self.levels.setdefault(CORRECTIONS, Level())
-        alarm = level.take([agreement], spacing, ["week"])
+        alarm = level.take([agreement], spacing, [_WEEK])
         self.strains[CORRECTIONS] = level.strain(spacing)
         return alarm
 
     @property
     def is_learning(self) -> bool:
         """Whether there are too few answers to say what is usual."""
-        return self.answers < REFERENCE
+        return self.known + self.answers < REFERENCE
 
     @property
     def is_near(self) -> bool:
@@ -82,6 +103,7 @@ class Series:
             "shares": {name: share.state for name, share in self.shares.items()},
             "strains": self.strains,
             "corrections": self.corrections,
+            "known": self.known,
         }
 
     @property
@@ -112,6 +134,7 @@ class Series:
             state["answers"],
             dict(state["strains"]),
             state.get("corrections", 0),
+            state.get("known", 0),
         )
 
 

@@ -2,14 +2,14 @@
 
 A series begins with an assignment, and again with a new object where a version changes or a person says that
 what raised an alarm is normal now. Its first `REFERENCE` answers say what is usual and raise no alarm.
-Answers are numbered from 1.
+Scans that are known to be usual beforehand count among these. Answers are numbered from 1.
 
 After an alarm a sum stays above its limit as long as the change lasts, and every answer returns an alarm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,15 @@ class Share:
         self._yes = 0
         self._share = 1.0
         self._up = Sum()
+
+    @classmethod
+    def after(cls, known: Sequence[bool]) -> Share:
+        """Begin a series, after the values of scans that are known to be usual."""
+        share = cls()
+        share._taken, share._yes, share._up = len(known), sum(known), Sum(since=len(known))
+        if len(known) >= REFERENCE:
+            share._share = _upper(share._yes, share._taken)
+        return share
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Share:

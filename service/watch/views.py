@@ -35,6 +35,7 @@ class Seen:
     alarms: tuple[WatchEvent, ...]
     strains: dict[str, float]
     learning: bool
+    known: int
     usual_today: float
     price: str | None
 
@@ -65,7 +66,7 @@ def _key(of: Watch | WatchEvent) -> tuple[str, str, str]:
 
 
 def _seen(watch: Watch, rule: Rule, alarms: Sequence[WatchEvent], scanners: int) -> Seen:
-    strains = dict(watch.streams.get("strains", {}))
+    strains, known = dict(watch.streams.get("strains", {})), watch.streams.get("known", 0)
     arrivals = Arrivals.of(watch.arrivals)
     daily = sum(arrivals.usual(weekday) for weekday in range(7)) / 7
     # All scanners share the setting.
@@ -76,7 +77,8 @@ def _seen(watch: Watch, rule: Rule, alarms: Sequence[WatchEvent], scanners: int)
         rule,
         tuple(alarms),
         strains,
-        watch.answers < REFERENCE,
+        known + watch.answers < REFERENCE,
+        known,
         arrivals.usual(watch.day.weekday()),
         price,
     )

@@ -148,14 +148,19 @@ def _score(
 
 def _scored(answering: _Answering, file: ScanFile, mask: ScanFile | None) -> dict[str, Any]:
     predictor, reading, found = answering.answer(file)
-    task = answering.task
+    task, observed = answering.task, predictor.observe(reading, found, answering.graph)
     seconds = sum(predictor.watch.stages.values()) / 1000
     return {
         "seconds": round(seconds, 3),
         "unlike": [warning.text for warning in reading.warnings],
-        "shift": None if found.shift is None else round(found.shift[0], _DIGITS),
-        "shift_at": None if found.shift is None else found.shift[1],
-        "confidence": {label: round(value, _DIGITS) for label, value in found.confidence.items()},
+        # Every digit of what later answers are ranked among.
+        "scanner": observed.scanner,
+        "shift": observed.shift,
+        "shift_at": observed.shift_at,
+        "confidence": dict(found.confidence),
+        "seen": {
+            each.label: {"voxels": each.voxels, "volume_ml": each.volume_ml} for each in observed.labels
+        },
         "labels": {}
         if mask is None
         else dict(zip(task.labels, _compared(answering, reading, found, mask), strict=True)),

@@ -21,7 +21,7 @@ from PIL import Image
 from sqlalchemy import select, update
 
 from model_store.signing import TrustedKeys, make_key
-from service.database import Assignment, AuditRow, Job
+from service.database import Assignment, AuditRow, Job, Observation, ObservedLabel
 from service.errors import LeaseLost
 from service.jobs import records
 from service.jobs.files import JobFolder
@@ -192,6 +192,26 @@ def test_dice_of_images_is_that_of_the_masks_that_segment_gives(
     assert own["lower_bound"] < min(own["dice"], own["prediction_powered"]["mean"])
     assert (own["n"], own["missed"], own["bias_ml"], report["distance_unit"]) == (12, 0, None, "pixels")
     assert own["prediction_powered"]["others"] == 4
+
+
+def test_report_has_what_is_observed_of_an_answer(
+    dune: Hospital, accepted: dict[str, Any], discs: dict[str, tuple[bytes, bytes]]
+) -> None:
+    """The watch ranks answers among these numbers, so that they are the same to the last digit."""
+    report = accepted["report"]
+    by_scan = {each["scan"]: each for each in report["scans"]}
+    scan, _ = discs["patient-15.png"]
+    answer = dune.api.segment(scan, model=report["version"], hospital="dune", guard="warn")
+    with dune.api.context.database.read() as session:
+        query = select(Observation).where(Observation.request == answer.headers["Locum-Request"])
+        row = session.scalars(query).one()
+        labels = session.scalars(select(ObservedLabel).where(ObservedLabel.observation == row.id)).all()
+        own = by_scan[f"sha256:{sha256(scan).hexdigest()}"]
+        assert own["labels"] == {}
+        assert (own["shift"], own["scanner"], len(own["unlike"])) == (row.shift, row.scanner, row.unlike)
+        assert own["confidence"] == {each.label: each.confidence for each in labels}
+        found = {each.label: {"voxels": each.voxels, "volume_ml": each.volume_ml} for each in labels}
+        assert own["seen"] == found
 
 
 def test_largest_component_is_kept_as_in_the_answer(

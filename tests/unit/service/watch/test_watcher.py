@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from sqlalchemy import event, select
 
 from service import observation
 from service.database import (
+    Acceptance,
     Assignment,
     CorrectedLabel,
     Correction,
     Database,
+    Job,
     Observation,
     Watch,
     WatchCursor,
@@ -237,6 +240,83 @@ def test_person_s_answer_begins_the_series_anew(watched: Database) -> None:
     store(watched, [answered(440 + n, 9 * each, at[n]) for n, each in enumerate(log_normal(200, 2))])
     look(watched, BEGAN)
     assert state_of(watched).state == "routine"
+
+
+def accept(database: Database, shifts: Sequence[float], accepted: bool = True, **fields: Any) -> None:
+    """A decision on version `sha256:1` at `north`, by scans with these shifts."""
+    scans = [
+        {
+            "scanner": "CT 2",
+            "shift": shift,
+            "unlike": [],
+            "confidence": {"liver": 0.9},
+            "seen": {"liver": {"voxels": 1000, "volume_ml": 1.0}},
+            **fields,
+        }
+        for shift in shifts
+    ]
+    report = {"report": {"scans": scans}}
+    with database.write() as session:
+        job = uuid4().hex
+        of = {"id": job, "hospital": "north", "model": "organ", "parent": "sha256:1", "options": {}}
+        done = {"kind": "acceptance", "state": "succeeded", "result": report}
+        session.add(Job(**of, **done, created_at=BEGAN, expires_at=BEGAN))
+        session.flush()
+        own = {"hospital": "north", "model": "organ", "version": "sha256:1", "precision": "float32"}
+        who = {"measured_by": "mara", "actor": "ines", "reason": "looked at", "at": BEGAN}
+        said = {"verdict": "met", "digest": "sha256:d", "accepted": accepted, "override": False}
+        session.add(Acceptance(job=job, **own, **who, **said))
+
+
+def first_alarm(database: Database, count: int) -> int | None:
+    """The number of the answer that alarms first of so many with twice the shift of usual ones."""
+    store(database, year([2 * each for each in log_normal(count, 7)]))
+    look(database, BEGAN)
+    with database.read() as session:
+        found = session.scalars(select(WatchEvent).where(WatchEvent.stream == "shift")).first()
+        return None if found is None else times(count).index(found.at) + 1
+
+
+def test_scans_of_an_acceptance_say_what_is_usual_before_the_first_answer(watched: Database) -> None:
+    accept(watched, log_normal(60))
+    found = first_alarm(watched, 40)
+    assert found is not None
+    assert found < 30
+    watch = state_of(watched)
+    assert (watch.answers, watch.streams["known"], watch.state) == (40, 60, "investigate")
+    with watched.read() as session:
+        (own,) = seen(session)
+        assert not own.learning
+        # It is dated within the answers, not within the scans that were accepted.
+        assert own.alarms[0].since >= BEGAN
+    # A person who says that this is usual is believed.
+    with watched.write() as session:
+        restart(session.scalars(select(Watch)).one(), times(41)[40])
+    later = times(60)
+    store(watched, [answered(40 + n, each, later[40 + n]) for n, each in enumerate(log_normal(20, 3))])
+    look(watched, BEGAN)
+    watch = state_of(watched)
+    assert (watch.answers, watch.streams["known"]) == (20, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["none", "another scanner", "rejected since", "a report without what was seen", "too few"],
+)
+def test_without_scans_that_were_accepted_the_first_answers_say_it(watched: Database, other: str) -> None:
+    if other == "another scanner":
+        accept(watched, log_normal(60), scanner="CT 1")
+    elif other == "rejected since":
+        accept(watched, log_normal(60))
+        accept(watched, log_normal(60), accepted=False)
+    elif other == "a report without what was seen":
+        accept(watched, [])
+    elif other == "too few":
+        accept(watched, log_normal(9))
+    assert first_alarm(watched, 40) is None
+    assert state_of(watched).streams["known"] == (9 if other == "too few" else 0)
+    with watched.read() as session:
+        assert [each.learning for each in seen(session)] == [True]
 
 
 def test_empty_masks_and_warnings_are_called(watched: Database) -> None:

@@ -17,7 +17,7 @@ const BECAUSE: Record<Serving["because"], string> = {
   assigned: "by a decision",
   kept: "the newest version when its first scan came; no decision was made",
   newest: "the newest version; no scan was answered yet",
-  nothing: "no version of the model can serve",
+  nothing: "no version of the model can serve, or none does before it is assigned",
 };
 
 const PRECISIONS: { value: Precision; label: string }[] = [
@@ -92,7 +92,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
       )}
       {newer && (
         <Notice>
-          <strong class="mono">{newer}</strong> was published since. It serves {name} only once it is assigned.
+          <strong class="mono">{newer}</strong> {serving?.artefact ? "was published since" : "is the newest"}. It serves {name} only once it is assigned.
         </Notice>
       )}
       {serving?.withdrawn && <Notice tone="bad">This version was withdrawn. Scans are rejected until another is assigned.</Notice>}

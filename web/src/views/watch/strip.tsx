@@ -102,7 +102,7 @@ function Scanner(given: { watch: Watch; details: Details | null; points: Details
       </div>
       {watch.learning && (
         <p class="hint">
-          It learns what is usual: {count(watch.answers)} of {REFERENCE} answers.
+          It learns what is usual: {count(watch.answers)} of {REFERENCE - watch.known} answers.
         </p>
       )}
       {watch.alarms.map((alarm) => (
