@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-
 Values = NDArray[np.float64]
 # `review` records ten-thousandths.
 _UNIT = 10_000

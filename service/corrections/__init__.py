@@ -3,6 +3,7 @@
 found = find_answer(session, "north", request, ...)      the answer that the mask is of
 find_viewed(context, image)                              that of a scan which a viewer sent
 keep(context, found, Sent(mask, scan, ...))              scan and mask in a cohort of corrections, and a row
+kept_scans(session, "north", digests)     the scans that were answered and lie in a cohort of the hospital
 page(session, "north", "organ")                          the newest first, with their figures
 summary(session, "north", "organ")                       how many, and how much, by version, scanner and month
 
@@ -19,6 +20,7 @@ from service.corrections.intake import (
     find_series,
     find_viewed,
     keep,
+    kept_scans,
     next_viewed,
 )
 from service.corrections.rows import (
@@ -46,6 +48,7 @@ __all__ = [
     "find_viewed",
     "get",
     "keep",
+    "kept_scans",
     "next_viewed",
     "page",
     "remove",

@@ -281,17 +281,23 @@ def _scan_of(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> tup
             )
         return same[0], sent.scan
     found = _right(answers)
-    of_hospital = select(CohortScan).join(Cohort, Cohort.id == CohortScan.cohort)
-    of_hospital = of_hospital.where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))
     with desk.database.read() as session:
-        kept = list(session.scalars(of_hospital))
-    for row in kept:
-        if keyed(f"sha256:{row.sha256}") == found.row.scan:
-            return found, _upload(desk.settings, cohorts.file_of(desk.settings, row, row.name).read())
+        kept = kept_scans(session, hospital, {found.row.scan}).get(found.row.scan)
+    if kept is not None:
+        return found, _upload(desk.settings, cohorts.file_of(desk.settings, kept, kept.name).read())
     for viewed in ViewerScans(desk.database, desk.settings).all():
         if keyed(viewed.sha256) == found.row.scan:
             return found, _upload(desk.settings, viewed.read())
     return found, None
+
+
+def kept_scans(session: Session, hospital: str, answered: Collection[str]) -> dict[str, CohortScan]:
+    """The scans of the hospital's cohorts that were answered, by the digest that the answer keeps of each."""
+    query = select(CohortScan).join(Cohort, Cohort.id == CohortScan.cohort)
+    query = query.where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None)).order_by(CohortScan.id)
+    keyed = keyed_with(session)
+    found = ((keyed(f"sha256:{row.sha256}"), row) for row in session.scalars(query))
+    return {digest: row for digest, row in found if digest in answered}
 
 
 def _series_of(scan: Upload, settings: Settings) -> str | None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from service import corrections, observation
 from service.context import ServiceContext
-from service.database import caller_of
+from service.database import CohortScan, caller_of
 from service.database.hospitals import require_hospital
 from service.errors import ObservationUnknown, RequestInvalid
 from service.http.audit import Audited, AuditedRoute
@@ -41,6 +41,13 @@ class ObservedLabelView(BaseModel):
     volume_ml: float | None
     parts: int | None
     at_border: bool
+
+
+class KeptScan(BaseModel):
+    """Where the scan of an answer is."""
+
+    cohort: str
+    scan: str = Field(description="Its name in the cohort.")
 
 
 class ObservationView(BaseModel):
@@ -76,6 +83,11 @@ class ObservationView(BaseModel):
         None,
         description="With `order=review`: by label, the share of the other newest answers that are less "
         "sure. Labels of fewer than 20 others are left out.",
+    )
+    kept: KeptScan | None = Field(
+        None,
+        description="With `order=review`, to an operator: the scan, where a cohort of the hospital has it. A "
+        "DICOM series is known by the file that was sent.",
     )
 
 
@@ -116,7 +128,11 @@ def list_observations(
         with context.database.read() as session:
             require_hospital(session, hospital)
             ranked = observation.most_doubtful(session, hospital, model, limit)
-        return ObservationList(observations=[_view(each.stored, each.ranks) for each in ranked], next=None)
+            # A scan's name is a patient's, which a reader does not see.
+            scans = {each.stored.row["scan"] for each in ranked if caller_of(session).has("operator")}
+            kept = corrections.kept_scans(session, hospital, scans) if scans else {}
+            page = [_view(each.stored, each.ranks, kept.get(each.stored.row["scan"])) for each in ranked]
+        return ObservationList(observations=page, next=None)
     with context.database.read() as session:
         require_hospital(session, hospital)
         found = observation.page(session, hospital, model, before=after, limit=limit + 1)
@@ -175,16 +191,20 @@ def delete_observations(
         forget(session, hospital)
 
 
-def _view(stored: Stored, ranks: Mapping[str, float] | None = None) -> ObservationView:
+def _view(
+    stored: Stored, ranks: Mapping[str, float] | None = None, scan: CohortScan | None = None
+) -> ObservationView:
     labels = {
         name: ObservedLabelView(**{each: row[each] for each in _LABEL[1:]})
         for name, row in stored.labels.items()
     }
-    return ObservationView(**{**stored.row, "labels": labels}, review=None if ranks is None else dict(ranks))
+    review = None if ranks is None else dict(ranks)
+    kept = None if scan is None else KeptScan(cohort=scan.cohort, scan=scan.name)
+    return ObservationView(**{**stored.row, "labels": labels}, review=review, kept=kept)
 
 
 def _rows(context: ServiceContext, hospital: str, model: str | None) -> Iterator[str]:
-    names = [name for name in ObservationView.model_fields if name not in ("labels", "review")]
+    names = [name for name in ObservationView.model_fields if name not in ("labels", "review", "kept")]
     yield _line([*names, *_LABEL])
     before: int | None = None
     while True:

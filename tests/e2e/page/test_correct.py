@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.e2e.page.conftest import Service
 from tests.e2e.page.test_draw import picture_scan, png
+from tests.helpers.waiting import wait_for
 
 
 def answered(page: Any, service: Service, top: int) -> tuple[str, Any, bytes]:
@@ -82,6 +83,42 @@ def test_answer_of_which_the_scan_is_gone_is_corrected_once_it_is_opened(page: A
     page.get_by_role("button", name="Accept the answer").click()
     page.get_by_text("The answer counts as right").wait_for()
     assert service.client.get(f"/hospitals/dune/corrections/{request}").json()["accepted"] is True
+
+
+def test_work_list_opens_the_scan_that_is_kept(page: Any, service: Service) -> None:
+    content = png(picture_scan(np.uint8, 220))
+    cohort = service.cohort(ann=content).rpartition("/")[2]
+    asked = {"model": "retina", "hospital": "dune", "output": "png"}
+    answer = service.client.post("/segment", files={"scan": content}, data=asked).raise_for_status()
+    request = answer.headers["locum-request"]
+    expected = np.asarray(Image.open(io.BytesIO(answer.content)))
+    # The watcher looks at new answers every some seconds.
+    wait_for(
+        lambda: any(
+            (each["hospital"], each["model"]) == ("dune", "retina")
+            for each in service.client.get("/watch").json()["watches"]
+        )
+    )
+    page.goto(f"{service.address}/?kept#/watch?hospital=dune&model=retina")
+    listed = page.get_by_role("region", name="Masks to look at first")
+    row = listed.get_by_role("row").filter(has_text=request)
+    listed.get_by_role("table").wait_for()
+    while row.count() == 0:
+        listed.get_by_role("button", name="Next").click()
+    row.get_by_role("link", name="ann", exact=True).click()
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert f"cohort={cohort}" in page.url
+    page.go_back()
+    row.get_by_role("link", name=f"Correct {request}").click()
+    page.get_by_role("toolbar").wait_for()
+    page.locator("canvas").focus()
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="Send the correction").click()
+    page.get_by_text("The correction is stored").wait_for()
+    found = service.client.get(f"/hospitals/dune/corrections/{request}").raise_for_status().json()
+    mask = service.client.get(f"/hospitals/dune/cohorts/{found['cohort']}/scans/{found['scan']}/mask")
+    stored = np.asarray(Image.open(io.BytesIO(mask.content)))
+    assert 0 < (stored != expected).sum() <= 9
 
 
 def test_most_doubtful_scan_comes_first_and_next(page: Any, service: Service) -> None:

@@ -20,6 +20,7 @@ from service import expiry, observation
 from service.audit import trail
 from service.database import Assignment, AuditRow, LookedAt, Observation, ObservedLabel
 from service.expiry import expire
+from service.identity import keys
 from service.observation import Answer, Observed, SeenLabel
 from service.observation.review import FEWEST
 from tests.helpers.service.api import Api
@@ -245,6 +246,40 @@ def test_work_list_has_the_least_sure_first_and_those_that_were_looked_at_last(a
     # Another version serves: it has no answers yet.
     serve(api, "sha256:new", "west")
     assert observed_of(api, "west", order="review", model="bright") == []
+
+
+def test_work_list_names_the_scan_that_is_kept_to_an_operator(
+    start: Callable[..., Api],
+    tmp_path: Path,
+    publish_bright: Callable[[Path], object],
+    make_png: Callable[..., bytes],
+    picture: Any,
+) -> None:
+    publish_bright(tmp_path)
+    api = start(tmp_path, auth="keys")
+    with api.context.database.write() as session:
+        made = {role: keys.create(session, role, role, None)[1] for role in ("reader", "operator", "admin")}
+    who = {role: {"Authorization": f"Bearer {key}"} for role, key in made.items()}
+    api.client.put("/hospitals/north", json={"name": "north"}, headers=who["admin"]).raise_for_status()
+    scans = [make_png(picture), make_png(picture // 2)]
+    form = {"hospital": "north", "model": "bright"}
+    for scan in scans:
+        api.client.post("/segment", files={"scan": scan}, data=form, headers=who["reader"]).raise_for_status()
+
+    def kept(role: str) -> list[dict[str, str] | None]:
+        query = {"order": "review", "model": "bright"}
+        answer = api.client.get("/hospitals/north/observations", params=query, headers=who[role])
+        rows = sorted(answer.raise_for_status().json()["observations"], key=lambda each: each["id"])
+        return [each["kept"] for each in rows]
+
+    assert kept("operator") == [None, None]
+    own = {"headers": who["operator"]}
+    place = api.client.post("/hospitals/north/cohorts", **own).headers["location"]
+    api.client.put(f"{place}/scans/ann.png", content=scans[1], **own).raise_for_status()
+    assert kept("operator") == [None, {"cohort": place.rpartition("/")[2], "scan": "ann.png"}]
+    assert kept("reader") == [None, None]
+    api.client.delete(place, **own).raise_for_status()
+    assert kept("operator") == [None, None]
 
 
 def test_look_is_of_the_hospital_s_own_answer_and_goes_with_it(api: Api) -> None:

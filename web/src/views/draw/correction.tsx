@@ -1,8 +1,9 @@
 /** Correct an answer: its scan with its mask, and what is sent to the hospital's corrections. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Model } from "../../app/catalogue";
+import { readScan, type ScanPlace } from "../../app/cohorts";
 import { correctable, type Correctable, type Correction, Worked } from "../../app/correcting";
-import { address, keepInAddress } from "../../app/router";
+import { address, keepInAddress, place } from "../../app/router";
 import { DropZone } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
 import { ask, type Progress } from "../look/asking";
@@ -19,7 +20,7 @@ const STATES: Record<SaveState, { words: string; tone: string }> = {
   failed: { words: "Not sent", tone: "bad" },
 };
 
-/** `request`: of the answer that the address names. */
+/** `request`: of the answer that the address names, with the place of its scan where a cohort has it. */
 export function Correcting(given: { request: string; hospital: string; model: Model; labels: readonly Label[] }) {
   const { request, hospital, model, labels } = given;
   const answer = correctable.value?.request === request ? correctable.value : null;
@@ -31,6 +32,9 @@ export function Correcting(given: { request: string; hospital: string; model: Mo
     worked.current = mine;
     return () => mine.stop();
   }, [answer]);
+  const { parameters } = place.value;
+  const [cohort, name] = [parameters.get("cohort"), parameters.get("scan")];
+  const kept = cohort !== null && name !== null ? { hospital, cohort, name } : null;
   const source = useMemo(() => answer && { id: request, name: answer.name }, [answer, request]);
   return (
     <>
@@ -39,7 +43,7 @@ export function Correcting(given: { request: string; hospital: string; model: Mo
         <p class="soft">
           {answer?.model ?? model.name}, request <span class="mono">{request}</span>
         </p>
-        {answer === null && <Reopen request={request} hospital={hospital} model={model} />}
+        {answer === null && <Reopen key={request} request={request} hospital={hospital} model={model} kept={kept} />}
         {sent && <Sent correction={sent} />}
         {answer && !sent && (
           <p>
@@ -94,17 +98,17 @@ function Sent({ correction: { accepted, cohort, scan, seconds, hospital, model }
   );
 }
 
-/** The scan of an answer that this page does not have: a person opens it, and the model draws again. */
-function Reopen({ request, hospital, model }: { request: string; hospital: string; model: Model }) {
+/** The scan of an answer that this page does not have: a cohort has it, or a person opens it. The model draws again. */
+function Reopen(given: { request: string; hospital: string; model: Model; kept: ScanPlace | null }) {
+  const { request, hospital, model, kept } = given;
   const [error, setError] = useState<unknown>(null);
   const [progress, setProgress] = useState<Progress | null>(null);
   const ending = useRef(new AbortController());
-  useEffect(() => () => ending.current.abort(), []);
-  const take = async (files: readonly File[]) => {
+  const take = async (name: string, filesOf: () => Promise<readonly Blob[]>) => {
     const { signal } = ending.current;
     setError(null);
     try {
-      const scan = await opened(files.length === 1 ? files[0]!.name : `${files[0]!.name} and ${files.length - 1} more`, files, signal, setProgress);
+      const scan = await opened(name, await filesOf(), signal, setProgress);
       const question = { model: model.name, hospital, personalization: "auto" as const, site: "" };
       const { mask, report, model: by } = await ask(scan, question, signal, setProgress);
       const found: Correctable = { ...scan, request, hospital, model: by, mask, names: report.label_names };
@@ -115,9 +119,21 @@ function Reopen({ request, hospital, model }: { request: string; hospital: strin
       setProgress(null);
     }
   };
+  const takeFiles = (files: readonly File[]) =>
+    take(files.length === 1 ? files[0]!.name : `${files[0]!.name} and ${files.length - 1} more`, async () => files);
+  const takeKept = (from: ScanPlace) =>
+    take(from.name, async () => {
+      const fetched = (share: number | null) => setProgress({ words: "Fetching the scan", share });
+      fetched(null);
+      return [(await readScan(from, "stored", fetched)).file];
+    });
+  useEffect(() => {
+    if (kept !== null) void takeKept(kept);
+    return () => ending.current.abort();
+  }, []);
   return (
     <>
-      <DropZone label="Drop the scan of this answer, or choose files" multiple onFiles={(files) => void take(files)}>
+      <DropZone label="Drop the scan of this answer, or choose files" multiple onFiles={(files) => void takeFiles(files)}>
         <span class="hint">The page does not keep scans. The version that serves draws the mask to begin with; another scan is refused.</span>
       </DropZone>
       {progress && (
@@ -126,7 +142,7 @@ function Reopen({ request, hospital, model }: { request: string; hospital: strin
         </div>
       )}
       <Rejection error={error} />
-      <button type="button" class="button small quiet" onClick={() => keepInAddress({ correct: null })}>
+      <button type="button" class="button small quiet" onClick={() => keepInAddress({ correct: null, cohort: null, scan: null })}>
         Draw on the scans of a cohort
       </button>
     </>

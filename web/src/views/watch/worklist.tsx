@@ -56,7 +56,7 @@ function Answers({ hospital, model }: Pair) {
   const [found, setFound] = useState<readonly Observation[] | null>(null);
   const [error, setError] = useState<unknown>(null);
   const [corrections, setCorrections] = useState<ReadonlyMap<string, Correction>>(new Map());
-  const opensDraw = (request: string) => address("draw", { hospital, model, correct: request });
+  const opensDraw = ({ request, kept }: Observation) => address("draw", { hospital, model, correct: request, ...kept });
   const { shown, pager } = usePage(found ?? [], PAGE, "Pages of masks");
   useEffect(() => {
     const ending = new AbortController();
@@ -112,18 +112,33 @@ function Answers({ hospital, model }: Pair) {
             { title: "Among the others", cell: (each) => rankInShort(leastSure(each)?.rank ?? null) },
             { title: "Confidence", number: true, cell: (each) => leastSure(each)?.confidence.toFixed(2) ?? "–" },
             { title: "Scanner", cell: (each) => each.scanner ?? "–" },
-            { title: "Request", cell: (each) => <span class="mono">{each.request}</span> },
+            {
+              title: "Request",
+              cell: ({ kept, request }) => (
+                <>
+                  {kept && (
+                    <div>
+                      <a href={address("look", { hospital, model, ...kept, answer: "now" })} title="Look at it, with the answer of the version that serves">
+                        {kept.scan}
+                      </a>
+                    </div>
+                  )}
+                  <span class="mono">{request}</span>
+                </>
+              ),
+            },
             {
               title: "Is it right?",
-              cell: ({ request, ...each }) => {
+              cell: (each) => {
+                const { request } = each;
                 const known = corrections.get(request);
                 if (known) return <span class="soft">{correctionWords(known)}</span>;
                 return (
                   <span class="row tight">
-                    <button type="button" class="button small" onClick={() => void accept({ request, ...each })} aria-label={`Accept ${request}`}>
+                    <button type="button" class="button small" onClick={() => void accept(each)} aria-label={`Accept ${request}`}>
                       Accept
                     </button>
-                    <a class="button small" href={opensDraw(request)} aria-label={`Correct ${request}`}>
+                    <a class="button small" href={opensDraw(each)} aria-label={`Correct ${request}`}>
                       Correct
                     </a>
                   </span>
