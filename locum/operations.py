@@ -340,6 +340,7 @@ def measure_acceptance(
     thresholds: Mapping[str, Any] | None = None,
     *,
     precision: str | None = None,
+    pacs: tuple[str, str, str] | None = None,
     actor: str | None = None,
     key: str | None = None,
 ) -> Operation[Job]:
@@ -351,13 +352,16 @@ def measure_acceptance(
         cohort: id; scans without masks narrow the bounds.
         thresholds: what is asked of each label: `{"labels": {"liver": {"least_dice": 0.9}}}`.
         precision: of the graph; by default that of the hospital's assignment.
+        pacs: a PACS, and the UIDs of a study and a series there: the answer to it is stored there as a SEG,
+            fetched again and compared.
         actor: who measures; only for a service without authentication.
         key: as in `adapt`.
     """
+    through = None if pacs is None else dict(zip(("name", "study", "series"), pacs, strict=True))
     body = {"cohort": cohort, **_said(model=model, precision=precision, actor=actor)}
     headers = {"Idempotency-Key": key or str(uuid.uuid4())}
     path = f"/hospitals/{quote(hospital)}/acceptances"
-    asked = {**body, **({} if thresholds is None else {"thresholds": dict(thresholds)})}
+    asked = {**body, **_said(thresholds=None if thresholds is None else dict(thresholds), pacs=through)}
     return parsed(Job, (yield from send(Request("POST", path, headers=headers, json=asked))))
 
 
@@ -748,7 +752,7 @@ def _form(options: Mapping[str, str], **named: str | None) -> dict[str, str]:
     return form
 
 
-def _said(**given: str | None) -> dict[str, str]:
+def _said(**given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -42,6 +42,7 @@ _HEADER = (
 
 def accept(
     asked: tuple[str, Path | None, str | None],
+    pacs: tuple[str, str, str] | None,
     hospital: str,
     paths: Sequence[str],
     masks: Path | None,
@@ -53,7 +54,8 @@ def accept(
 ) -> int:
     """Send scans and masks, measure to the end, and print the report; return the exit code.
 
-    `asked` is the model, the file of thresholds and the precision. Raises LocumError.
+    `asked` is the model, the file of thresholds and the precision; `pacs` a PACS, and the UIDs of a study and
+    a series there. Raises LocumError.
     """
     model, file, precision = asked
     thresholds = read_thresholds(file)
@@ -71,14 +73,14 @@ def accept(
             said = (f"acceptance of {model}", None) if cohort is None else (None, None)
             cohort = scans_sent(client, hospital, model, scans, drawn, cohort, said, jobs, _aside)
         assert cohort is not None
-        content = json.dumps([cohort, model, precision, thresholds, who], sort_keys=True)
+        content = json.dumps([cohort, model, precision, thresholds, who, pacs], sort_keys=True)
         key = str(uuid.uuid5(uuid.NAMESPACE_OID, content))
         job = client.measure_acceptance(
-            hospital, model, cohort, thresholds, precision=precision, actor=who, key=key
+            hospital, model, cohort, thresholds, precision=precision, pacs=pacs, actor=who, key=key
         )
         if job.state in ("failed", "cancelled"):
             job = client.measure_acceptance(
-                hospital, model, cohort, thresholds, precision=precision, actor=who
+                hospital, model, cohort, thresholds, precision=precision, pacs=pacs, actor=who
             )
         _aside.print(f"job {job.id}")
         follow(_aside, ((event.type, event.data) for event in client.events(job.id)))
@@ -185,6 +187,12 @@ def lines_of(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  rollback to {rollback['returns_to']} rehearsed: {same}"
     else:
         yield f"  no rollback rehearsed: {rollback['why']}"
+    geometry = report["geometry"]
+    if geometry["tested"]:
+        said = "equal" if geometry["equal"] else f"NOT EQUAL: {geometry['why']}"
+        yield f"  geometry through PACS {geometry['pacs']}: {said}"
+    else:
+        yield f"  geometry not tested through a PACS: {geometry['why']}"
     yield f"  guard warns of {report['unlike']} of {len(report['scans'])} scans"
     yield f"another person than {report['measured_by']} decides: locum approve {report['job']} --reason WHY"
 

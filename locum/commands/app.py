@@ -341,6 +341,13 @@ def accept(
     cohort: Annotated[
         str | None, typer.Option(help="A cohort that is there, with more scans or as it is.")
     ] = None,
+    pacs: Annotated[
+        tuple[str, str, str] | None,
+        typer.Option(
+            help="A PACS, a study and a series there: the answer is stored there, and compared with itself.",
+            metavar="NAME STUDY SERIES",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for acceptance.html and acceptance.json.")
     ] = None,
@@ -362,7 +369,7 @@ def accept(
     from locum.commands.accepting import accept as run
 
     asked = (model, thresholds, precision)
-    raise typer.Exit(run(asked, hospital, scans or [], masks, cohort, out, as_json, actor, jobs))
+    raise typer.Exit(run(asked, pacs, hospital, scans or [], masks, cohort, out, as_json, actor, jobs))
 
 
 @app.command(rich_help_panel=_DECIDE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from service.catalog.network import Selection, select_network
 from service.catalog.precision import newest_reduced
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
+from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
@@ -24,9 +26,21 @@ from service.errors import CohortEmpty, MasksInvalid, MasksMissing, NotAcceptabl
 from service.inference.sessions import probe_provider
 from service.job_kinds import acceptance
 from service.jobs import records, submission
+from service.jobs.files import JobFolder
 from service.jobs.records import Asked, Work
+from service.prediction.dicom_seg import check_codes
 from service.quantisation.precision import check_provider
-from service.validation import COHORT_ID
+from service.validation import COHORT_ID, DICOM_UID, HOSPITAL_ID
+
+
+class PacsSeries(BaseModel):
+    """A series of a PACS."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=HOSPITAL_ID, description="Name of the PACS (`GET /pacs`).")
+    study: str = Field(pattern=DICOM_UID, max_length=64, description="StudyInstanceUID.")
+    series: str = Field(pattern=DICOM_UID, max_length=64, description="SeriesInstanceUID.")
 
 
 class AcceptanceBody(BaseModel):
@@ -52,6 +66,11 @@ class AcceptanceBody(BaseModel):
     thresholds: Thresholds | None = Field(
         None, description="What is asked of each label. Without it the report has figures and no verdict."
     )
+    pacs: PacsSeries | None = Field(
+        None,
+        description="A series of which the answer is stored in the PACS as a DICOM SEG, fetched again, and "
+        "compared voxel by voxel. The SEG stays there.",
+    )
     actor: str | None = Field(
         None,
         min_length=1,
@@ -64,12 +83,14 @@ class AcceptanceOptions(BaseModel):
     """The options of the job. `chosen` is the network (`Selection.kept`), `by` who measures.
 
     `before` counts the earlier acceptances of this version at the hospital: enough tries meet any threshold.
+    `pacs` is the one through which the answer to a series is sent; None for none.
     """
 
     chosen: dict[str, str | None]
     thresholds: Thresholds | None = None
     by: str
     before: int = 0
+    pacs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +116,11 @@ class AcceptanceRequest:
             CohortError, QueueFull, IdempotencyConflict.
         """
         database = self.context.database
-        fingerprint = submission.fingerprint({"accept": self.asked.model_dump(mode="json")})
+        said = self.asked.model_dump(mode="json")
+        if self.asked.pacs is not None:
+            # As for every job on a PACS: a plain digest would tell a UID to a reader that tries them all.
+            said["secret"] = uid_key(self.context.settings).hex()
+        fingerprint = submission.fingerprint({"accept": said})
         asked = Asked(self.request_id, self.key, fingerprint)
         with database.read() as session:
             require_hospital(session, self.hospital)
@@ -107,13 +132,21 @@ class AcceptanceRequest:
             self.asked.thresholds.require_labels(
                 tuple(selection.manifest.task.labels), str(selection.offered)
             )
+        if self.asked.pacs is not None:
+            check_codes(selection.manifest.task, "binary")
+        job_id = records.new_id()
+        folder = JobFolder(self.context.settings.open_files(), job_id)
 
         def create(session: Session) -> Job:
             cohorts.usable(session, self.hospital, self.asked.cohort, lock=True)
             self._check_masks(session, selection.manifest.task)
             earlier = records.count(session, self.hospital, acceptance.KIND, selection.offered.digest)
             options = AcceptanceOptions(
-                chosen=selection.kept, thresholds=self.asked.thresholds, by=self.by, before=earlier
+                chosen=selection.kept,
+                thresholds=self.asked.thresholds,
+                by=self.by,
+                before=earlier,
+                pacs=None if self.asked.pacs is None else self.asked.pacs.name,
             )
             work = Work(
                 kind=acceptance.KIND,
@@ -123,9 +156,19 @@ class AcceptanceRequest:
                 cohort=self.asked.cohort,
                 options=options.model_dump(mode="json"),
             )
-            return records.create(session, self.context.settings, work, asked)
+            return records.create(session, self.context.settings, work, asked, job_id=job_id)
 
-        return submission.submit(database, self.context.queue, self.hospital, asked, create)
+        created = False
+        try:
+            if self.asked.pacs is not None:
+                # A file, since no UID is in the database; before the row, since no job runs without it.
+                wanted = self.asked.pacs.model_dump(include={"study", "series"})
+                folder.write(folder.REQUEST, json.dumps(wanted).encode())
+            found, created = submission.submit(database, self.context.queue, self.hospital, asked, create)
+        finally:
+            if not created:
+                folder.delete()
+        return found, created
 
     def _selection(self) -> Selection:
         """The network that answers the hospital's scans by this version."""

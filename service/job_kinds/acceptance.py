@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.job_kinds.kind import COMMON, JobKind
+from service.job_kinds.kind import ON_A_PACS, JobKind
 
 KIND = JobKind(
     name="acceptance",
@@ -10,7 +10,8 @@ KIND = JobKind(
     options="service.adaptation.acceptances:AcceptanceOptions",
     card="service.adaptation.card.sections:of_acceptance",
     stages={
-        **COMMON,
+        **ON_A_PACS,
+        "storing": "storing an answer in the PACS",
         "scoring": "answering the scans, and comparing with the masks",
         "rehearsing": "rehearsing a rollback",
         "picturing": "drawing the worst answers",

@@ -31,7 +31,7 @@ from pydantic import (
     model_validator,
 )
 
-from service.errors import PacsRefused, PacsUnknown, SettingsInvalid
+from service.errors import PacsReadOnly, PacsRefused, PacsUnknown, SettingsInvalid
 from service.validation import HOSPITAL_ID, is_loopback, place, reason
 
 _Hospital = Annotated[str, StringConstraints(pattern=HOSPITAL_ID)]
@@ -159,13 +159,28 @@ def load_servers(path: Path) -> dict[str, PacsServer]:
 
 def server_for(path: Path | None, name: str, hospital: str) -> PacsServer:
     """The PACS of this name, for one of its hospitals. Raises PacsUnknown."""
-    found = {} if path is None else load_servers(path)
-    if name not in found or hospital not in found[name].hospitals:
+    found = servers_of(path, hospital)
+    if name not in found:
         raise PacsUnknown(
             f"no PACS {name!r} is configured for hospital {hospital!r}: GET /pacs lists those that "
             "there are; the operator adds one to the file of LOCUM_PACS"
         )
     return found[name]
+
+
+def require_storing(path: Path | None, name: str, hospital: str) -> None:
+    """Reject a PACS in which no segmentation may be stored. Raises PacsUnknown, PacsReadOnly."""
+    if not server_for(path, name, hospital).store:
+        raise PacsReadOnly(
+            f"PACS '{name}' is configured without `store`, and nothing is stored there: leave that out of "
+            "the request; the operator decides"
+        )
+
+
+def servers_of(path: Path | None, hospital: str) -> dict[str, PacsServer]:
+    """The PACS that a hospital may use, by name."""
+    found = {} if path is None else load_servers(path)
+    return {name: server for name, server in found.items() if hospital in server.hospitals}
 
 
 class _Name(BaseModel):

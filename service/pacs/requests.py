@@ -21,12 +21,12 @@ from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
-from service.errors import DiskFull, PacsReadOnly, ParametersContradict
+from service.errors import DiskFull, ParametersContradict
 from service.job_kinds import pacs_cohort, pacs_correction, pacs_segment
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.records import Asked, Work
-from service.pacs.configuration import PacsServer, server_for
+from service.pacs.configuration import require_storing, server_for
 from service.prediction.answer import check_routing
 from service.prediction.dicom_seg import check_codes
 from service.prediction.options import SegmentOptions
@@ -146,12 +146,9 @@ class PacsSubmission:
             SelectionError, CodesMissing, LabelsOverlap, StoreError: not with this model.
             QueueFull, IdempotencyConflict, DiskFull.
         """
-        server = self._server(asked.hospital)
-        if asked.store and not server.store:
-            raise PacsReadOnly(
-                f"PACS '{self.pacs}' is configured without `store`: leave store out, and fetch the answer at "
-                "/jobs/ID/result; the operator decides"
-            )
+        self._server(asked.hospital)
+        if asked.store:
+            require_storing(self.context.settings.pacs, self.pacs, asked.hospital)
         options = asked.options()
         if asked.store and options.output not in ("dicom-seg", "dicom-sr"):
             raise ParametersContradict(
@@ -201,10 +198,11 @@ class PacsSubmission:
         work = Work(kind=pacs_correction.KIND, hospital=hospital, options=options)
         return self._submit(hospital, work, {"query": asked.query.model_dump(exclude_none=True)})
 
-    def _server(self, hospital: str) -> PacsServer:
+    def _server(self, hospital: str) -> None:
+        """Raises HospitalUnknown, PacsUnknown."""
         with self.context.database.read() as session:
             require_hospital(session, hospital)
-        return server_for(self.context.settings.pacs, self.pacs, hospital)
+        server_for(self.context.settings.pacs, self.pacs, hospital)
 
     def _select(self, options: SegmentOptions) -> Selection:
         """Choose the network now: the job answers with this version, whatever is assigned later."""

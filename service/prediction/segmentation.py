@@ -87,6 +87,12 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             between=self.between,
         )
 
+    def dicom_seg(self, reading: PreparedScan, found: Segmentation, graph: LoadedGraph) -> bytes:
+        """The answer to a DICOM series as a DICOM SEG. Raises PredictionError where none can be made."""
+        receipt = self._receipt(graph, reading, found.shift, output="dicom-seg")
+        series = open_series(reading.data, self.limits)
+        return encode_seg(series, found.classes, self.selection.manifest.task, receipt, "binary")
+
     def observe(self, reading: PreparedScan, found: Segmentation, graph: LoadedGraph) -> Observed:
         """What is observed of an answer that is not encoded."""
         seen, mask = self._seen(reading, found)

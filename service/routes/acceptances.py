@@ -22,6 +22,7 @@ from service.http.parameters import IDEMPOTENT, HospitalId, IdempotencyKey, JobI
 from service.http.problems import problem_responses
 from service.jobs.files import JobFolder
 from service.jobs.views import JobView
+from service.pacs.configuration import require_storing
 from service.serving.demanded import acceptance_rule
 
 router = APIRouter(tags=["acceptance"], route_class=AuditedRoute)
@@ -114,6 +115,8 @@ def start_acceptance(
     """
     with context.database.read() as session:
         require_hospital(session, hospital)
+    if body.pacs is not None:
+        require_storing(context.settings.pacs, body.pacs.name, hospital)
     by = actor_of(context.database.caller, body.actor)
     asked = AcceptanceRequest(context, hospital, body, by, idempotency_key, request.state.request_id)
     job, created = asked.start()

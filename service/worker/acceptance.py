@@ -49,6 +49,7 @@ from service.serving import assignments
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome, as_json
 from service.worker.cohort_images import cohort_files
+from service.worker.pacs_geometry import through_pacs
 from service.worker.pictures import load
 
 WORST: Final = 5
@@ -79,12 +80,18 @@ class _Answering:
 
     def answer(self, file: ScanFile) -> tuple[SegmentationPredictor, PreparedScan, Segmentation]:
         """One scan, read and segmented. Raises ScanError, TaskError, CohortDeleted, JobCancelled."""
-        attempt, data = self.attempt, file.read()
+        return self.answer_bytes(file.read(), file.sha256)
+
+    def answer_bytes(
+        self, data: bytes, sha256: str
+    ) -> tuple[SegmentationPredictor, PreparedScan, Segmentation]:
+        """The same of a scan that is at hand, with its digest."""
+        attempt = self.attempt
         predictor = SegmentationPredictor(
             request_id=attempt.job.request_id or attempt.job.id,
             options=SegmentOptions(hospital=attempt.job.hospital, guard="warn"),
             selection=self.selection,
-            input_sha256=f"sha256:{file.sha256}",
+            input_sha256=f"sha256:{sha256}",
             input_bytes=len(data),
             limits=scan_limits(attempt.settings, self.task),
             watch=Stopwatch(),
@@ -105,6 +112,12 @@ def run_acceptance(attempt: Attempt) -> AttemptOutcome:
     options: AcceptanceOptions = attempt.options
     store = attempt.settings.open_store()
     answering = _Answering.of(attempt, chosen_before(store, attempt.job.parent, options.chosen))
+    # Before all scans are scored: a PACS that does not answer postpones the job.
+    geometry = through_pacs(
+        attempt,
+        lambda data: answering.answer_bytes(data, sha256(data).removeprefix("sha256:")),
+        answering.graph,
+    )
     files, drawn = cohort_files(attempt), _masks(attempt)
     patients = numbered([file.name for file in files], answering.task)
     scored = _score(attempt, answering, files, drawn)
@@ -113,7 +126,7 @@ def run_acceptance(attempt: Attempt) -> AttemptOutcome:
         for file, patient in zip(files, patients, strict=True)
     ]
     rollback = _rehearse(attempt, answering, files[0])
-    report = _report(attempt, answering, scans) | {"rollback": rollback}
+    report = _report(attempt, answering, scans) | {"rollback": rollback, "geometry": geometry}
     by_digest = {f"sha256:{file.sha256}": file for file in files}
     report["worst"] = _draw(attempt, answering, _worst(scans), by_digest, drawn)
     return AttemptOutcome("succeeded", result=sealed(as_json(report), store.signatures.signer))

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from pydicom import dcmread
 
@@ -48,6 +48,8 @@ from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
 from service.worker.segment import segment_scan
 
+Made = TypeVar("Made")
+
 _LONGEST_PAUSE_SECONDS = 600.0
 
 
@@ -69,7 +71,7 @@ def run_pacs_cohort(attempt: Attempt) -> AttemptOutcome:
     return with_pacs(attempt, _fill)
 
 
-def with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOutcome]) -> AttemptOutcome:
+def with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], Made]) -> Made:
     """Do the work of a job on its PACS. Raises Postponed where the PACS does not answer."""
     attempt.set_stage("preparing")
     name, hospital = attempt.options.pacs, str(attempt.job.hospital)

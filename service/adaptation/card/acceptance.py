@@ -69,12 +69,23 @@ def sentences(report: Mapping[str, Any]) -> tuple[str, ...]:
         said.append(f"A rollback to {rollback.get('returns_to')} was rehearsed: it {same}.")
     elif rollback.get("why"):
         said.append(f"No rollback was rehearsed: {rollback['why']}.")
+    if geometry := report.get("geometry"):
+        said.append(through_pacs(geometry))
     if report.get("acceptances_before"):
         said.append(
             f"{report['acceptances_before']} acceptances of this version were started here before this one: "
             "enough tries meet any threshold."
         )
     return (*said, "The verdict is computed. A person decides, who is not the one that measured.")
+
+
+def through_pacs(geometry: Mapping[str, Any]) -> str:
+    """What the way of an answer through the PACS showed."""
+    if not geometry.get("tested"):
+        return f"The geometry was not tested through a PACS: {geometry.get('why')}."
+    if geometry.get("equal"):
+        return f"An answer came back from PACS {geometry.get('pacs')} equal, voxel by voxel."
+    return f"An answer came back from PACS {geometry.get('pacs')} NOT equal: {geometry.get('why')}."
 
 
 def failed(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
