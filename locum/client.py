@@ -145,6 +145,8 @@ class Client:
     answers = _blocking(operations.answers)
     report = _blocking(operations.report)
     report_page = _blocking(operations.report_page)
+    version_card = _blocking(operations.version_card)
+    version_card_page = _blocking(operations.version_card_page)
     session = _blocking(operations.session)
     ready = _blocking(operations.ready)
 
@@ -274,6 +276,8 @@ class AsyncClient:
     answers = _awaited(operations.answers)
     report = _awaited(operations.report)
     report_page = _awaited(operations.report_page)
+    version_card = _awaited(operations.version_card)
+    version_card_page = _awaited(operations.version_card_page)
     session = _awaited(operations.session)
     ready = _awaited(operations.ready)
 

@@ -712,6 +712,25 @@ def answers(
     return list(found["answers"])
 
 
+def version_card(model: str, version: int, hospital: str | None = None) -> Operation[dict[str, Any]]:
+    """What is recorded of a version: training data, and by hospital acceptance, monitoring, changes.
+
+    Raises Problem.
+    """
+    found: dict[str, Any] = json_of((yield from send(_version_card(model, version, "card", hospital))))
+    return found
+
+
+def version_card_page(model: str, version: int, hospital: str | None = None) -> Operation[bytes]:
+    """The same card as an HTML page. Raises Problem."""
+    return (yield from send(_version_card(model, version, "card.html", hospital))).content
+
+
+def _version_card(model: str, version: int, name: str, hospital: str | None) -> Request:
+    path = f"/models/{quote(model)}/versions/{version}/{name}"
+    return Request("GET", path, params=_said(hospital=hospital), most=MOST_FILE)
+
+
 def report(hospital: str, first: date, last: date) -> Operation[dict[str, Any]]:
     """Report a hospital's days from the first to the last, in UTC. Raises Problem."""
     found: dict[str, Any] = json_of((yield from send(_report(hospital, "report", first, last))))

@@ -781,6 +781,27 @@ def audit_answer(
 
 
 @app.command(rich_help_panel=_DECIDE)
+def card(
+    version: Annotated[str, typer.Argument(help="The version, such as phantom@2.")],
+    hospital: Annotated[
+        str | None, typer.Option("--hospital", "-H", help="Only what is recorded at this hospital.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the two files.")] = Path(),
+) -> None:
+    """Save a version's card as one HTML page and JSON: training data, acceptance, monitoring, changes.
+
+    \b
+      locum card phantom@2 --hospital dune
+    """
+    from locum.commands.auditing import save_card
+
+    name, _, number = version.rpartition("@")
+    if not name or not number.isdigit():
+        raise typer.BadParameter(f"expected a version such as phantom@2, found {version}")
+    save_card(name, int(number), hospital, out)
+
+
+@app.command(rich_help_panel=_DECIDE)
 def report(
     hospital: Named,
     first: Annotated[datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="The first day, in UTC.")],

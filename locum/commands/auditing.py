@@ -1,4 +1,4 @@
-"""An auditor's question of one answer, and the report of a hospital's period."""
+"""An auditor's question of one answer, the report of a hospital's period, and the card of a version."""
 
 from __future__ import annotations
 
@@ -53,6 +53,18 @@ def save_report(hospital: str, first: date, last: date, out: Path) -> None:
     answers = sum(each["answers"] for each in found["arrivals"])
     decisions = sum(not each["by_default"] for each in found["decisions"])
     _console.print(f"{out / stem}.html and .json: {answers} answers, {decisions} decisions")
+
+
+def save_card(model: str, version: int, hospital: str | None, out: Path) -> None:
+    """Save a version's card as HTML and JSON. Raises LocumError, OSError."""
+    with Client() as client:
+        found = client.version_card(model, version, hospital)
+        page = client.version_card_page(model, version, hospital)
+    stem = f"{model}-{version}"
+    write_whole(out / f"{stem}.json", json.dumps(found, indent=1).encode())
+    write_whole(out / f"{stem}.html", page)
+    hospitals = len(found["hospitals"])
+    _console.print(f"{out / stem}.html and .json: {hospitals} hospital{'' if hospitals == 1 else 's'}")
 
 
 def _digest(path: Path) -> str:

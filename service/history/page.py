@@ -1,4 +1,4 @@
-"""Draw a `PeriodReport` as one self-contained HTML page, light and dark, without a script."""
+"""Draw a `PeriodReport` or a `VersionCard` as one self-contained HTML page, light and dark, no script."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from datetime import UTC, datetime
 import jinja2
 
 from service.history.period import PeriodReport
+from service.history.version_card import VersionCard
 
 
 def render(found: PeriodReport) -> str:
-    """The page. The same report gives the same bytes."""
+    """The page of a period. The same report gives the same bytes."""
+    return _environment().get_template("report.html").render(report=found)
+
+
+def render_card(found: VersionCard) -> str:
+    """The page of a version. The same card gives the same bytes."""
+    return _environment().get_template("version.html").render(card=found)
+
+
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("service.history"),
         autoescape=True,
@@ -19,7 +29,7 @@ def render(found: PeriodReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"instant": _instant, "number": _number, "short": _short}
-    return environment.get_template("report.html").render(report=found)
+    return environment
 
 
 def _instant(value: datetime | None) -> str:

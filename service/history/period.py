@@ -190,7 +190,7 @@ def report(session: Session, store: Store, hospital: str, first: date, last: dat
         made_at=datetime.now(UTC),
         locum=locum_version(),
         inventory=_inventory(session, hospital, end),
-        arrivals=_arrivals(session, store, and_(Observation.hospital == hospital, within(Observation.at))),
+        arrivals=arrivals_of(session, store, and_(Observation.hospital == hospital, within(Observation.at))),
         alarms=[AlarmFacts.model_validate(each) for each in events],
         decisions=[DecisionView.of(each) for each in listed("decisions", Assignment, decided, Assignment.id)],
         rules=[RuleFacts.model_validate(each) for each in listed("rules", WatchRule, ruled, WatchRule.id)],
@@ -232,7 +232,8 @@ def _inventory(session: Session, hospital: str, end: datetime) -> list[Served]:
     ]
 
 
-def _arrivals(session: Session, store: Store, condition: ColumnElement[bool]) -> list[Arrivals]:
+def arrivals_of(session: Session, store: Store, condition: ColumnElement[bool]) -> list[Arrivals]:
+    """The answers that meet a condition, by model, version and scanner."""
     groups = (Observation.model, Observation.version, Observation.scanner)
     query = (
         select(

@@ -19,6 +19,7 @@ from model_store.manifest import IMPORTED, Lineage
 from model_store.store import Store
 from model_store.task import Task
 from model_store.versions import Tombstone, Version, some
+from service import history
 from service.catalog.adapted import adapted_for
 from service.catalog.parts import personalizations
 from service.catalog.version import route_of
@@ -26,7 +27,8 @@ from service.catalog.ways import ways_of
 from service.context import ServiceContext
 from service.database.hospitals import lent_sites
 from service.errors import RequestInvalid
-from service.http.dependencies import InCatalogue, InReports
+from service.history import VersionCard
+from service.http.dependencies import AsReader, InCatalogue, InReports
 from service.http.origins import self_contained
 from service.http.parameters import Limit, ModelName, Page, VersionNumber
 from service.http.problems import problem_responses
@@ -44,6 +46,11 @@ Adapted = Annotated[
 ]
 AdaptedTo = Annotated[
     str | None, Query(pattern=HOSPITAL_ID, description="Only what was adapted to this hospital.")
+]
+
+
+OneHospital = Annotated[
+    str | None, Query(pattern=HOSPITAL_ID, description="Only what is recorded at this hospital.")
 ]
 
 
@@ -267,6 +274,36 @@ def get_report(context: InReports, model: ModelName, version: VersionNumber) -> 
             f"'{artefact}' has no report here: training.federate attaches one to the model that it publishes"
         )
     return self_contained(report)
+
+
+@router.get("/models/{model}/versions/{version}/card", responses=problem_responses(404, 422, 503))
+def get_version_card(
+    context: AsReader, model: ModelName, version: VersionNumber, hospital: OneHospital = None
+) -> VersionCard:
+    """Return what is recorded of a version: training data, acceptance, monitoring and changes.
+
+    The last three are by hospital, of those that the caller may see. It has no pixel, and no name of a
+    patient or scan.
+    """
+    found = find_version(context.store, model, version)
+    _check_shared(context, found.artefact)
+    with context.database.snapshot() as session:
+        return history.version_card(session, context.store, found, hospital)
+
+
+@router.get(
+    "/models/{model}/versions/{version}/card.html",
+    response_class=HTMLResponse,
+    responses=problem_responses(404, 422, 503),
+)
+def get_version_page(
+    context: AsReader, model: ModelName, version: VersionNumber, hospital: OneHospital = None
+) -> HTMLResponse:
+    """Return the same card as one self-contained HTML page."""
+    # Its templates are imported for the first page.
+    from service.history.page import render_card
+
+    return self_contained(render_card(get_version_card(context, model, version, hospital)))
 
 
 @router.get("/lineage", responses=problem_responses(422))

@@ -32,6 +32,8 @@ WITHOUT_ROW = {
     ("GET", "/models/{model}"),
     ("GET", "/models/{model}/versions/{version}"),
     ("GET", "/models/{model}/versions/{version}/report"),
+    ("GET", "/models/{model}/versions/{version}/card"),
+    ("GET", "/models/{model}/versions/{version}/card.html"),
     ("GET", "/lineage"),
     ("GET", "/hospitals"),
     ("GET", "/hospitals/{hospital}"),

@@ -42,6 +42,8 @@ STATED: dict[Operation, Role | None] = {
     ("GET", "/models"): "reader",
     ("GET", "/models/{model}"): "reader",
     ("GET", "/models/{model}/versions/{version}"): "reader",
+    ("GET", "/models/{model}/versions/{version}/card"): "reader",
+    ("GET", "/models/{model}/versions/{version}/card.html"): "reader",
     ("GET", "/lineage"): "reader",
     ("GET", "/hospitals"): "reader",
     ("GET", "/hospitals/{hospital}"): "reader",
@@ -106,9 +108,12 @@ STATED: dict[Operation, Role | None] = {
 LEAST: dict[Operation, Role | None] = {
     operation: STATED.get(operation, "operator") for operation in operations()
 }
-# A federation operator has no role of a hospital: it sees what is published, and no patient's data.
+# A federation operator has no role of a hospital: it sees what is published, and no patient's data. The card of
+# a version says what hospitals made of it.
 FEDERATION = {
-    operation for operation in LEAST if operation[1].startswith(("/models", "/lineage", "/session"))
+    operation
+    for operation in LEAST
+    if operation[1].startswith(("/models", "/lineage", "/session")) and "/card" not in operation[1]
 }
 LADDER: tuple[Role, ...] = ("reader", "operator", "approver", "admin")
 

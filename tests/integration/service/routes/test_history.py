@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from locum.commands.app import app
 from model_store.artefact import Artefact
 from model_store.digest import sha256
+from tests.helpers.service.alarmed import put_alarm
 from tests.helpers.service.api import Api
 
 TODAY = f"{datetime.now(UTC):%Y-%m-%d}"
@@ -125,6 +127,60 @@ def test_page_of_the_report_escapes_what_people_wrote(api: Api) -> None:
     assert "bright@2" in page.text
 
 
+def card_of(api: Api, version: int, **params: str) -> dict[str, Any]:
+    answer = api.client.get(f"/models/bright/versions/{version}/card", params=params)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_card_has_what_the_other_routes_say_of_the_version(api: Api) -> None:
+    for number, hospitals in ((1, ["north"]), (2, ["north", "south"])):
+        card = card_of(api, number)
+        described = api.client.get(f"/models/bright/versions/{number}").json()
+        assert (card["artefact"], card["digest"]) == (f"bright@{number}", described["digest"])
+        lineage = described["manifest"]["lineage"]
+        assert {name: card["training"][name] for name in ("method", "run", "rounds")} == {
+            name: lineage[name] for name in ("method", "run", "rounds")
+        }
+        assert [each["hospital"] for each in card["hospitals"]] == hospitals
+        for own in card["hospitals"]:
+            place = f"/hospitals/{own['hospital']}"
+            report = api.client.get(f"{place}/report", params={"from": TODAY, "to": TODAY}).json()
+            arrivals = [each for each in report["arrivals"] if each["version"] == card["digest"]]
+            assert own["arrivals"] == arrivals
+            log = api.client.get(f"{place}/serving/bright/history").json()["entries"]
+            served = [each["sequence"] for each in log if each["digest"] == card["digest"]]
+            assert {*served} <= {each["sequence"] for each in own["changes"]}
+    first = card_of(api, 1)["hospitals"][0]["changes"]
+    # The first served by default, and the second took its place.
+    assert [(each["artefact"], each["by_default"]) for each in first] == [
+        ("bright@1", True),
+        ("bright@2", False),
+    ]
+
+
+def test_card_has_the_alarms_and_the_plan_of_the_time_in_which_the_version_served(api: Api) -> None:
+    with api.context.database.write() as session:
+        put_alarm(session, "north", "bright", api.store.open("bright@2").digest)
+    plan = {"plan": {"recipes": ["auto"]}, "actor": "Ada", "reason": "agreed"}
+    assert api.client.put("/hospitals/north/serving/bright/plan", json=plan).status_code == 200
+    (north,) = card_of(api, 2, hospital="north")["hospitals"]
+    assert [(each["stream"], each["answered_at"]) for each in north["alarms"]] == [("shift", None)]
+    assert [each["plan"]["recipes"] for each in north["plans"]] == [["auto"]]
+    (before,) = card_of(api, 1, hospital="north")["hospitals"]
+    assert before["alarms"] == []
+
+
+def test_page_of_the_card_escapes_what_people_wrote(api: Api) -> None:
+    page = api.client.get("/models/bright/versions/2/card.html")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "the new threshold &lt;b&gt;" in page.text
+    assert "<b>" not in page.text
+    none = api.client.get("/models/bright/versions/2/card", params={"hospital": "nowhere"})
+    assert none.status_code == 404
+
+
 def test_keys_are_reported_to_an_admin_alone_without_secrets(
     start: Callable[..., Api], tmp_path: Path, publish_bright: Callable[..., Artefact]
 ) -> None:
@@ -178,3 +234,9 @@ def test_commands_answer_the_auditor_and_save_the_report(
     )
     assert saved.exit_code == 0, saved.output
     assert {each.suffix for each in (tmp_path / "out").iterdir()} == {".html", ".json"}
+    saved = locum("card", "bright@2", "--hospital", "south", "--out", str(tmp_path / "cards"))
+    assert saved.exit_code == 0, saved.output
+    assert sorted(each.name for each in (tmp_path / "cards").iterdir()) == ["bright-2.html", "bright-2.json"]
+    (south,) = json.loads((tmp_path / "cards" / "bright-2.json").read_text())["hospitals"]
+    assert south["hospital"] == "south"
+    assert locum("card", "bright").exit_code == 2

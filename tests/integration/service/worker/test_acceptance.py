@@ -299,6 +299,11 @@ def test_a_hospital_that_demands_an_acceptance_is_assigned_nothing_else(
     shown = dune.api.client.get(f"/jobs/{accepted['report']['job']}/acceptance").json()
     assert shown["decision"] == listed["decisions"][0]
     assert shown["digest"] == accepted["digest"]
+    card = dune.api.client.get("/models/bright/versions/2/card", params={"hospital": "dune"}).json()
+    on_card, _ = card["hospitals"][0]["acceptances"]
+    assert (on_card["accepted"], on_card["digest"]) == (True, accepted["digest"])
+    figures = accepted["report"]["labels"]["bright"]
+    assert on_card["labels"]["bright"] == {name: figures[name] for name in on_card["labels"]["bright"]}
     # A rollback needs none.
     tag = dune.api.client.get("/hospitals/dune/serving/bright").headers["etag"]
     body = {"actor": "ines", "reason": "back"}
