@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -110,13 +111,23 @@ class Start:
     weights: State = field(repr=False)
 
 
-def starting_at(build: Any) -> Any:
-    """FedAvg or a method that extends it, of a given network from given weights: `(config, task, start)`."""
+def starting_at(build: Any, config: FedAvgConfig, task: Task, start: Start) -> Any:
+    """FedAvg or a method that extends it, of a given network from given weights. It can be pickled."""
+    if not issubclass(build, FedAvg):
+        raise TypeError(f"expected a method that extends FedAvg, found {build.__name__}")
+    return _started(build)(config, task, start)
 
+
+@cache
+def _started(build: Any) -> Any:
     class Started(build):  # type: ignore[misc]
         def __init__(self, config: FedAvgConfig, task: Task, start: Start) -> None:
             self._start = start
             super().__init__(config, task)
+
+        def __reduce__(self) -> Any:
+            """Be built again in a worker process: pickle knows no class of a function."""
+            return starting_at, (build, self.config, self.task, self._start)
 
         def architecture(self, task: Task) -> NetworkSpec:  # noqa: ARG002
             return self._start.network
@@ -124,8 +135,6 @@ def starting_at(build: Any) -> Any:
         def first_weights(self, generator: torch.Generator) -> State:  # noqa: ARG002
             return {name: tensor.clone() for name, tensor in self._start.weights.items()}
 
-    if not issubclass(build, FedAvg):
-        raise TypeError(f"expected a method that extends FedAvg, found {build.__name__}")
     return Started
 
 
@@ -167,7 +176,7 @@ class Trainer:
         assert isinstance(config, FedAvgConfig)
         [draft] = result.publication.models
         alone = config.model_copy(update={"rounds": arm.tuned})
-        method = starting_at(LocalOnly)(alone, federation.task, Start(draft.network, draft.weights))
+        method = starting_at(LocalOnly, alone, federation.task, Start(draft.network, draft.weights))
         around = RunEnvironment(seed, self.device.type)
         name, identity = f"{result.run.id}-tuned-{arm.tuned}", {"run": result.run.id, "tuned": arm.tuned}
         tuned = federate(method, result.run.specs(), around, self._folder / name, identity, self._workers)

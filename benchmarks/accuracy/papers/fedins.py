@@ -399,7 +399,7 @@ class Tuned(Runs):
             algorithm = FedIns(self._on_backbone(cell["method"], clients.task, start), clients.task)
         else:
             config = method(name).config(**cell["method"])
-            algorithm = starting_at(method(name).build)(config, clients.task, start)
+            algorithm = starting_at(method(name).build, config, clients.task, start)
         identity = {"method": name, **{n: cell[n] for n in ("vit", "pretraining_steps")}}
         publication, history = self.run(algorithm, clients, {**identity, "config": cell["method"]})
         drafts = {draft.site: draft for draft in publication.models}

@@ -102,7 +102,8 @@ def test_fine_tuning_goes_on_from_the_federations_model_at_every_site(data: Path
     task = template(SET).model_copy(update={"size": (32, 32)})
     federation = fold_of(load_federation(data / SET, task), 0, 3)
     config = FedAvgConfig(recipe="paper", width=2, rounds=1, local_steps=1)
-    trainer = Trainer(Options(state_dir=tmp_path, workers=0), "cpu")
+    # In a worker process, as by default: the method has to travel there.
+    trainer = Trainer(Options(state_dir=tmp_path, workers=1), "cpu")
     tuned = trainer.served(federation, Arm("tuned", "fedavg", tuned=1), config, 0).publication.models
     [shared] = trainer.train(federation, "fedavg", config, 0).publication.models
     assert {draft.site for draft in tuned} == set(SITES[SET])
