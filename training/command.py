@@ -29,7 +29,7 @@ from training.engine.history import never_found
 from training.errors import ConfigurationError, TrainingError, in_words, no_network_engine
 from training.exit_codes import FAILED, INTERRUPTED
 from training.methods.planning import PlanningConfig
-from training.methods.registry import Method, methods
+from training.methods.registry import Method, fitting
 from training.methods.registry import method as find_method
 from training.observers import Log, MLflow, TensorBoard, WithLogs, few_notes
 from training.options import (
@@ -329,10 +329,10 @@ def _configured(
     }
     method_options = _given({**options, "rotation_head": training.rotation_head or None})
     if training.start is not None and "start" not in method.config.model_fields:
-        fitting = ", ".join(name for name in methods() if "start" in find_method(name).config.model_fields)
+        others = fitting(lambda each: "start" in each.config.model_fields)
         raise ConfigurationError(
             f"method '{method.name}' does not start from a version",
-            [f"--from: use a method that trains one network: {fitting}"],
+            [f"--from: use a method that trains one network: {others}"],
         )
     run_options = _given(
         {"leave_out": data.leave_out or None, "seed": training.seed, "consent": publishing.consenting()}

@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import wraps
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -26,6 +27,7 @@ import typer
 from training import methods
 from training.engine.limits import MOST_KEPT
 from training.errors import ConfigurationError
+from training.methods.installed import GROUP
 from training.planning.planner import BUDGETS, Budget
 
 if TYPE_CHECKING:
@@ -38,12 +40,12 @@ _REGISTERED = re.compile(r'^@register\(\s*"([^"]+)"(.*?)^class ', re.DOTALL | re
 
 def listed_methods() -> list[str]:
     """The names that `training.methods.registry` lists, from the sources: importing them imports torch."""
-    found = []
+    found = [entry.name for entry in entry_points(group=GROUP)]
     for folder in methods.__path__:
         for path in Path(folder).rglob("*.py"):
             written = _REGISTERED.findall(path.read_text(encoding="utf-8"))
             found += [name for name, rest in written if "listed=False" not in rest]
-    return sorted(found)
+    return sorted({*found})
 
 
 class Engine(Enum):

@@ -28,7 +28,8 @@ from training.engine.pool import Pool
 from training.errors import ConfigurationError
 from training.local.registry import kind_of
 from training.local.site import SiteData
-from training.methods.registry import method, methods
+from training.methods.installed import origin_of
+from training.methods.registry import fitting, method
 from training.parts.test import Untested
 from training.publish import Origin, check_names, parts_of, publish
 
@@ -49,7 +50,7 @@ class Run:
     scores_tests: bool = True
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that determines the result, as JSON.
+        """Return everything that determines the result, as JSON; of a method of another package, its version.
 
         Consent is not included: it determines which models are exported, and may be given later. Empty
         feature bounds, no privacy and a default defence are left out, so that ids of runs from before these
@@ -60,12 +61,14 @@ class Run:
         left_out |= {name for name in optional if not getattr(self.settings, name)}
         left_out |= set() if self.settings.defence != Defence() else {"defence"}
         splits = {site.name: site.splits_digest for site in self.federation.sites}
+        origin = origin_of(self.method)
         return {
             "method": self.method,
             "data": self.federation.digest,
             "splits": _digest(splits),
             "config": self.config.identity(),
             "run": self.settings.model_dump(mode="json", exclude=left_out),
+            **({"package": origin} if origin else {}),
         }
 
     @property
@@ -161,18 +164,17 @@ class Run:
         """
         chosen, task = method(self.method), self.federation.task
         if task.kind not in chosen.kinds:
-            fitting = ", ".join(name for name in methods() if task.kind in method(name).kinds)
+            others = fitting(lambda each: task.kind in each.kinds)
             raise ConfigurationError(
                 f"method '{self.method}' does not fit the task",
-                [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: use {fitting}"],
+                [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: use {others}"],
             )
         kind = kind_of(task).name
         if why := chosen.refused.get(kind):
-            able = (each for each in map(method, methods()) if task.kind in each.kinds)
-            fitting = ", ".join(each.name for each in able if kind not in each.refused)
+            others = fitting(lambda each: task.kind in each.kinds and kind not in each.refused)
             raise ConfigurationError(
                 f"method '{self.method}' cannot be trained on {kind}",
-                [f"{why}: use {fitting}, or a task of slices (plane and size)"],
+                [f"{why}: use {others}, or a task of slices (plane and size)"],
             )
         built = chosen.build(self.config, task)
         check_privacy(built.plan(), self.settings.privacy)

@@ -1,6 +1,8 @@
 """Methods by the name a person gives on the command line.
 
 The modules of `training.methods` are found, not listed: a new file with a class under `@register` is enough.
+A package that is installed adds its own by an entry point of the group `locum.methods`, which names a class
+under `@register`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -24,6 +27,7 @@ from training.config import MethodConfig
 from training.data.cases import Site
 from training.errors import ConfigurationError
 from training.local.networks import network_of
+from training.methods.installed import GROUP, installed, package_of
 
 Built = TypeVar("Built", bound=type[Algorithm])
 _REGISTERED: dict[str, Method] = {}
@@ -111,12 +115,19 @@ def _found() -> Mapping[str, Method]:
 
 
 def methods() -> tuple[str, ...]:
-    """The registered names that are listed, sorted."""
-    return tuple(sorted(name for name, found in _found().items() if found.listed))
+    """The registered names that are listed, and those of installed packages, sorted."""
+    own = (name for name, found in _found().items() if found.listed)
+    return tuple(sorted({*own, *installed()}))
 
 
 def method(name: str) -> Method:
-    """A method by name. Raises ConfigurationError with the nearest name and the known ones."""
+    """A method by name.
+
+    Raises ConfigurationError for an unknown name, with the nearest one and the known ones, and for a method
+    of an installed package that cannot be used, with the package.
+    """
+    if (entry := installed().get(name)) is not None:
+        return _loaded(entry)
     if name not in _found():
         near = get_close_matches(name.lower(), methods(), n=1)
         guess = f": did you mean '{near[0]}'?" if near else ""
@@ -124,3 +135,41 @@ def method(name: str) -> Method:
             f"unknown method '{name}'{guess}", [f"known methods: {', '.join(methods())}"]
         )
     return _found()[name]
+
+
+def fitting(fits: Callable[[Method], bool]) -> str:
+    """The names of the methods that fit, for a message, without those of packages that cannot be used."""
+    found = []
+    for name in methods():
+        try:
+            chosen = method(name)
+        except ConfigurationError:
+            continue
+        found += [name] if fits(chosen) else []
+    return ", ".join(found)
+
+
+def _loaded(entry: EntryPoint) -> Method:
+    """The method of an installed package. Raises ConfigurationError."""
+    heading = f"method '{entry.name}' of {package_of(entry)} cannot be used"
+    own = _found().get(entry.name)
+    if own is not None and own.build.__module__.startswith(f"{package.__name__}."):
+        raise ConfigurationError(
+            heading, ["Locum has a method of this name; rename its entry point, and in `@register`"]
+        )
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        # Whatever the package raises while it is imported.
+        problem = f"{entry.value} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigurationError(heading, [problem]) from error
+    found = _REGISTERED.get(entry.name)
+    if found is None or found.build is not loaded:
+        raise ConfigurationError(
+            heading,
+            [
+                f"{entry.value} is not registered under this name; put @register('{entry.name}', its "
+                f"configuration) before the class that the entry point of {GROUP} names"
+            ],
+        )
+    return found

@@ -111,7 +111,7 @@ class Start:
     weights: State = field(repr=False)
 
 
-def starting_at(build: Any, config: FedAvgConfig, task: Task, start: Start) -> Any:
+def starting_at(build: Any, config: Any, task: Task, start: Start) -> Any:
     """FedAvg or a method that extends it, of a given network from given weights. It can be pickled."""
     if not issubclass(build, FedAvg):
         raise TypeError(f"expected a method that extends FedAvg, found {build.__name__}")
