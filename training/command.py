@@ -190,7 +190,15 @@ def _over_network(
 
     if warning := opened.warning():
         say(f"warning: {warning}")
-    limits = RoundLimits(network.deadline, network.quorum)
+    limits = RoundLimits(network.deadline, network.quorum, network.silence)
+    if network.deadline is not None and network.quorum is None:
+        raise ConfigurationError(
+            "the run cannot start",
+            [
+                f"--deadline: a round would go on without a hospital; say with --quorum how many of "
+                f"{len(sites)} must deliver"
+            ],
+        )
 
     def gathered(operator: Operator, task: Task) -> Federation[Any]:
         say(f"listening on {network.listen or opened.content.address}")
@@ -384,7 +392,7 @@ def _train(
             afterwards(job, practising, DEFAULT) if practising else {},
         )
         if operator is not None:
-            operator.warn = progress.warning
+            operator.tell(progress.warning, progress.site_working)
         if proposal is not None:
             written = " and ".join(map(str, proposal.write(folder)))
             for sentence in (

@@ -243,11 +243,17 @@ class NetworkOptions:
         str | None, typer.Option(help="network: HOST:PORT to listen on, if not the kit's address.")
     ] = None
     deadline: Annotated[
-        float | None, typer.Option(min=1, help="network: seconds after which a round drops late hospitals.")
+        float | None,
+        typer.Option(min=1, help="network: seconds after which a round drops late hospitals; with --quorum."),
     ] = None
     quorum: Annotated[
-        int, typer.Option(min=1, help="network: hospitals that must deliver before a round ends.")
-    ] = 1
+        int | None,
+        typer.Option(min=1, help="network: hospitals that must deliver; all, if not given."),
+    ] = None
+    silence: Annotated[
+        float,
+        typer.Option(min=1, help="network: seconds after which a round drops a hospital that is not heard."),
+    ] = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from training.engine.device import default_workers, problem_of
 from training.engine.egress import ALL_KINDS, SiteSpec, check_privacy
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
-from training.engine.history import Observer, RoundEntry
+from training.engine.history import Observer, RoundEntry, missing
 from training.engine.pool import Pool
 from training.errors import ConfigurationError
 from training.local.registry import kind_of
@@ -249,7 +249,7 @@ def execute(
             publication = extend(publication)
         artefacts: tuple[Artefact, ...] = ()
         if store is not None:
-            artefacts = publish(store, _origin(run, specs, name), publication)
+            artefacts = publish(store, _origin(run, specs, name, outcome.history), publication)
     return Result(run, publication, outcome.history, artefacts)
 
 
@@ -261,7 +261,7 @@ def loader(run: Run, site: Site[Any]) -> Callable[[], Any]:
     return partial(SiteData.load, site, task, keep_empty=run.settings.keep_empty)
 
 
-def _origin(run: Run, sites: Sequence[SiteSpec], name: str) -> Origin:
+def _origin(run: Run, sites: Sequence[SiteSpec], name: str, history: Sequence[RoundEntry]) -> Origin:
     descent = run.config.descent()
     return Origin(
         name,
@@ -274,7 +274,8 @@ def _origin(run: Run, sites: Sequence[SiteSpec], name: str) -> Origin:
             seed=run.settings.seed,
             parents=descent.parents,
             weights=descent.weights,
-            details=run.identity(),
+            # So that all who read of the version know which hospitals it lacks.
+            details={**run.identity(), **({"missing": gone} if (gone := missing(history)) else {})},
         ),
     )
 

@@ -192,6 +192,36 @@ def final_distances(history: Sequence[RoundEntry]) -> list[FinalDistance]:
     return [FinalDistance(*names, sites) for names, sites in sorted(found.items())]
 
 
+def missing(history: Sequence[RoundEntry]) -> dict[str, str]:
+    """Say of each site that a round went on without in which rounds that was, and why the last time."""
+    rounds: dict[str, dict[str, list[int]]] = {}
+    why: dict[str, str] = {}
+    for entry in history:
+        for site, reason in entry.dropped.items():
+            rounds.setdefault(site, {}).setdefault(entry.phase, []).append(entry.round + 1)
+            why[site] = reason
+    lengths = {entry.phase: entry.rounds for entry in history}
+    found = {}
+    for site, phases in rounds.items():
+        places = [
+            f"{phase} {_ranges(numbers)} of {lengths[phase]}" if lengths[phase] > 1 else phase
+            for phase, numbers in phases.items()
+        ]
+        found[site] = f"{', '.join(places)}: {why[site]}"
+    return found
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Such as 3-5, 7 of 3, 4, 5 and 7."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
 def is_final(metric: str) -> bool:
     """Whether a metric is one of those that are taken once, at the end, with their numbers of patients."""
     return _ONLY_FINAL.fullmatch(metric) is not None

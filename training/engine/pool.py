@@ -30,7 +30,10 @@ class Pool(Protocol):
     """
 
     window: int
-    quorum: int
+
+    @property
+    def quorum(self) -> int:
+        """See above."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
         """Run the tasks and yield their results in task order."""

@@ -184,6 +184,7 @@ class Rounds:
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in tally.dropped.items())
                 raise RoundFailed(
                     f"phase '{phase.name}', round {round_ + 1}: {found} ({reasons}). Fix the cause and resume"
+                    f"{'' if quorum == 1 else ', or resume with a smaller --quorum'}"
                 )
             context = self._environment.context(phase.name, round_, phase.rounds)
             result = reducer.result()

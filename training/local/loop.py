@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from personalization.precision import mixed_precision, to_float32
 from personalization.transfer import CPU, sent
+from training import headway
 from training.local.data import Data
 from training.local.norms import held_statistics, least_batch
 from training.local.schedule import Batch, Schedule
@@ -98,4 +99,7 @@ def scheduled_batches(
     """
     if not len(data):
         raise ValueError("there is no slice to train on")
-    yield from data.batches(schedule, generator, least, device)
+    headway.plan(schedule.planned(len(data)))
+    for batch in data.batches(schedule, generator, least, device):
+        yield batch
+        headway.advance()

@@ -204,10 +204,9 @@ class Hospital:
             try:
                 self._step(session, self._prepared, found.task)
             except Rejected as error:
-                if error.code == "too large":
-                    self._watcher.dropped(str(error))
-                elif error.code != "stale":
+                if error.code not in ("too large", "stale"):
                     raise
+                self._watcher.dropped(str(error))
 
     def _step(self, session: str, prepared: Prepared, said: TaskMessage) -> None:
         plan = prepared.algorithm.plan()
@@ -230,7 +229,11 @@ class Hospital:
                 upload=prepared.folder / "files/up",
             )
             policy = self._policy
-            with policy.bounding_networks(), ended_after(policy.most_minutes_per_round):
+            with (
+                self._link.telling(session, said.id),
+                policy.bounding_networks(),
+                ended_after(policy.most_minutes_per_round),
+            ):
                 answer = prepared.worker.answer(task)
             if isinstance(answer, Delivery):
                 self._check_size(answer)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from model_store.durable import naming
+from training import headway
 from training.engine.tensorfile import check_tensors
 from training.errors import SiteFailed, TrainingError
 from training.network.cell import CHUNK, Cell, Rejected, Unreachable
 from training.network.kits import Kit
-from training.network.messages import Leave, Message, Slice, TaskMessage, Written, pack, unpack
+from training.network.messages import Alive, Leave, Message, Slice, TaskMessage, Written, pack, unpack
 
 RETRY_S = 1.0
 _TIMEOUT_S = 60.0  # for the reply to one request, at first; a chunk of a file on a slow line takes most
 _LONGEST_S = 600.0  # for it on a slow line: a chunk at 7 kB/s
 _IDLE_S = 2.0  # between questions for a task, if the operator does not wake the hospital
 _GOODBYE_S = 5.0
+_BEAT_S = 10.0  # between words on a step that computes
 
 
 class Link:
@@ -79,6 +81,29 @@ class Link:
         """Tell the operator, if it can be reached, that this hospital stops."""
         with suppress(Unreachable, Rejected):  # the round's deadline tells the operator
             self.cell.request("leave", pack(Leave(session=session, reason=reason)), _GOODBYE_S)
+
+    @contextmanager
+    def telling(self, session: str, task: str) -> Iterator[None]:
+        """While a step computes, say how far it is: silence then says that a hospital is away, or hangs.
+
+        A word that is lost, or that an operator of an earlier version does not know, is none the less.
+        """
+        over = threading.Event()
+
+        def tell() -> None:
+            while not over.wait(_BEAT_S):
+                at = headway.now()
+                said = Alive(session=session, task=task, done=at.done, planned=at.planned)
+                with suppress(Unreachable, Rejected):
+                    self.cell.request("alive", pack(said), _BEAT_S)
+
+        headway.begin()
+        threading.Thread(target=tell, name="alive", daemon=True).start()
+        try:
+            yield
+        finally:
+            # Not waited for: its last word may be on its way to an operator that is away.
+            over.set()
 
     def download(self, session: str, task: TaskMessage, folder: Path) -> dict[str, Path]:
         """Fetch the groups of a task as files of a folder, and check their headers.

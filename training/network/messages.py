@@ -6,6 +6,7 @@
     next      Session              -> Next          a task, nothing yet, or the end of the run
     read      Slice                -> bytes         a chunk of a group's download
     write     Slice + bytes        -> Written       a chunk of a group's upload
+    alive     Alive                -> {}            how far the step is, every ten seconds while it computes
     done      Report               -> {}            the step's result
     leave     Leave                -> {}            the hospital stops
 
@@ -148,6 +149,14 @@ class Written(Message):
     """How many bytes of the file the operator has."""
 
     at: Count
+
+
+class Alive(Session):
+    """How far the step of a task is: batches done, of those planned so far; 0 of 0 where it does not say."""
+
+    task: Name
+    done: Count = 0
+    planned: Count = 0
 
 
 class SpentMessage(Message):

@@ -30,6 +30,7 @@ from training.network.admission import Admission
 from training.network.cell import Cell, Handler, Rejected, printable
 from training.network.kits import Kit
 from training.network.messages import (
+    Alive,
     Announcement,
     Leave,
     Next,
@@ -47,7 +48,7 @@ from training.network.sessions import OpenSession, Sessions
 _GOODBYE_S = 5.0
 _REVOKED = "its certificate was revoked"
 _OF_SESSIONS: Mapping[str, type[Session]] = MappingProxyType(
-    {"next": Session, "read": Slice, "write": Slice, "done": Report, "leave": Leave}
+    {"next": Session, "alive": Alive, "read": Slice, "write": Slice, "done": Report, "leave": Leave}
 )
 
 
@@ -118,13 +119,12 @@ class Operator:
         *,
         follows: bool = False,
     ) -> None:
-        if not 1 <= limits.quorum <= len(run.sites):
+        if limits.quorum is not None and not 1 <= limits.quorum <= len(run.sites):
             raise ConfigurationError(
                 "the run cannot start",
                 [f"quorum: expected 1 to {len(run.sites)} hospitals, found {limits.quorum}"],
             )
         self.window = max(1, len(run.sites))
-        self.quorum = limits.quorum
         self.warn: Callable[[str], None] = lambda _: None
         self._listener = listener
         self._kit = listener.kit
@@ -140,7 +140,14 @@ class Operator:
         # A resumed run keeps the hospitals that were revoked since it began.
         left = dict.fromkeys(self._kit.revoked_sites().intersection(run.sites), _REVOKED)
         self._sessions = Sessions(self._changed, left, listener.wake)
-        self._rounds = Rounds(self._plan, frozenset(run.task.labels), limits, self._sessions, self._changed)
+        self._rounds = Rounds(
+            self._plan,
+            frozenset(run.task.labels),
+            limits,
+            self._sessions,
+            self._changed,
+            lambda: self.quorum,
+        )
 
     def __enter__(self) -> Operator:
         self._listener.serve(self.handle, self._sessions.disconnected)
@@ -151,6 +158,19 @@ class Operator:
     ) -> None:
         if error is None:
             self._sessions.end(Next(over="the run is finished", follows=self._follows), _GOODBYE_S)
+
+    @property
+    def quorum(self) -> int:
+        """How many hospitals of a round must deliver: by default all but those that were revoked since."""
+        there = len(self._sites) - len(self._kit.revoked_sites().intersection(self._sites))
+        return self._limits.quorum or max(1, there)
+
+    def tell(self, warn: Callable[[str], None], working: Callable[[str, int, int], None]) -> None:
+        """Let `warn` hear messages for the operator, and `working` how far a hospital's step is.
+
+        `working` gets the hospital, the batches done, and those planned so far.
+        """
+        self.warn, self._rounds.working = warn, working
 
     @property
     def announced(self) -> Mapping[str, Announcement]:
@@ -239,6 +259,9 @@ class Operator:
             if topic == "read":
                 return self._rounds.read(peer, said)
             return pack(self._rounds.write(peer, said, body))
+        if isinstance(said, Alive):
+            self._rounds.alive(peer, said)
+            return b""
         if isinstance(said, Report):
             self._rounds.done(peer, said)
             return b""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from training.algorithm import Phase, Plan
@@ -20,9 +21,10 @@ from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import TrainingError
 from training.network.cell import CHUNK, Rejected, printable
-from training.network.messages import Next, Report, Slice, TaskMessage, Written
+from training.network.messages import Alive, Next, Report, Slice, TaskMessage, Written
 from training.network.sessions import Sessions
 from training.privacy import Spent
+from training.progress.format import duration
 
 POLL_S = 1.0  # between looks at the clock
 _PATIENCE_S = 30.0  # before the operator sees a warning that a hospital is missing
@@ -32,14 +34,16 @@ _PATIENCE_S = 30.0  # before the operator sees a warning that a hospital is miss
 class RoundLimits:
     """When a round ends without a hospital.
 
-    `deadline`: seconds after which hospitals that have not delivered are dropped from the round; None waits
-    for all. `quorum`: hospitals that must deliver; after the deadline, too, the round waits for so many, or
-    for all of a round with fewer. With fewer uploads that the server accepts the round fails.
-    `upload_bytes`: the largest upload of one hospital in a round.
+    `quorum`: hospitals that must deliver, None for all that are not revoked. With fewer uploads that the
+    server accepts the round fails, and the run can be resumed. `deadline`: seconds after which hospitals that
+    have not delivered are dropped from the round, once a quorum has; None waits for all. `silence`: seconds
+    after which one that is not heard is dropped. `upload_bytes`: the largest upload of one hospital in a
+    round.
     """
 
     deadline: float | None = None
-    quorum: int = 1
+    quorum: int | None = None
+    silence: float = 86_400.0
     upload_bytes: int = 4 * 2**30
 
 
@@ -84,6 +88,8 @@ class Part:
 class Rounds:
     """The current round. `labels` are the task's; `sessions` says which hospitals are there.
 
+    `quorum` is how many must deliver now. `working` hears how far a hospital's step is, see `Operator`.
+
     `changed` is the operator's lock: it guards which parts are current and their answers, and is notified of
     every answer. `Part.writing` guards a part's files. It is taken before `changed`, never after it.
     """
@@ -95,13 +101,16 @@ class Rounds:
         limits: RoundLimits,
         sessions: Sessions,
         changed: threading.Condition,
+        quorum: Callable[[], int],
     ) -> None:
         self._plan = plan
         self._labels = labels
         self._limits = limits
         self._sessions = sessions
         self._changed = changed
+        self._quorum = quorum
         self._parts: dict[str, Part] = {}
+        self.working: Callable[[str, int, int], None] = lambda *_: None
 
     def run(self, tasks: Sequence[Task], warn: Callable[[str], None]) -> Iterator[Delivery | Failure]:
         """Give the hospitals their tasks, and yield their results in task order."""
@@ -136,6 +145,12 @@ class Rounds:
             if part is None or part.answer is not None:
                 return Next()
         return Next(task=part.message())
+
+    def alive(self, site: str, said: Alive) -> None:
+        """Take note of how far a step is. Raises Rejected for a task that is not current."""
+        self._current(site, said.task)
+        self._sessions.beat(site)
+        self.working(site, said.done, said.planned)
 
     def read(self, site: str, said: Slice) -> bytes:
         """A chunk of a download. Raises Rejected."""
@@ -194,16 +209,24 @@ class Rounds:
         warned = False
         with self._changed:
             part = self._parts[site]
-            quorum = min(self._limits.quorum, len(self._parts))
             while part.answer is None:
                 waited = time.monotonic() - started
                 delivered = sum(isinstance(p.answer, Delivery) for p in self._parts.values())
+                quorum = min(self._quorum(), len(self._parts))
                 if deadline is not None and waited >= deadline and delivered >= quorum:
                     part.answer = Failure(site, f"did not deliver within {deadline:g} s")
                     break
-                if not warned and waited >= _PATIENCE_S and site not in self._sessions.connected():
+                quiet = self._sessions.silence(site, started)
+                if quiet >= self._limits.silence:
+                    part.answer = Failure(site, f"was not heard for {duration(quiet)} (--silence)")
+                    break
+                if not warned and quiet >= _PATIENCE_S:
                     warned = True
-                    warn(f"waiting for {site}, which is not connected; it repeats its step when it is back")
+                    since = datetime.now(UTC) - timedelta(seconds=quiet)
+                    warn(
+                        f"{site} is away: not heard since {since:%H:%M:%S} UTC. The round waits, and it "
+                        "repeats its step when it is back"
+                    )
                 left = POLL_S if deadline is None else min(POLL_S, max(deadline - waited, 0.05))
                 self._changed.wait(left)
             return part.answer
@@ -212,8 +235,27 @@ class Rounds:
         with self._changed:
             part = self._parts.get(site)
             if part is None or part.id != task or part.answer is not None:
-                raise Rejected("the task is not current; its round went on", "stale")
+                raise Rejected(self._why_stale(site, task), "stale")
             return part
+
+    def _why_stale(self, site: str, id_: str) -> str:
+        """Say which round a task was of, why that went on without it, and which one is in progress."""
+        step, _, rest = id_.partition("-")
+        round_ = rest.partition("-")[0]
+        if not (step.isdecimal() and round_.isdecimal() and int(step) < len(self._plan)):
+            return f"there is no task '{id_[:64]}'"
+        task = Task(site, int(step), int(round_))
+        part, current = self._parts.get(site), next(iter(self._parts.values()), None)
+        if part is not None and part.id == id_ and isinstance(part.answer, Failure):
+            return f"{self._named(task)} goes on without this hospital, which {part.answer.reason}"
+        if part is not None and (part.task.step, part.task.round) == (task.step, task.round):
+            return f"{self._named(task)} has another task here: it began again, or was delivered already"
+        now = "" if current is None else f"; {self._named(current.task)} is in progress"
+        return f"it is late: {self._named(task)} is over{now}"
+
+    def _named(self, task: Task) -> str:
+        phase = self._plan[task.step or 0]
+        return f"{phase.name} {task.round + 1}"
 
     @contextmanager
     def _writing(self, site: str, task: str) -> Iterator[Part]:

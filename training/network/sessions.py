@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from training.network.cell import Rejected
 from training.network.messages import Next
@@ -14,11 +14,17 @@ from training.network.messages import Next
 
 @dataclass
 class OpenSession:
-    """The process of a hospital that joined last. `serial` is the number of its certificate."""
+    """The process of a hospital that joined last.
+
+    `serial` is the number of its certificate, `heard` when its last request came, by the monotonic clock.
+    `beats` says that it is one that speaks while it computes.
+    """
 
     token: str
     serial: int
     connected: bool = True
+    heard: float = field(default_factory=time.monotonic)
+    beats: bool = False
     heard_end: bool = False
 
 
@@ -56,6 +62,7 @@ class Sessions:
             if not secrets.compare_digest(session.token.encode(), token.encode()):
                 raise Rejected("another process of this hospital joined after this one", "replaced")
             session.connected = True
+            session.heard = time.monotonic()
             return session
 
     def disconnected(self, site: str) -> None:
@@ -81,6 +88,23 @@ class Sessions:
         """The hospitals that are connected."""
         with self._changed:
             return frozenset(site for site, session in self._open.items() if session.connected)
+
+    def beat(self, site: str) -> None:
+        """Note that a hospital speaks while it computes, so that its silence says something."""
+        with self._changed:
+            if session := self._open.get(site):
+                session.beats = True
+
+    def silence(self, site: str, since: float) -> float:
+        """For how many seconds a hospital was not heard, since an instant of the monotonic clock at most.
+
+        Zero where it is connected and is one that does not speak while it computes.
+        """
+        with self._changed:
+            session = self._open.get(site)
+            if session is not None and session.connected and not session.beats:
+                return 0.0
+            return time.monotonic() - max(since, session.heard if session else since)
 
     def wake(self, *sites: str) -> None:
         """Wake these hospitals, or all, as far as they have a session."""

@@ -60,6 +60,9 @@ class Progress(Observer, Protocol):
         started by its name, as long as they told.
         """
 
+    def site_working(self, site: str, done: int, planned: int) -> None:
+        """Handle what a hospital on a network says of its step: batches done, of those planned."""
+
     def published(self, reference: str, digest: str) -> None:
         """Handle the publication of an artefact."""
 
@@ -120,6 +123,10 @@ class _Display:
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
         """Handle the start of a round."""
         self.state.round_started(phase, round, rounds, sites)
+
+    def site_working(self, site: str, done: int, planned: int) -> None:
+        """Handle what a hospital on a network says of its step: batches done, of those planned."""
+        self.state.site_working(site, done, planned)
 
     def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:  # noqa: ARG002
         """Handle a site's delivery."""
@@ -185,7 +192,8 @@ class PlainProgress(_Display):
         for what in ("done", "working", "dropped"):
             names = [name for name, site in state.sites.items() if site.state == what]
             if names:
-                shown = ", ".join(names) if len(names) <= _NAMED_SITES else f"{len(names)} sites"
+                named = [f"{name}{_batches(state, name, what)}" for name in names]
+                shown = ", ".join(named) if len(names) <= _NAMED_SITES else f"{len(names)} sites"
                 parts.append(f"{what}: {shown}")
         if time := _time(state, "left", self._told):
             parts.append(time)
@@ -304,9 +312,19 @@ class RichProgress(_Display):
                 cells.append(Text(format.sparkline(site.metrics.get(trend, ())), style="green"))
             cells.append(format.size(site.bytes))
             took = f"{site.seconds:.1f} s" if site.seconds is not None else ""
-            cells.append(_MARKS.get(site.state, Text(took, style="dim")))
+            mark = _MARKS.get(site.state, Text(took, style="dim"))
+            cells.append(mark + _batches(state, name, site.state))
             table.add_row(*cells)
         return table
+
+
+def _batches(state: RunState, site: str, status: str) -> str:
+    """How far a site's step is, for a line that names the site; empty where it does not say."""
+    batches = state.sites[site].batches
+    if status != "working" or batches is None:
+        return ""
+    left = state.left_of(site)
+    return f" ({batches[0]} of {batches[1]} batches" + (f", {format.duration(left)} left)" if left else ")")
 
 
 def _run(state: RunState) -> str:

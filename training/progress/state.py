@@ -49,12 +49,16 @@ def heading(name: str) -> str:
 
 @dataclass
 class SiteState:
-    """One site's row: its status, metrics by round, and bytes in both directions."""
+    """One site's row: its status, metrics by round, and bytes in both directions.
+
+    `batches` are those done in this round, and those planned, of a hospital on a network that says so.
+    """
 
     state: Literal["waiting", "working", "done", "dropped", "absent"] = "waiting"
     metrics: dict[str, list[float]] = field(default_factory=dict)
     bytes: int = 0
     seconds: float | None = None
+    batches: tuple[int, int] | None = None
 
     def last(self, metric: str) -> float | None:
         """Return the newest value of a metric."""
@@ -234,7 +238,20 @@ class RunState:
         self._round_started = self._clock()
         for name, site in self.sites.items():
             site.state = "working" if name in sites else "absent"
-            site.seconds = None
+            site.seconds = site.batches = None
+
+    def site_working(self, site: str, done: int, planned: int) -> None:
+        """Handle what a site says of its step."""
+        if (line := self.sites.get(site)) is not None and planned:
+            line.batches = done, planned
+
+    def left_of(self, site: str) -> float | None:
+        """Estimated seconds that a site's step takes yet; None where it does not say."""
+        batches = self.sites[site].batches
+        if batches is None or not batches[0]:
+            return None
+        done, planned = batches
+        return self.since_round * max(0, planned - done) / done
 
     def site_finished(self, site: str, entry: SiteEntry) -> None:
         """Handle a site's delivery."""

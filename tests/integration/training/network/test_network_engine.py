@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -128,12 +129,15 @@ def test_deadline_drops_a_stopped_hospital_and_it_is_back_in_the_next_round(cons
     dropped = [entry for entry in record["rounds"] if "aster" in entry["dropped"]]
     assert dropped
     assert "did not deliver within 3 s" in dropped[0]["dropped"]["aster"]
+    lacks = Store(consortium.root / "store").open("phantom").manifest.lineage.details["missing"]
+    assert lacks.keys() == {"aster"}
+    assert re.fullmatch(r"train [0-9, -]+ of 4: did not deliver within 3 s", lacks["aster"])
     assert "aster" in record["rounds"][-1]["sites"]
 
 
 def test_hospital_obeys_its_own_policy(consortium):
     consortium.policy("aster", "allows: [weights]\nconsents: false\n")
-    operator = started(consortium, *options(consortium))
+    operator = started(consortium, *options(consortium, "--quorum", 1))
     sites = {site: consortium.start_site(site) for site in SITES}
     sites["birch"].wait_for("train 1/2: computing")
     consortium.policy("birch", "allows: [weights, statistics]\nconsents: true\ntakes_part: false\n")
@@ -169,9 +173,27 @@ def test_run_of_which_a_hospital_was_revoked_is_resumed_without_it(consortium):
     assert trained[-1]["dropped"] == {"cedar": "its certificate was revoked"}
 
 
+def test_run_stops_without_a_hospital_of_which_no_one_wrote_that_it_may_be_missing(consortium):
+    command = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
+    operator = started(consortium, *command)
+    sites = {site: consortium.start_site(site) for site in SITES}
+    sites["cedar"].wait_for("train 1/2: computing")
+    sites["cedar"].process.send_signal(signal.SIGINT)
+    assert operator.end() == 2, operator.text()
+    assert "2 of 3 sites delivered, the quorum is 3 (cedar: left the run" in operator.text()
+    assert not (consortium.root / "store").exists() or not digests(consortium.root / "store")
+    # It comes back, and nothing of the run is lost.
+    consortium.start_site("cedar")
+    operator = consortium.start_operator(*command, "--resume")
+    assert operator.end() == 0, operator.text()
+    record = json.loads((consortium.root / "run" / "record.json").read_text())
+    assert all(set(entry["sites"]) == set(SITES) for entry in record["rounds"])
+
+
 def test_hospital_stopped_by_ctrl_c_notifies_the_operator_and_the_rounds_go_on(consortium):
     """Without the notice, the operator would wait for it: there is no deadline."""
-    operator = started(consortium, "--method", "fedavg", "--config", consortium.root / "config.yaml")
+    command = ("--method", "fedavg", "--config", consortium.root / "config.yaml", "--quorum", 2)
+    operator = started(consortium, *command)
     sites = {site: consortium.start_site(site) for site in SITES}
     sites["cedar"].wait_for("train 1/2: computing")
     sites["cedar"].process.send_signal(signal.SIGINT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from training.errors import ConfigurationError
 from training.network.cell import CHUNK, Rejected
 from training.network.kits import Kit, provision, revoke
 from training.network.messages import (
+    Alive,
     Announcement,
     Invitation,
     Leave,
@@ -113,6 +115,9 @@ class HospitalSide:
     def upload(self, task, group, content, total=None):
         part = Slice(session=self.session, task=task, group=group, offset=0, total=total or len(content))
         return unpack(Written, self.ask("write", part, content))[0].at
+
+    def alive(self, task, done):
+        return self.ask("alive", Alive(session=self.session, task=task, done=done, planned=9))
 
     def report(self, task, **changes):
         fields = {"groups": ("weights", "scores"), "weight": 3.0, "slot": None} | changes
@@ -513,11 +518,73 @@ class TestLimits:
             return future.result(20)
 
     def test_deadline_drops_a_late_hospital(self, kits, tmp_path):
-        operator = opened(kits, RoundLimits(deadline=0.2))
+        operator = opened(kits, RoundLimits(deadline=0.2, quorum=1))
         birch = HospitalSide(operator, kits, "birch").join()
         first, second = self.collected(operator, self.tasks(tmp_path), lambda: deliver(birch, tmp_path))
         assert isinstance(first, Delivery)
         assert second == Failure("cedar", "did not deliver within 0.2 s")
+
+    def test_silent_hospital_is_dropped_and_one_that_speaks_is_not(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(silence=0.4))
+        birch, cedar = (HospitalSide(operator, kits, site).join() for site in SITES)
+        heard = []
+        operator.tell(lambda _: None, lambda *said: heard.append(said))
+
+        def act():
+            for side in (birch, cedar):
+                side.alive(side.task().id, 1)
+            for done in range(2, 9):
+                threading.Event().wait(0.1)
+                birch.alive(birch.task().id, done)
+            deliver(birch, tmp_path)
+
+        first, second = self.collected(operator, self.tasks(tmp_path), act)
+        assert isinstance(first, Delivery)
+        assert isinstance(second, Failure)
+        assert second.reason.startswith("was not heard for 0:0")
+        assert heard[-1] == ("birch", 8, 9)
+
+    def test_connected_hospital_that_never_speaks_of_its_step_is_waited_for(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(silence=0.1))
+        sides = [HospitalSide(operator, kits, site).join() for site in SITES]
+
+        def act():
+            threading.Event().wait(0.5)
+            for side in sides:
+                deliver(side, tmp_path)
+
+        answers = self.collected(operator, self.tasks(tmp_path), act)
+        assert all(isinstance(answer, Delivery) for answer in answers)
+
+    def test_late_result_is_said_to_be_late(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(deadline=0.1, quorum=1))
+        birch, cedar = (HospitalSide(operator, kits, site).join() for site in SITES)
+        late = []
+
+        def act():
+            late.append(cedar.task())
+            deliver(birch, tmp_path)
+            while operator._rounds._parts["cedar"].answer is None:
+                threading.Event().wait(0.01)
+            with pytest.raises(Rejected, match=r"^train 1 goes on without .* which did not deliver within"):
+                cedar.report(late[0].id)
+
+        operator._rounds.begin(self.tasks(tmp_path))
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(operator._rounds._await, "cedar", time.monotonic(), lambda _: None)
+            act()
+        operator._rounds.begin([replace(task, round=1) for task in self.tasks(tmp_path)])
+        with pytest.raises(Rejected, match=r"^it is late: train 1 is over; train 2 is in progress$") as error:
+            cedar.report(late[0].id)
+        assert error.value.code == "stale"
+        with pytest.raises(Rejected, match=r"^there is no task '9-x'$"):
+            cedar.alive("9-x", 1)
+
+    def test_without_a_quorum_all_that_are_not_revoked_must_deliver(self, kits):
+        assert opened(kits).quorum == 2
+        assert opened(kits, RoundLimits(quorum=1)).quorum == 1
+        revoke(kits, "cedar")
+        assert opened(kits).quorum == 1
 
     def test_round_waits_for_its_quorum_after_the_deadline(self, kits, tmp_path):
         operator = opened(kits, RoundLimits(deadline=0.05, quorum=2))
