@@ -191,6 +191,10 @@ def send_nothing(server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG
     return {}
 
 
+def take_all(metrics: Mapping[str, float], size: SiteSize) -> None:
+    """The check of a phase that takes all metrics."""
+
+
 def as_received(server: Memory) -> Mapping[str, State]:  # noqa: ARG001
     """The expectation of a phase with uploads that are like the downloads of the same name."""
     return {}
@@ -214,6 +218,7 @@ class Phase:
             `meta` device have none, and their groups have no bound.
         consent: runs the phase only at sites that consented to it.
         everyone: takes all sites, regardless of the run's participation.
+        check: raises ValueError for metrics that a site of this size cannot have; the site is dropped.
     """
 
     name: str
@@ -226,6 +231,7 @@ class Phase:
     expected: Callable[[Memory], Mapping[str, State]] = as_received
     consent: bool = False
     everyone: bool = False
+    check: Callable[[Mapping[str, float], SiteSize], None] = take_all
 
 
 @dataclass(frozen=True)

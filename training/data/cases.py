@@ -18,6 +18,8 @@ from training.errors import FederationError
 
 Split = Literal["train", "val", "test"]
 FEW_PATIENTS = 3
+# A figure of the end that rests on fewer is marked, and takes part in no rank and no choice.
+FEW_CASES = 10
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 

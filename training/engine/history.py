@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from training.paired import Paired, PairedSums
 from training.privacy import Spent
 
 TEST = "test"
 _MODEL = r"((?P<model>cluster|personal)_)?"
 _FINAL = re.compile(_MODEL + r"(?P<split>test|val)_(dice|accuracy)(/(?P<label>.*))?", re.DOTALL)
 _SURFACES = re.compile(_MODEL + r"test_(?P<metric>hd95|assd|nsd)(?P<pixels>_px)?/(?P<label>.*)", re.DOTALL)
+_RATES = re.compile(_MODEL + r"test_(?P<metric>missed|recall|precision)/(?P<label>.*)", re.DOTALL)
+_PAIRED = re.compile(_MODEL + r"test_paired_(?P<what>n|before|change|squares)(?P<label>/.*)?", re.DOTALL)
 _ONLY_FINAL = re.compile(_MODEL + r"(test_.*|val_dice/.*|val_n(/.*)?)", re.DOTALL)
-_SURFACE_GROUPS = ("model", "metric", "pixels", "label")
+# Rounding of a mean of many.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,26 @@ def defended(history: Sequence[RoundEntry]) -> list[str]:
     return found
 
 
+class _Final:
+    """A figure that sites took once, at the end: mean and number of patients, or images, by site."""
+
+    sites: Mapping[str, tuple[float, int]]
+
+    @property
+    def count(self) -> int:
+        """The patients of all sites."""
+        return sum(count for _, count in self.sites.values())
+
+    @property
+    def mean(self) -> float:
+        """The mean over the patients of all sites; NaN of none."""
+        total = math.fsum(mean * count for mean, count in self.sites.values())
+        return total / self.count if self.count else math.nan
+
+
 @dataclass(frozen=True)
-class FinalScore:
-    """A score of a model that sites took once, at the end: mean and number of patients by site.
+class FinalScore(_Final):
+    """A score of a model.
 
     `model` is `cluster` for that of a site's cluster, `personal` for a site's own, empty for the one that all
     share. Of images with classes it is the accuracy, and images are counted. `label` is empty for all labels.
@@ -122,16 +143,6 @@ class FinalScore:
     label: str
     sites: Mapping[str, tuple[float, int]]
 
-    @property
-    def count(self) -> int:
-        """The patients of all sites."""
-        return sum(count for _, count in self.sites.values())
-
-    @property
-    def mean(self) -> float:
-        """The mean over the patients of all sites."""
-        return math.fsum(mean * count for mean, count in self.sites.values()) / self.count
-
 
 def final_scores(history: Sequence[RoundEntry]) -> list[FinalScore]:
     """Return the scores of the phase `test`, model by model.
@@ -139,19 +150,16 @@ def final_scores(history: Sequence[RoundEntry]) -> list[FinalScore]:
     A model's scores on test patients come first, then those on validation patients by label.
     """
     found: dict[tuple[str, str, str], dict[str, tuple[float, int]]] = {}
-    for entry in history:
-        for site, part in entry.sites.items() if entry.phase == TEST else ():
-            for name, value in part.metrics.items():
-                if match := _FINAL.fullmatch(name):
-                    model, split, label = match["model"] or "", match["split"], match["label"] or ""
-                    of = f"{model}_" if model else ""
-                    count = int(part.metrics[f"{of}{split}_n" + (f"/{label}" if label else "")])
-                    found.setdefault((model, split, label), {})[site] = value, count
+    for site, metrics in _of_tests(history):
+        for name, value in metrics.items():
+            if match := _FINAL.fullmatch(name):
+                key = match["model"] or "", match["split"], match["label"] or ""
+                found.setdefault(key, {})[site] = value, int(metrics[str(_count_of(name))])
     return [FinalScore(*names, sites) for names, sites in sorted(found.items())]
 
 
 @dataclass(frozen=True)
-class FinalDistance:
+class FinalDistance(_Final):
     """A surface metric of a model by label, taken once on test patients: mean and number of them by site.
 
     `metric` is hd95 or assd (lower is better) or nsd; `unit` is mm, or px of the network's input where
@@ -165,31 +173,134 @@ class FinalDistance:
     unit: str
     sites: Mapping[str, tuple[float, int]]
 
-    @property
-    def count(self) -> int:
-        """The patients of all sites that have both surfaces."""
-        return sum(count for _, count in self.sites.values())
-
-    @property
-    def mean(self) -> float:
-        """The mean over these patients; NaN of none."""
-        total = math.fsum(mean * count for mean, count in self.sites.values())
-        return total / self.count if self.count else math.nan
-
 
 def final_distances(history: Sequence[RoundEntry]) -> list[FinalDistance]:
     """Return the surface metrics of the phase `test`, model by model, label by label."""
     found: dict[tuple[str, str, str, str], dict[str, tuple[float, int]]] = {}
+    for site, metrics in _of_tests(history):
+        for name, value in metrics.items():
+            if match := _SURFACES.fullmatch(name):
+                key = match["model"] or "", match["label"], match["metric"], "px" if match["pixels"] else "mm"
+                found.setdefault(key, {})[site] = value, int(metrics[str(_count_of(name))])
+    return [FinalDistance(*names, sites) for names, sites in sorted(found.items())]
+
+
+@dataclass(frozen=True)
+class FinalRate(_Final):
+    """A share of test patients, or of test images, of a model by label, taken once.
+
+    `metric` is `missed`: of the patients with the label, those of whom the answer has no voxel of it in the
+    right place; or, of images with classes, `recall` (n: the images of the class) or `precision` (n: the
+    images that were answered with it).
+    """
+
+    model: str
+    label: str
+    metric: str
+    sites: Mapping[str, tuple[float, int]]
+
+
+def final_rates(history: Sequence[RoundEntry]) -> list[FinalRate]:
+    """Return the shares of the phase `test`, model by model, label by label."""
+    found: dict[tuple[str, str, str], dict[str, tuple[float, int]]] = {}
+    for site, metrics in _of_tests(history):
+        for name, value in metrics.items():
+            if match := _RATES.fullmatch(name):
+                key = match["model"] or "", match["label"], match["metric"]
+                found.setdefault(key, {})[site] = value, int(metrics[str(_count_of(name))])
+    return [FinalRate(*names, sites) for names, sites in sorted(found.items())]
+
+
+@dataclass(frozen=True)
+class FinalChange:
+    """What a model changes on the same test patients, against `base`, by label: the sums of each site.
+
+    `model` is `personal`, or `cluster`; `base` is empty for the model that all share, or `cluster`.
+    """
+
+    model: str
+    base: str
+    label: str
+    sites: Mapping[str, PairedSums]
+
+    @property
+    def together(self) -> Paired | None:
+        """The change of all sites' patients; None of no patient."""
+        return PairedSums.together(self.sites.values()).paired()
+
+    @property
+    def by_site(self) -> dict[str, Paired]:
+        """The change at each site that has a patient with both scores."""
+        return {site: found for site, sums in self.sites.items() if (found := sums.paired())}
+
+
+def final_changes(history: Sequence[RoundEntry]) -> list[FinalChange]:
+    """Return the paired changes of the phase `test`: of all labels first, then label by label."""
+    found: dict[tuple[str, str], dict[str, PairedSums]] = {}
+    shared = False
+    for site, metrics in _of_tests(history):
+        shared = shared or "test_n" in metrics
+        for name in metrics:
+            if (match := _PAIRED.fullmatch(name)) and match["what"] == "n":
+                key = match["model"], (match["label"] or "")[1:]
+                found.setdefault(key, {})[site] = _paired(metrics, match)
+    return [
+        FinalChange(model, "" if shared else "cluster", label, sites)
+        for (model, label), sites in sorted(found.items())
+    ]
+
+
+def _of_tests(history: Sequence[RoundEntry]) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """The metrics of each site in the phase `test`."""
     for entry in history:
         for site, part in entry.sites.items() if entry.phase == TEST else ():
-            for name, value in part.metrics.items():
-                if match := _SURFACES.fullmatch(name):
-                    model, metric, pixels, label = (match[group] or "" for group in _SURFACE_GROUPS)
-                    of = f"{model}_" if model else ""
-                    count = int(part.metrics[f"{of}test_surfaces{pixels}/{label}"])
-                    key = (model, label, metric, "px" if pixels else "mm")
-                    found.setdefault(key, {})[site] = value, count
-    return [FinalDistance(*names, sites) for names, sites in sorted(found.items())]
+            yield site, part.metrics
+
+
+def check_finals(metrics: Mapping[str, float], most: int | None) -> None:
+    """Raise ValueError for figures of the phase `test` that no site of at most so many cases can have.
+
+    Every score has its number, a whole one of at most `most`, and scores and shares are in 0..1.
+    """
+    for name, value in metrics.items():
+        if (counted := _count_of(name)) is None:
+            continue
+        count = metrics.get(counted, math.nan)
+        if not (count == count // 1 and count >= 1 and (most is None or count <= most)):
+            raise ValueError(f"{counted}: expected a whole number of 1..{most}, found {count:g}")
+        distance = _SURFACES.fullmatch(name)
+        largest = math.inf if distance and distance["metric"] != "nsd" else 1.0
+        if not -_ROUNDING <= value <= largest + _ROUNDING:
+            raise ValueError(f"{name}: expected a number in 0..{largest:g}, found {value:g}")
+    for name in metrics:
+        if (match := _PAIRED.fullmatch(name)) and match["what"] == "n":
+            _paired(metrics, match).check(most)
+
+
+def _count_of(name: str) -> str | None:
+    """The metric with the number of patients that a figure of the end is a mean of; None of other names."""
+    if match := _FINAL.fullmatch(name):
+        counted, label = f"{match['split']}_n", match["label"]
+    elif match := _SURFACES.fullmatch(name):
+        counted, label = f"test_surfaces{match['pixels'] or ''}", match["label"]
+    elif match := _RATES.fullmatch(name):
+        counted, label = f"test_{match['metric']}_n", match["label"]
+    else:
+        return None
+    of = f"{match['model']}_" if match["model"] else ""
+    return f"{of}{counted}" + (f"/{label}" if label is not None else "")
+
+
+def _paired(metrics: Mapping[str, float], match: re.Match[str]) -> PairedSums:
+    """The sums of a site, from the means that it sent. Raises ValueError where one is missing."""
+    of, label = f"{match['model']}_test_paired_", match["label"] or ""
+    try:
+        count, before, change, squares = (
+            metrics[f"{of}{what}{label}"] for what in ("n", "before", "change", "squares")
+        )
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]}: expected it beside {match[0]}, found none") from error
+    return PairedSums(count, *(count * each for each in (before, before + change, change, squares)))
 
 
 def missing(history: Sequence[RoundEntry]) -> dict[str, str]:

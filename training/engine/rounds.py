@@ -158,7 +158,7 @@ class Rounds:
                 received = {group: size_of(state) for group, state in sent[name].items()}
                 try:
                     if isinstance(answer, Delivery):
-                        _check_figures(answer)
+                        _check_figures(phase, answer, self._sizes[name])
                         most = _most_weight(self._sizes[name], announced.get(name))
                         if answer.weight > most:
                             answer, claimed = replace(answer, weight=most), answer.weight
@@ -309,7 +309,7 @@ def _noises(phase: Phase, site: SiteSpec, sent: Mapping[str, State]) -> dict[str
     return found
 
 
-def _check_figures(delivery: Delivery) -> None:
+def _check_figures(phase: Phase, delivery: Delivery, size: SiteSize) -> None:
     """Check the numbers beside the tensors, which are shown, drawn and added up. Raises SiteFailed."""
     figures = (("weight", delivery.weight), ("seconds", delivery.seconds), *delivery.metrics.items())
     for name, value in figures:
@@ -317,6 +317,10 @@ def _check_figures(delivery: Delivery) -> None:
             raise SiteFailed(
                 f"site {delivery.site}: {name}: expected a magnitude of at most {_MOST:g}, found {value:g}"
             )
+    try:
+        phase.check(delivery.metrics, size)
+    except ValueError as error:
+        raise SiteFailed(f"site {delivery.site}: {error}") from error
 
 
 def _take(

@@ -42,7 +42,7 @@ _COMPARED = ("locum", "torch", "numpy")
 Name = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 # A metric of a label ends in it, and a task's labels may be in any script: the operator compares them.
 MetricName = Annotated[str, Field(pattern=r"^[ -~]{1,128}(?s:/.{1,1000})?$")]
-_MOST_METRICS = 4096  # the scores of the end are four for each label, split and model
+_MOST_METRICS = 8192  # those of the end are some twenty for each label and model
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**50)]
 # More files than a hospital has.

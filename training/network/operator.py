@@ -140,9 +140,10 @@ class Operator:
         # A resumed run keeps the hospitals that were revoked since it began.
         left = dict.fromkeys(self._kit.revoked_sites().intersection(run.sites), _REVOKED)
         self._sessions = Sessions(self._changed, left, listener.wake)
+        named = (*run.task.labels, *run.task.class_names)
         self._rounds = Rounds(
             self._plan,
-            frozenset(run.task.labels),
+            frozenset(named),
             limits,
             self._sessions,
             self._changed,

@@ -86,7 +86,7 @@ class Part:
 
 
 class Rounds:
-    """The current round. `labels` are the task's; `sessions` says which hospitals are there.
+    """The current round. `labels` are the task's, or its classes; `sessions` says which hospitals are there.
 
     `quorum` is how many must deliver now. `working` hears how far a hospital's step is, see `Operator`.
 

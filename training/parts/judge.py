@@ -5,13 +5,11 @@ Both are scored at the sites, patient by patient; the sums of a site leave it. N
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from scipy.special import stdtrit
 from typing_extensions import override
 
 from model_store.task import Task
@@ -29,6 +27,7 @@ from training.algorithm import (
 )
 from training.local.data import Data
 from training.local.site import SiteData
+from training.paired import PairedSums
 from training.parts.own import ChooseOwn
 from training.parts.part import Added, Part, Slot
 from training.parts.test import Predict
@@ -36,7 +35,6 @@ from training.parts.train import WEIGHTS, Train
 
 JUDGE = "judge"
 PARENT = Group("parent", "weights")
-_CERTAINTY = 0.95
 # An upload: number, sums of the parent's and the version's scores, of their difference and its square.
 _ROWS = 5
 
@@ -48,12 +46,7 @@ def check_judged(state: State, size: SiteSize) -> None:
         raise ValueError(
             f"expected sums of shape [{_ROWS}] and float64, found {list(sums.shape)} {sums.dtype}"
         )
-    count, before, after, change, squares = sums.tolist()
-    most = size.scored
-    fits = all(map(math.isfinite, sums.tolist())) and count == int(count) and 0 <= before <= count
-    fits = fits and 0 <= after <= count and abs(change - (after - before)) <= 1e-6 * max(count, 1)
-    if not fits or not 0 <= squares <= count or (most is not None and count > most):
-        raise ValueError(f"expected sums of scores in 0..1, of {most} at most, found {sums.tolist()}")
+    PairedSums(*sums.tolist()).check(size.scored)
 
 
 JUDGED = Group("judged", "statistics", "collect", essential=False, check=check_judged)
@@ -64,16 +57,8 @@ def judge_once(parent: Predict, version: Predict | None, data: SiteData, classes
     if version is None or data.val is data.all_train or not len(data.val):
         return ClientResult({JUDGED.name: {}}, 1.0)
     before, after = (_scores(answer, data.val, classes) for answer in (parent, version))
-    # A patient without a target counts 1 where one finds none and the other does.
-    pairs = [
-        tuple(1.0 if math.isnan(score) else score for score in pair)
-        for pair in zip(before, after, strict=True)
-        if not all(map(math.isnan, pair))
-    ]
-    found = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2)
-    change = found[:, 1] - found[:, 0]
-    sums = [torch.tensor(float(len(pairs))), *found.sum(dim=0), change.sum(), (change**2).sum()]
-    return ClientResult({JUDGED.name: {"sums": torch.stack([each.double() for each in sums])}}, 1.0)
+    sums = torch.tensor(PairedSums.of(before, after).row, dtype=torch.float64)
+    return ClientResult({JUDGED.name: {"sums": sums}}, 1.0)
 
 
 @dataclass(frozen=True)
@@ -97,13 +82,13 @@ class Judged:
         """
         if not self.sums:
             return {}
-        total = torch.tensor(list(self.sums.values()), dtype=torch.float64).sum(dim=0).tolist()
+        sums = {site: PairedSums(*row) for site, row in self.sums.items()}
         return {
             JUDGED.name: {
                 "parent": parent,
                 "metric": metrics_of(task.kind)[0].name,
-                "sites": {site: _change(found) for site, found in self.sums.items()},
-                "all": _change(total),
+                "sites": {site: _change(found) for site, found in sums.items()},
+                "all": _change(PairedSums.together(sums.values())),
             }
         }
 
@@ -152,23 +137,15 @@ class Judge(Part):
         return Added(details=self.slot.read(server).facts(self.train.learner.task, self.config.start))
 
 
-def _change(sums: list[float]) -> dict[str, Any]:
-    count, before, after, change, squares = sums
-    if not count:
-        return {"count": 0, "parent": None, "version": None, "change": None, "low": None, "high": None}
-    mean = change / count
-    low = high = None
-    if count >= 2:
-        variance = max(squares - count * mean**2, 0.0) / (count - 1)
-        margin = float(stdtrit(count - 1, (1 + _CERTAINTY) / 2)) * math.sqrt(variance / count)
-        low, high = mean - margin, mean + margin
+def _change(sums: PairedSums) -> dict[str, Any]:
+    found = sums.paired()
     return {
-        "count": int(count),
-        "parent": before / count,
-        "version": after / count,
-        "change": mean,
-        "low": low,
-        "high": high,
+        "count": found.count if found else 0,
+        "parent": found.before if found else None,
+        "version": found.after if found else None,
+        "change": found.change if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
     }
 
 

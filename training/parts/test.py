@@ -35,10 +35,11 @@ from training.algorithm import (
     StepContext,
     send_nothing,
 )
-from training.engine.history import TEST
+from training.engine.history import TEST, check_finals
 from training.local.data import Answers, Data
 from training.local.scores import check_score, predict
 from training.local.site import SiteData
+from training.paired import PairedSums
 from training.parts.part import Added, Part, Slot
 
 Split = Literal["test", "val"]
@@ -116,7 +117,19 @@ class Test(Part):
             Group(_group(model), "statistics", "collect", essential=False, check=check)
             for model in self.models
         )
-        return (Phase(TEST, 1, self.downloads, scores, self.step, self.keep, self.send, everyone=True),)
+        return (
+            Phase(
+                TEST,
+                1,
+                self.downloads,
+                scores,
+                self.step,
+                self.keep,
+                self.send,
+                everyone=True,
+                check=check.figures,
+            ),
+        )
 
     def step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
@@ -167,19 +180,30 @@ def predicting(network: nn.Module, batch_size: int) -> Predict:
 
 def score_once(models: Mapping[Model, Predict | None], data: SiteData, task: Task) -> ClientResult:
     """A site's part: the scores of each model on its test patients, and on validation patients that are not
-    trained on. A model that the site does not have, None, has no scores."""
+    trained on. A model that the site does not have, None, has no scores.
+
+    Each model after the first is also compared with the first one, test patient by test patient.
+    """
     labels = _classes_of(task)
     splits: list[Data | None] = [data.test, data.val if data.val is not data.all_train else None]
     uploads: dict[str, State] = {}
     metrics: dict[str, float] = {}
+    tested: dict[Model, list[Sequence[float]]] = {}
     for model, answer in models.items():
         uploads[_group(model)] = {}
         if answer is not None:
             answers = [answer(each) if each is not None and len(each) else None for each in splits]
-            scores = torch.stack([_scores(*pair, labels) for pair in zip(answers, splits, strict=True)])
+            columns = [_columns(*pair, labels) for pair in zip(answers, splits, strict=True)]
+            scores = torch.stack([_sums(each, 1 + len(labels)) for each in columns])
             uploads[_group(model)] = {"scores": scores}
+            tested[model] = columns[0]
             metrics |= _metrics(scores, task, model)
             metrics |= _surface_metrics(answers[0], data.test, labels, model)
+            metrics |= _rates(answers[0], data.test, task, model)
+    base, *others = models
+    for model in others:
+        if base in tested and model in tested:
+            metrics |= _paired_metrics(tested[base], tested[model], task, model)
     return ClientResult(uploads, 1.0, metrics=metrics)
 
 
@@ -191,26 +215,82 @@ def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
     return {label: task.label_classes(label) for label in task.labels}
 
 
-def _scores(
+def _columns(
     predicted: Answers | None, examples: Data | None, labels: Mapping[str, tuple[int, ...]]
-) -> Tensor:
-    """Sum and count [1 + L, 2] float64 of all foreground, or of right images, and of each label.
+) -> list[Sequence[float]]:
+    """The scores of each patient: of all foreground, or 1 of an image that is right, and of each label.
 
-    A patient counts for a label that is in the mask or in the prediction.
+    NaN of a patient of whom neither mask nor prediction has the label. Nothing of no patients.
     """
-    sums = torch.zeros(1 + len(labels), 2, dtype=torch.float64)
     if examples is None or predicted is None:
-        return sums
+        return []
     classes = 1 + max((max(members) for members in labels.values()), default=0)
     by_label = examples.label_scores(predicted, [*labels.values()])
-    columns: list[Sequence[float]] = [
+    return [
         [*examples.scores(predicted, classes).values()],
         *(torch.stack(by_label).T.tolist() if by_label else ()),
     ]
+
+
+def _sums(columns: Sequence[Sequence[float]], rows: int) -> Tensor:
+    """Sum and count [1 + L, 2] float64 of the columns; a patient counts where it has a score."""
+    sums = torch.zeros(rows, 2, dtype=torch.float64)
     for row, values in enumerate(columns):
         defined = [value for value in values if not math.isnan(value)]
         sums[row] = torch.tensor([math.fsum(defined), len(defined)], dtype=torch.float64)
     return sums
+
+
+def _paired_metrics(
+    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], task: Task, model: Model
+) -> dict[str, float]:
+    """What `model` changes on the same test patients, of all foreground and of each label.
+
+    `MODEL_test_paired_n` is their number, `…_before` the mean score of the first model, `…_change` the mean
+    change, and `…_squares` the mean of its square; `/LABEL` of a label.
+    """
+    metrics: dict[str, float] = {}
+    for name, *columns in zip(_suffixes(task), before, after, strict=False):
+        sums = PairedSums.of(*columns)
+        if sums.count:
+            of = f"{model}_test_paired_"
+            metrics[f"{of}n{name}"] = sums.count
+            for what in ("before", "change", "squares"):
+                metrics[f"{of}{what}{name}"] = getattr(sums, what) / sums.count
+    return metrics
+
+
+def _suffixes(task: Task) -> list[str]:
+    """The ends of names: of all labels, and of each."""
+    return ["", *(f"/{label}" for label in task.labels)]
+
+
+def _rates(predicted: Answers | None, examples: Data, task: Task, model: Model) -> dict[str, float]:
+    """Shares of the test patients, `test_missed/LABEL`, or of the test images, `test_recall/CLASS` and
+    `test_precision/CLASS`; with `_n`, as in `test_missed_n/LABEL`, the number that each is a share of.
+
+    A patient with a label is missed where no voxel of it is found in the right place.
+    """
+    if predicted is None:
+        return {}
+    found: dict[str, list[bool]] = {}
+    for answer, truth, _ in examples.beside_truth(predicted):
+        for label, members in _classes_of(task).items():
+            here, there = (torch.isin(each.long(), torch.tensor(members)) for each in (answer, truth))
+            if there.any():
+                found.setdefault(f"missed//{label}", []).append(not bool((here & there).any()))
+        for index, name in enumerate(() if task.labels else task.class_names):
+            right = (answer.long() == index) & (truth.long() == index)
+            found[f"recall//{name}"] = right[truth.long() == index].tolist()
+            found[f"precision//{name}"] = right[answer.long() == index].tolist()
+    of = f"{model}_test_" if model else "test_"
+    metrics: dict[str, float] = {}
+    for name, values in found.items():
+        if values:
+            metric, _, label = name.partition("//")
+            metrics[f"{of}{metric}/{label}"] = sum(values) / len(values)
+            metrics[f"{of}{metric}_n/{label}"] = float(len(values))
+    return metrics
 
 
 def _surface_metrics(
@@ -249,10 +329,10 @@ def _metrics(scores: Tensor, task: Task, model: Model = "") -> dict[str, float]:
     validation patients of all foreground is known by its own name already.
     """
     of = f"{model}_" if model else ""
-    what, labels = metrics_of(task.kind)[0].name, tuple(task.labels)
+    what = metrics_of(task.kind)[0].name
     found: dict[str, float] = {}
     for split, rows in zip(SPLITS, scores.tolist(), strict=True):
-        for name, (total, count) in zip(("", *(f"/{label}" for label in labels)), rows, strict=True):
+        for name, (total, count) in zip(_suffixes(task), rows, strict=True):
             if count:
                 shown = {f"{of}{split}_{what}{name}": total / count, f"{of}{split}_n{name}": count}
                 found |= shown if name or split == "test" else {f"{of}{split}_n": count}
@@ -276,3 +356,7 @@ class _Check:
         for score in scores.flatten(0, 1):
             # Patients are not more than cases; images of a classification may be.
             check_score(score, size.cases if self.labels else None)
+
+    def figures(self, metrics: Mapping[str, float], size: SiteSize) -> None:
+        """The same of the metrics beside them."""
+        check_finals(metrics, size.cases if self.labels else None)

@@ -18,8 +18,16 @@ from typing_extensions import override
 
 from personalization.metrics import METRICS
 from training.algorithm import Plan
-from training.data.cases import FEW_PATIENTS
-from training.engine.history import FinalScore, Observer, RoundEntry, SiteEntry, final_scores
+from training.data.cases import FEW_CASES, FEW_PATIENTS
+from training.engine.history import (
+    FinalChange,
+    FinalScore,
+    Observer,
+    RoundEntry,
+    SiteEntry,
+    final_changes,
+    final_scores,
+)
 from training.progress import format
 from training.progress.state import PREFIXES, Afterwards, RunState, bytes_of, heading
 
@@ -361,7 +369,18 @@ def _finals(entry: RoundEntry) -> list[str]:
     """Format the scores of the end. That of a label is left out where the mean over labels says the same."""
     scores = final_scores([entry])
     means = {(score.model, score.split): score.sites for score in scores if not score.label}
-    return [_final(s) for s in scores if not s.label or means.get((s.model, s.split)) != s.sites]
+    shown = [_final(s) for s in scores if not s.label or means.get((s.model, s.split)) != s.sites]
+    return [*shown, *(_change(change) for change in final_changes([entry]) if not change.label)]
+
+
+def _change(change: FinalChange) -> str:
+    """Format what a model changes on the same patients, and between what it is with 95 % certainty."""
+    found = change.together
+    if found is None:
+        return ""
+    of = f"{_OF[change.model]} minus {_OF[change.base] or 'shared'}, same patients:"
+    bounds = f" ({found.low:+.3f} to {found.high:+.3f})" if found.low is not None else ""
+    return f"{of} {found.change:+.3f}{bounds} {_patients(found.count)}"
 
 
 def _final(score: FinalScore) -> str:
@@ -380,7 +399,7 @@ def _final(score: FinalScore) -> str:
 
 
 def _patients(count: int) -> str:
-    return f"n={count}, few" if count < FEW_PATIENTS else f"n={count}"
+    return f"n={count}, few" if count < FEW_CASES else f"n={count}"
 
 
 def _summary(name: str, values: Mapping[str, float], basis: Mapping[str, str]) -> list[str]:

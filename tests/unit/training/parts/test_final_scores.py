@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from model_store.task import Task
@@ -19,7 +20,9 @@ from training.choices.fedavg import FedAvgConfig
 from training.engine.history import (
     RoundEntry,
     SiteEntry,
+    final_changes,
     final_distances,
+    final_rates,
     final_scores,
     is_final,
     never_found,
@@ -65,8 +68,8 @@ class Bright(nn.Module):
 
 
 def overlaps(metrics: dict[str, float]) -> dict[str, float]:
-    """The metrics without those of surfaces."""
-    return {name: v for name, v in metrics.items() if re.search("_(dice|accuracy|n)(/|$)", name)}
+    """The scores with their numbers, alone."""
+    return {name: v for name, v in metrics.items() if re.search("(test|val)_(dice|accuracy|n)(/|$)", name)}
 
 
 def slices(found: list[list[int]], true: list[list[int]], patients: tuple[str, ...]) -> Slices:
@@ -270,7 +273,102 @@ def test_accuracy_counts_images():
     images = np.array([0, 1, 1], np.float32).reshape(3, 1, 1, 1)
     test = Images(images, np.array([0, 1, 0]), ("a",) * 3, ("a",) * 3, (0, 1, 2))
     result = score_once({"": predicting(Says(2), 2)}, SiteData("S", test, test, test, None), PICTURES)
-    assert result.metrics == {"test_accuracy": pytest.approx(2 / 3), "test_n": 3.0}
+    # Answered: no, yes, yes; true: no, yes, no.
+    assert result.metrics == {
+        **{"test_accuracy": pytest.approx(2 / 3), "test_n": 3.0},
+        **{"test_recall/no": 0.5, "test_recall_n/no": 2.0, "test_recall/yes": 1.0, "test_recall_n/yes": 1.0},
+        **{"test_precision/no": 1.0, "test_precision_n/no": 1.0},
+        **{"test_precision/yes": 0.5, "test_precision_n/yes": 2.0},
+    }
+    entry = RoundEntry("test", 0, 1, 0.0, {site: entry_of(result.metrics) for site in "AB"})
+    rates = {(each.metric, each.label): (each.mean, each.count) for each in final_rates([entry])}
+    assert rates["recall", "no"] == (0.5, 4)
+    assert rates["precision", "yes"] == (0.5, 4)
+
+
+def test_a_class_that_is_never_answered_has_a_recall_and_no_precision():
+    images = np.zeros((2, 1, 1, 1), np.float32)
+    test = Images(images, np.array([0, 1]), ("a",) * 2, ("a",) * 2, (0, 1))
+    metrics = score_once(
+        {"": predicting(Says(2), 2)}, SiteData("S", test, test, test, None), PICTURES
+    ).metrics
+    assert metrics["test_recall/yes"] == 0.0
+    assert "test_precision/yes" not in metrics
+
+
+def test_a_patient_is_missed_where_its_label_is_found_nowhere_or_in_another_place():
+    # Of p the disc is found in part, of q beside it, of r not at all; s has none, and one is found.
+    found = [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+    truth = [[1, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    test = slices(found, truth, ("p", "q", "r", "s"))
+    metrics = score_once({"": predicting(Says(3), 2)}, SiteData("S", test, test, test, None), FUNDUS).metrics
+    assert metrics["test_missed/disc"] == pytest.approx(2 / 3)
+    assert metrics["test_missed_n/disc"] == 3.0
+    # Of s Dice is 0 too.
+    assert metrics["test_n/disc"] == 4.0
+    assert "test_missed/cup" not in metrics
+    entry = RoundEntry("test", 0, 1, 0.0, {"A": entry_of(metrics), "B": entry_of({"test_n": 1.0})})
+    (missed,) = final_rates([entry])
+    assert (missed.model, missed.label, missed.mean, missed.count) == ("", "disc", pytest.approx(2 / 3), 3)
+
+
+def test_models_are_compared_patient_by_patient_on_the_same_ones():
+    # Dice of p 2/3 and 1, of q 1 and 2/3; r has no disc, and the first model finds one; s has none.
+    truth = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    shared = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    own = [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    test = slices(truth, truth, ("p", "q", "r", "s"))
+    task = Task(name="discs", labels={"disc": (1,)}, size=(16, 16))
+
+    def answers(classes):
+        return lambda examples: per_scan(examples, np.array(classes, np.uint8)[:, None])
+
+    models = {"": answers(shared), "personal": answers(own)}
+    sent = score_once(models, SiteData("S", test, test, test, None), task)
+    expected = [1 / 3, -1 / 3, 1.0]
+    for name in ("", "/disc"):
+        of = f"personal_test_paired_{{}}{name}".format
+        assert sent.metrics[of("n")] == 3.0
+        assert sent.metrics[of("before")] == pytest.approx((2 / 3 + 1 + 0) / 3)
+        assert sent.metrics[of("change")] == pytest.approx(np.mean(expected))
+        assert sent.metrics[of("squares")] == pytest.approx(np.mean(np.square(expected)))
+    entry = RoundEntry("test", 0, 1, 0.0, {"A": entry_of(sent.metrics), "B": entry_of(sent.metrics)})
+    both, disc = final_changes([entry])
+    assert (both.model, both.base, both.label, disc.label) == ("personal", "", "", "disc")
+    low, high = stats.t.interval(0.95, 5, np.mean(expected), stats.sem(expected * 2))
+    together = disc.together
+    assert (together.count, together.low, together.high) == (6, pytest.approx(low), pytest.approx(high))
+    assert disc.by_site["A"].after == pytest.approx((1 + 2 / 3 + 1) / 3)
+    assert all(is_final(name) for name in sent.metrics)
+    # Nothing beside sums and counts leaves, and the groups are those of before.
+    assert set(sent.uploads) == {"tested", "personal_tested"}
+    (phase,) = Test(task, lambda *_: {}, ("", "personal")).plan()
+    phase.check(sent.metrics, SiteSize(4))
+    for name, value, words in (
+        ("personal_test_paired_change", 1.5, "expected sums of scores"),
+        ("personal_test_paired_squares", 0.0, "expected sums of scores"),
+        ("personal_test_paired_n", 9.0, "of 4 at most"),
+        ("test_dice/disc", 1e14, "test_dice/disc: expected a number in 0..1"),
+        ("test_n", 2.5, "test_n: expected a whole number"),
+        ("test_hd95_px/disc", -1.0, "test_hd95_px/disc: expected a number in 0..inf"),
+        ("test_missed/disc", 1.1, "expected a number in 0..1"),
+    ):
+        assert name in sent.metrics
+        with pytest.raises(ValueError, match=words):
+            phase.check({**sent.metrics, name: value}, SiteSize(4))
+    for name in ("test_n/disc", "personal_test_paired_before"):
+        with pytest.raises(ValueError, match=name):
+            phase.check({each: v for each, v in sent.metrics.items() if each != name}, SiteSize(4))
+
+
+def test_an_own_model_is_compared_with_that_of_its_cluster_where_none_is_shared():
+    test = slices([[1, 1]], [[1, 0]], ("p",))
+    task = Task(name="discs", labels={"disc": (1,)}, size=(16, 16))
+    models = dict.fromkeys(("cluster", "personal"), lambda each: per_scan(each, each.targets))
+    metrics = score_once(models, SiteData("S", test, test, test, None), task).metrics
+    (change, _) = final_changes([RoundEntry("test", 0, 1, 0.0, {"A": entry_of(metrics)})])
+    assert (change.model, change.base, change.together.change) == ("personal", "cluster", 0.0)
+    assert change.together.low is None
 
 
 def test_a_label_that_is_found_in_no_patient_is_a_warning():

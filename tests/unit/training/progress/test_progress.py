@@ -228,11 +228,23 @@ def test_scores_of_the_end_say_which_model_they_are_of_and_of_how_many_patients(
     made, stream = console(terminal=display is RichProgress)
     progress = display(made)
     progress.run_started("run", PLAN, SITES)
-    aster = {"test_dice": 0.5, "test_n": 3.0, "personal_test_dice/cup": 0.75, "personal_test_n/cup": 2.0}
-    birch = {"test_dice": 0.8, "test_n": 1.0}
+    aster = {"test_dice": 0.5, "test_n": 12.0, "personal_test_dice/cup": 0.75, "personal_test_n/cup": 2.0}
+    birch = {"test_dice": 0.8, "test_n": 4.0}
     play(progress, "test", 0, 1, 1.0, aster=entry(**aster), birch=entry(**birch))
-    assert "test 0.575 n=4 (aster 0.500 n=3, birch 0.800 n=1, few)" in stream.getvalue()
+    assert "test 0.575 n=16 (aster 0.500 n=12, birch 0.800 n=4, few)" in stream.getvalue()
     assert "own test cup 0.750 n=2, few (aster 0.750 n=2, few)" in stream.getvalue()
+
+
+@pytest.mark.parametrize("display", [PlainProgress, RichProgress])
+def test_own_models_are_compared_on_the_same_patients(display: type) -> None:
+    made, stream = console(terminal=display is RichProgress)
+    progress = display(made)
+    progress.run_started("run", PLAN, SITES)
+    # Changes of 0.1 and 0.3: 0.2, and 12.706 standard errors of 0.1.
+    paired = {"n": 2.0, "before": 0.5, "change": 0.2, "squares": 0.05}
+    own = {f"personal_test_paired_{what}": value for what, value in paired.items()}
+    play(progress, "test", 0, 1, 1.0, aster=entry(test_n=2.0, **own), birch=entry())
+    assert "own minus shared, same patients: +0.200 (-1.071 to +1.471) n=2, few" in stream.getvalue()
 
 
 @pytest.mark.parametrize("display", [PlainProgress, RichProgress])
@@ -242,7 +254,7 @@ def test_score_of_the_only_label_is_not_repeated(display: type) -> None:
     progress.run_started("run", PLAN, SITES)
     alone = {"test_dice": 0.5, "test_n": 2.0, "test_dice/organ": 0.5, "test_n/organ": 2.0}
     play(progress, "test", 0, 1, 1.0, aster=entry(**alone), birch=entry(**alone))
-    assert "test 0.500 n=4 (aster 0.500, birch 0.500, each n=2, few)" in stream.getvalue()
+    assert "test 0.500 n=4, few (aster 0.500, birch 0.500, each n=2, few)" in stream.getvalue()
     assert "organ" not in stream.getvalue()
     two = alone | {"test_dice/rim": 0.3, "test_n/rim": 2.0, "test_dice": 0.4}
     play(progress, "test", 0, 1, 1.0, aster=entry(**two), birch=entry(**two))
