@@ -111,7 +111,7 @@ def render(
     **options: str,
 ) -> Operation[File]:
     """Segment one scan into another output, as the service sends it: `overlay`, `dicom-seg`, `dicom-sr`,
-    `nrrd`, ...
+    `dicom-rtstruct`, `nrrd`, ...
 
     Other arguments and errors as `segment`.
     """

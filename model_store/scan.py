@@ -18,6 +18,7 @@ from model_store.scans.dicom.files import MOST_FILES, ElementCount, read_dataset
 from model_store.scans.dicom.masks import is_seg, read_seg
 from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES, no_image
 from model_store.scans.dicom.reading import DicomSeries
+from model_store.scans.dicom.structures import is_rtstruct, read_rtstruct
 from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
 from model_store.scans.foreign import advice, is_dicom
 from model_store.scans.formats import format_of, kind_of, list_formats, series_of, strip_suffix
@@ -41,6 +42,7 @@ __all__ = [
     "encode_nifti",
     "encode_nrrd",
     "encode_png",
+    "is_contours",
     "kind_of",
     "list_formats",
     "not_a_scan",
@@ -85,16 +87,27 @@ def choose_series(content: bytes, series: str | None, limits: Limits) -> bytes:
     return content if known is None else reading.choose_series(content, series, limits)
 
 
-def decode_mask(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
-    """Decode a mask: a DICOM SEG, or what `decode` reads. Raises as `decode`.
+def decode_mask(
+    content: bytes | Parts, limits: Limits = _DEFAULT, scan: Scan | None = None, key: bytes | None = None
+) -> Scan:
+    """Decode a mask: a DICOM SEG, an RTSTRUCT, or what `decode` reads. Raises as `decode`.
 
-    A PNG or TIFF with a palette of colours has the palette's indices for values.
+    A PNG or TIFF with a palette of colours has the palette's indices for values. An RTSTRUCT is read on the
+    grid of its `scan`: it raises UnsupportedScan without, and MaskMismatch for another. `key` is that of
+    `deidentify`, where the scan was de-identified after the RTSTRUCT was drawn on it.
     """
-    single = next(iter(content.values())) if isinstance(content, Mapping) and len(content) == 1 else content
-    if isinstance(single, bytes) and is_seg(single):
+    single = _single(content)
+    if is_seg(single) or is_rtstruct(single):
         if len(single) > limits.max_bytes:
             raise ScanTooLarge(f"expected at most {limits.max_bytes} bytes, found {len(single)}")
-        return read_seg(single, limits)
+        if is_seg(single):
+            return read_seg(single, limits)
+        if scan is None:
+            raise UnsupportedScan(
+                "this is an RTSTRUCT: contours, which make a mask on the grid of their scan; send it with "
+                "the scan, or export it as a DICOM SEG"
+            )
+        return read_rtstruct(single, limits, scan, key)
     if isinstance(content, bytes) and len(content) <= limits.max_bytes:
         known = format_of(content)
         if known is not None and known.read_mask is not None:
@@ -102,8 +115,22 @@ def decode_mask(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
     return decode(content, limits)
 
 
+def is_contours(content: bytes | Parts) -> bool:
+    """Whether a mask is an RTSTRUCT, which `decode_mask` reads together with its scan."""
+    return is_rtstruct(_single(content))
+
+
+def _single(content: bytes | Parts) -> bytes:
+    """The content of a file, or of the only file of a folder; nothing of several."""
+    if isinstance(content, bytes):
+        return content
+    return next(iter(content.values())) if len(content) == 1 else b""
+
+
 def not_a_scan(content: bytes) -> str | None:
     """What a file is that is neither a scan nor a mask, and what to do; None for one that may be."""
+    if is_rtstruct(content):
+        return None
     if is_dicom(content):
         with suppress(ScanError):
             header = read_dataset(content, _DEFAULT, "the file", pixels=False)

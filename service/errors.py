@@ -65,6 +65,7 @@
     │   │   ├── NoNiftiMask      422  an image has no NIfTI mask
     │   │   ├── NoDicomSource    422  a scan that is no DICOM has no DICOM answer
     │   │   ├── NoVolumeToReport 422  an image has no DICOM report of volumes
+    │   │   ├── NoContours 422        an image has no RTSTRUCT
     │   │   ├── CodesMissing     422  the task has no codes for its labels
     │   │   └── LabelsOverlap    422  overlapping labels have no label map
     │   ├── ServiceBusy          503  the queue for inference is full
@@ -459,6 +460,10 @@ class NoDicomSource(OutputMismatch):
 
 class NoVolumeToReport(OutputMismatch):
     title = "An image has no volume to report"
+
+
+class NoContours(OutputMismatch):
+    title = "An image has no contours in the patient"
 
 
 class CodesMissing(OutputMismatch):

@@ -218,7 +218,8 @@ def segment(
         typer.Option(help="The series to take of a DICOM study: its number, its UID or the end of that."),
     ] = None,
     also: Annotated[
-        str | None, typer.Option(help="A second file per scan: overlay, dicom-seg, dicom-sr or nrrd.")
+        str | None,
+        typer.Option(help="A second file per scan: overlay, dicom-seg, dicom-sr, dicom-rtstruct or nrrd."),
     ] = None,
     jobs: Parallel = 4,
     again: Annotated[bool, typer.Option("--again", help="Also scans that have a mask already.")] = False,

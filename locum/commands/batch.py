@@ -36,7 +36,13 @@ T = TypeVar("T")
 
 TABLE = "volumes.csv"
 _SUFFIXES = (".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".mha", ".png", ".tif", ".tiff", ".dcm", ".zip")
-_ALSO = {"overlay": "-overlay.png", "dicom-seg": "-seg.dcm", "dicom-sr": "-report.dcm", "nrrd": "-mask.nrrd"}
+_ALSO = {
+    "overlay": "-overlay.png",
+    "dicom-seg": "-seg.dcm",
+    "dicom-sr": "-report.dcm",
+    "dicom-rtstruct": "-rtstruct.dcm",
+    "nrrd": "-mask.nrrd",
+}
 # Rejections of one scan; every other one would meet all that follow.
 _OF_THE_SCAN = (400, 413, 415, 422)
 

@@ -48,7 +48,7 @@ from model_store.preprocessing.masks import (
 )
 from model_store.preprocessing.price import Price, price_of
 from model_store.preprocessing.restore import PercentRestorer, Restorer, check_restorable, restore
-from model_store.preprocessing.segments import BY_NUMBER, by_labels
+from model_store.preprocessing.segments import BY_NUMBER, by_labels, by_numbers
 from model_store.preprocessing.volume_restore import (
     PercentVolumeRestorer,
     VolumeRestorer,
@@ -79,6 +79,7 @@ __all__ = [
     "align",
     "answer",
     "by_labels",
+    "by_numbers",
     "check_grid",
     "check_restorable",
     "check_values",

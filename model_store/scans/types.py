@@ -88,6 +88,28 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Roi:
+    """An ROI of an RTSTRUCT: what it says of itself, and its number.
+
+    `problem` says why its contours cannot be read, "" where they can; `gaps` is how many planes between its
+    first and its last have no contour.
+    """
+
+    segment: Segment
+    number: int
+    problem: str = ""
+    gaps: int = 0
+
+
+@dataclass(frozen=True)
+class Structures:
+    """The ROIs of an RTSTRUCT, and by the value of a voxel the places of those that it is in."""
+
+    rois: tuple[Roi, ...]
+    sets: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class Acquisition:
     """What a DICOM series says of how it was acquired; "" and None where it does not.
 
@@ -133,6 +155,8 @@ class Scan:
         channel_names: of channels that came as files of their own, in their order; empty for others.
         from_dicom: whether each of these is a DICOM series.
         segments: what a DICOM SEG or .seg.nrrd says of its segments, by their value in the voxels.
+        structures: the ROIs of an RTSTRUCT, of which the voxels are in sets; None of others.
+        frame_of_reference: UID of a DICOM series' frame of reference; "" where it has none.
     """
 
     voxels: NDArray[Any]
@@ -146,6 +170,8 @@ class Scan:
     channel_names: tuple[str, ...] = ()
     from_dicom: bool = False
     segments: Mapping[int, Segment] = field(default_factory=dict)
+    structures: Structures | None = None
+    frame_of_reference: str = ""
 
     @property
     def other_affine(self) -> NDArray[np.float64] | None:

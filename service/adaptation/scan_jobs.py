@@ -27,6 +27,7 @@ from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
 from service.jobs.records import Asked, Work
 from service.prediction.options import SegmentOptions
+from service.prediction.output import DICOM_OUTPUTS
 from service.settings import Settings, cohort_limits
 
 # Short compared with a job, and long enough that polling costs nothing.
@@ -37,7 +38,7 @@ def kept_of(data: bytes, options: SegmentOptions, settings: Settings) -> bytes:
     """The bytes that a job keeps of a scan that was read: without the patient, unless its answer repeats the
     patient. Blocking.
     """
-    if options.output in ("dicom-seg", "dicom-sr"):
+    if options.output in DICOM_OUTPUTS:
         return data
     # Whatever its task reads, a cohort reads too.
     return deidentify(data, cohort_limits(settings), uid_key(settings))

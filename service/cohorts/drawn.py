@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from model_store.errors import MaskMismatch
-from model_store.preprocessing import BY_NUMBER, align, by_labels, check_values, label_values
-from model_store.scan import Note, Scan, Segment, decode_mask, encode_nifti, encode_png
+from model_store.preprocessing import align, by_labels, by_numbers, check_values, label_values
+from model_store.scan import Scan, Segment, decode_mask, encode_nifti, encode_png
 from model_store.task import Task
-from service.cohorts.intake import deidentify_upload
+from service.cohorts.intake import deidentify_upload, uid_key
 from service.cohorts.masks import DecodedMask
 from service.runtime.spool import Upload
 from service.settings import Settings, scan_limits
@@ -30,10 +30,10 @@ def take_in_mask(
     Raises ScanError: it is no mask, on another grid, or has
     values that the task does not name.
     """
-    sent = named = decode_mask(upload.read(), scan_limits(settings))
+    sent = named = decode_mask(upload.read(), scan_limits(settings), below, uid_key(settings))
     if names:
         named = replace(sent, segments={value: Segment(name) for value, name in names.items()})
-    drawn, notes = _matched(named, task)
+    drawn, notes = by_numbers(named) if task is None else by_labels(named, task)
     values = label_values(drawn)
     aligned = align(in_units_of(below, drawn), below.grid, below.affine, below.other_affine)
     if task is not None:
@@ -42,17 +42,6 @@ def take_in_mask(
         return DecodedMask(_rewritten(aligned, below, values, upload), values, notes)
     deidentify_upload(upload, settings)
     return DecodedMask(drawn.format, values)
-
-
-def _matched(mask: Scan, task: Task | None) -> tuple[Scan, tuple[Note, ...]]:
-    """The mask with the values of the task, where its segments are named; without a task by their numbers."""
-    if task is not None:
-        return by_labels(mask, task)
-    if not mask.segments:
-        return mask, ()
-    named = ", ".join(f"{number} {segment}" for number, segment in sorted(mask.segments.items()))
-    text = f"the segments are kept by their numbers, since no `model` is named: {named}"
-    return mask, (Note(BY_NUMBER, text),)
 
 
 def in_units_of(scan: Scan, mask: Scan) -> Scan:

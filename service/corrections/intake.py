@@ -16,7 +16,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from model_store.preprocessing import classes_on
-from model_store.scan import decode, decode_mask, open_series
+from model_store.scan import decode, decode_mask, is_contours, open_series
 from model_store.store import Store
 from model_store.task import Task
 from service import observation, shadow
@@ -48,7 +48,7 @@ from service.job_kinds import correction as correction_job
 from service.jobs import records
 from service.jobs.records import Asked, Work
 from service.observation.rows import keyed_with
-from service.prediction.dicom_seg import device_uid
+from service.prediction.dicom_instance import device_uid
 from service.runtime.spool import Upload
 from service.settings import Settings, cohort_limits, scan_limits
 from service.viewers.scans import ViewerScan, ViewerScans
@@ -226,7 +226,9 @@ def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | 
             reason = f"the answer of '{found.row.model}' is a class, which has no mask"
             raise RequestInvalid([{"field": "body.mask", "reason": reason}])
         if scan is None:
-            if keyed(_digest_alone(sent.mask, task, desk.settings)) != found.row.mask:
+            # Contours are no mask without their scan.
+            alone = None if is_contours(sent.mask.read()) else _digest_alone(sent.mask, task, desk.settings)
+            if alone is None or keyed(alone) != found.row.mask:
                 raise AnsweredScanGone(
                     f"the scan of request '{found.row.request}' is not kept here: send it as `scan`, with "
                     "the mask"

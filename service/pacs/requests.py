@@ -30,6 +30,7 @@ from service.pacs.configuration import require_storing, server_for
 from service.prediction.answer import check_routing
 from service.prediction.dicom_seg import check_codes
 from service.prediction.options import SegmentOptions
+from service.prediction.output import DICOM_OUTPUTS
 from service.validation import DICOM_UID, HOSPITAL_ID, PRINTABLE
 
 
@@ -41,8 +42,8 @@ class SeriesSegmentation(SegmentOptions):
     series: str = Field(pattern=DICOM_UID, max_length=64, description="SeriesInstanceUID.")
     store: bool = Field(
         False,
-        description="Whether the SEG is stored in the PACS, with output=dicom-sr the report and the SEG that "
-        "it refers to. Otherwise the answer is the job's result.",
+        description="Whether the SEG or RTSTRUCT is stored in the PACS, with output=dicom-sr the report and "
+        "the SEG that it refers to. Otherwise the answer is the job's result.",
     )
     store_unlike: bool = Field(
         False,
@@ -117,7 +118,8 @@ class EditedSearch(BaseModel):
 
     pacs: str = Field(pattern=HOSPITAL_ID, description="Name of the PACS.")
     query: SeriesQuery = Field(
-        description="What the segmentations' studies or series have, such as `StudyDate`; `Modality` is SEG."
+        description="What the segmentations' studies or series have, such as `StudyDate`; `Modality` is SEG, "
+        "and RTSTRUCT."
     )
     most: int = Field(100, ge=1, le=5000, description="The job fails if the query finds more series.")
 
@@ -150,10 +152,10 @@ class PacsSubmission:
         if asked.store:
             require_storing(self.context.settings.pacs, self.pacs, asked.hospital)
         options = asked.options()
-        if asked.store and options.output not in ("dicom-seg", "dicom-sr"):
+        if asked.store and options.output not in DICOM_OUTPUTS:
             raise ParametersContradict(
-                f"`store` belongs to output=dicom-seg and dicom-sr, found {options.output}; leave one of "
-                "them out."
+                f"`store` belongs to output=dicom-seg, dicom-sr and dicom-rtstruct, found {options.output}; "
+                "leave one of them out."
             )
         if asked.store_unlike and not asked.store:
             raise ParametersContradict("`store_unlike` belongs to `store`; set both, or leave it out.")

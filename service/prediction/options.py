@@ -138,7 +138,8 @@ class SegmentOptions(ScanOptions):
         description="`nifti` is the default for a volume, `png` for an image; `nrrd` is for volumes, and "
         "`multipart` has the report (`params`, JSON) and the mask (`image`, NRRD or PNG) as parts. "
         "`dicom-seg` and `dicom-sr` (a report of the volumes) are for scans that are sent as DICOM, and "
-        "tasks with codes for their labels.",
+        "tasks with codes for their labels; `dicom-rtstruct` (contours) is for volumes that are sent as "
+        "DICOM.",
     )
     compress: bool | None = Field(
         None,
@@ -156,6 +157,14 @@ class SegmentOptions(ScanOptions):
         description="The SEG of output=dicom-seg, to which dicom-sr refers: `binary` (the default) has a "
         "bit per voxel and segment, `labelmap` is for viewers that know it, `fractional` says 0 or 1 of each "
         "voxel is occupied.",
+    )
+    tolerance_mm: FiniteFloat | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="With `dicom-rtstruct`: how far in millimetres a contour may be from the edges of the "
+        "mask's pixels, so that it has fewer points. By default it is on them, and gives the mask back voxel "
+        "for voxel.",
     )
 
 

@@ -2,6 +2,7 @@
 
     dicom-seg  the mask as a DICOM SEG that refers to its source; scans that were sent as DICOM only
     dicom-sr   a DICOM measurement report (TID 1500) of the volumes, that refers to this SEG
+    dicom-rtstruct  the labels as contours on the slices of the source series; volumes that were sent as DICOM
     nifti      the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
     nrrd       the mask as .nrrd on the same grid, which 3D Slicer and web viewers read; volumes only
     multipart  the report (part `params`, JSON) and the mask (part `image`, NRRD or PNG) in one form
@@ -28,7 +29,14 @@ from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_nrrd, encode_png
 from model_store.task import Plane, Task
 from service.about import NOTICE
-from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, NoVolumeToReport, ParametersContradict
+from service.errors import (
+    NoContours,
+    NoDicomSource,
+    NoNiftiMask,
+    NoPngMask,
+    NoVolumeToReport,
+    ParametersContradict,
+)
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
 from service.observation import SeenLabel
@@ -61,7 +69,12 @@ def pool_selections(picked: Sequence[PoolPick] | None) -> list[PickReport] | Non
 
 Voxels = Literal["labels", "uncertainty"]
 
-Output = Literal["nifti", "nrrd", "png", "overlay", "json", "multipart", "dicom-seg", "dicom-sr"]
+Output = Literal[
+    "nifti", "nrrd", "png", "overlay", "json", "multipart", "dicom-seg", "dicom-sr", "dicom-rtstruct"
+]
+
+DICOM_OUTPUTS: Final[tuple[Output, ...]] = ("dicom-seg", "dicom-sr", "dicom-rtstruct")
+"""Those that refer to the DICOM series of their scan, and repeat its patient."""
 
 MEDIA_TYPES: dict[Output, tuple[str, str]] = {
     "nifti": ("application/gzip", "mask.nii.gz"),
@@ -72,6 +85,7 @@ MEDIA_TYPES: dict[Output, tuple[str, str]] = {
     "multipart": ("multipart/form-data", "segmentation.multipart"),
     "dicom-seg": ("application/dicom", "segmentation.dcm"),
     "dicom-sr": ("application/dicom", "report.dcm"),
+    "dicom-rtstruct": ("application/dicom", "structures.dcm"),
 }
 
 
@@ -143,6 +157,7 @@ def choose_output(
     kind: SegmentationType | None = None,
     compress: bool | None = None,
     voxels: Voxels | None = None,
+    tolerance: float | None = None,
 ) -> Output:
     """Choose the output format. Raises OutputMismatch if it does not fit the scan or the task."""
     if voxels == "uncertainty" and wanted not in (None, "nifti", "nrrd", "png"):
@@ -153,16 +168,24 @@ def choose_output(
         raise ParametersContradict("`segmentation_type` belongs to output=dicom-seg; leave it out.")
     if compress is not None and wanted not in ("nrrd", "multipart"):
         raise ParametersContradict("`compress` belongs to output=nrrd and multipart; leave it out.")
-    if wanted in ("dicom-seg", "dicom-sr"):
+    if tolerance is not None and wanted != "dicom-rtstruct":
+        raise ParametersContradict("`tolerance_mm` belongs to output=dicom-rtstruct; leave it out.")
+    if wanted in DICOM_OUTPUTS:
         if scan.format != "dicom" and not scan.from_dicom:
             raise NoDicomSource(
                 f"A DICOM segmentation refers to the DICOM series of its scan, and this scan is "
                 f"{scan.format}; send the series, or ask for another output."
             )
-        check_codes(task, kind or "binary")
+        if wanted != "dicom-rtstruct":
+            check_codes(task, kind or "binary")
         if wanted == "dicom-sr" and not scan.is_volume:
             raise NoVolumeToReport(
                 "A DICOM report has volumes, and a single image has none; ask for output=dicom-seg or json."
+            )
+        if wanted == "dicom-rtstruct" and not scan.is_volume:
+            raise NoContours(
+                "An RTSTRUCT has contours in the patient, and a single image has no position there; ask for "
+                "output=dicom-seg or png."
             )
     if wanted is None:
         return "nifti" if scan.is_volume else "png"

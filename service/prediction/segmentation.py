@@ -11,10 +11,12 @@ from model_store.scan import Note, Scan, open_series
 from service.inference.pipeline import OpenedScan, PreparedScan, Segmentation, check_answerable, segment
 from service.observation import Observed, SeenLabel, mask_digest, seen_labels
 from service.prediction.answer import EncodedAnswer, LoadedGraph, Predictor
+from service.prediction.dicom_rtstruct import encode_rtstruct
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
 from service.prediction.options import SegmentOptions
 from service.prediction.output import (
+    DICOM_OUTPUTS,
     MEDIA_TYPES,
     Output,
     SegmentationReport,
@@ -44,12 +46,15 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             more: tuple[Note, ...] = ()
             media_type, filename = MEDIA_TYPES[output]
             segmentation = None
-            if output in ("dicom-seg", "dicom-sr"):
+            if output in DICOM_OUTPUTS:
                 series = open_series(reading.data, self.limits)
                 receipt = self._receipt(graph, reading, found.shift, output=output)
                 kind = self.options.segmentation_type or "binary"
                 if output == "dicom-seg":
                     body = encode_seg(series, found.classes, task, receipt, kind)
+                elif output == "dicom-rtstruct":
+                    tolerance = self.options.tolerance_mm or 0.0
+                    body = encode_rtstruct(series, found.classes, task, receipt, tolerance)
                 else:
                     volumes = {each.label: each.volume_ml or 0.0 for each in seen}
                     review = self._review(found)
@@ -124,6 +129,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             options.segmentation_type,
             options.compress,
             options.voxels,
+            options.tolerance_mm,
         )
 
     def _review(self, found: Segmentation) -> Mapping[str, float | None]:

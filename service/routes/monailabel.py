@@ -56,7 +56,13 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _SERVED: Final = ("info", "session", "infer", "datastore", "activelearning", "train", "auth", "model")
 
 # From the names of viewers to `SegmentOptions.output`. Without one, or with `all`, both parts are sent.
-_OUTPUTS: Final = {"all": "multipart", "image": "nrrd", "json": "json", "dicom_seg": "dicom-seg"}
+_OUTPUTS: Final = {
+    "all": "multipart",
+    "image": "nrrd",
+    "json": "json",
+    "dicom_seg": "dicom-seg",
+    "dicom_rtstruct": "dicom-rtstruct",
+}
 _NRRD: Final = ("multipart", "nrrd")
 
 # The members of `params` that are options of Locum. The route has the model and the output.
@@ -329,7 +335,7 @@ def choose_next(
     responses={
         200: {
             "description": "By `output`: report and mask (multipart), the mask (NRRD), the report, or a "
-            "DICOM SEG. For research use only.",
+            "DICOM SEG or RTSTRUCT. For research use only.",
             "model": SegmentationReport,
             "content": {
                 "multipart/form-data": _BINARY,
@@ -347,7 +353,7 @@ async def infer(
     model: Annotated[str, Path(max_length=256)],
     session_id: Annotated[str, Query(max_length=64)] = "",
     image: ImageName = "",
-    output: Annotated[Literal["all", "image", "json", "dicom_seg"], Query()] = "all",
+    output: Annotated[Literal["all", "image", "json", "dicom_seg", "dicom_rtstruct"], Query()] = "all",
 ) -> Response:
     """Segment a scan: that of `session_id`, else the `file` of the form, else that which `image` names.
 

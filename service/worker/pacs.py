@@ -119,7 +119,7 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
         new |= stored_now
         made = dcmread(io.BytesIO(content), stop_before_pixels=True)
         uids = {keyword: str(made.get(keyword)) for keyword in _UIDS}
-        if made.Modality == "SEG":
+        if made.Modality in ("SEG", "RTSTRUCT"):
             note(attempt, "mask.stored", pacs, new=stored_now)
             about |= uids
         else:

@@ -1,7 +1,7 @@
 """Find segmentations in a PACS that a person edited, and take them for corrections of the answers.
 
-Our SEG names the version that answered as a device, and an editor's keeps that name. A SEG with the voxels of
-the answer is our own, or says nothing of a person who looked.
+Our SEG or RTSTRUCT names the version that answered as a device, and an editor's keeps that name. One with the
+voxels of the answer is our own, or says nothing of a person who looked.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ def _correct(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     options: FillOptions = attempt.options
     settings, hospital = attempt.settings, str(attempt.job.hospital)
     attempt.set_stage("searching")
-    query = {**wanted(attempt)["query"], "Modality": "SEG"}
-    found = pacs.search_series(query, options.most)
+    query = wanted(attempt)["query"]
+    found = [
+        item
+        for modality in ("SEG", "RTSTRUCT")
+        for item in pacs.search_series({**query, "Modality": modality}, options.most)
+    ]
     if len(found) > options.most:
         raise PacsJobFailed(
             f"the query finds more than {options.most} series (`most`): narrow it, or accept more"
@@ -94,7 +98,10 @@ def _take(attempt: Attempt, pacs: PacsClient, desk: Desk, study: str, series: st
 
 def _source_of(header: Dataset) -> str:
     """The UID of the series that a segmentation is of; "" where it names none."""
-    named = header.get("ReferencedSeriesSequence") or []
+    named = [*(header.get("ReferencedSeriesSequence") or [])]
+    for frame in header.get("ReferencedFrameOfReferenceSequence") or []:
+        for study in frame.get("RTReferencedStudySequence") or []:
+            named += study.get("RTReferencedSeriesSequence") or []
     return str(named[0].get("SeriesInstanceUID", "")) if named else ""
 
 

@@ -12,7 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from model_store.preprocessing import join_channels
-from model_store.scan import Parts, Scan, decode, decode_mask, not_a_scan, series_of, strip_suffix
+from model_store.scan import (
+    Parts,
+    Scan,
+    decode,
+    decode_mask,
+    is_contours,
+    not_a_scan,
+    series_of,
+    strip_suffix,
+)
 from model_store.scans.types import Limits
 from model_store.task import Task
 from training.data.cases import Case
@@ -100,12 +109,14 @@ def read_mask(path: Path) -> Scan:
 
 def mask_of(case: Case) -> Scan:
     """Decode a case's mask, with the task's values in place of the site's own. Raises ScanError."""
-    return with_values(read_mask(case.mask), case.values)
+    content = read_content(case.mask)
+    scan = read_scan(case.image) if is_contours(content) else None
+    return with_values(decode_mask(content, scan=scan), case.values)
 
 
 def with_values(mask: Scan, values: Sequence[tuple[int, int]]) -> Scan:
-    """A mask with other values in place of some."""
-    if not values:
+    """A mask with other values in place of some; an RTSTRUCT has names and no values."""
+    if not values or mask.structures is not None:
         return mask
     voxels = mask.voxels.copy()
     for own, wanted in values:

@@ -77,7 +77,7 @@ def _kept(source: Dataset, key: bytes, place: int) -> Dataset:
         _copy(source.DetectorInformationSequence[0], kept.DetectorInformationSequence[0], _GEOMETRY)
     for keyword in _UIDS:
         if source.get(keyword):
-            setattr(kept, keyword, _mapped(str(source.get(keyword)), key))
+            setattr(kept, keyword, mapped(str(source.get(keyword)), key))
     kept.SOPClassUID, kept.Modality = source.SOPClassUID, str(source.get("Modality") or "OT")[:2]
     kept.InstanceNumber = place + 1
     kept.PatientName = kept.PatientID = ""
@@ -103,7 +103,8 @@ def _copy(source: Dataset, target: Dataset, keywords: tuple[str, ...]) -> None:
             target[keyword] = source[keyword]
 
 
-def _mapped(uid: str, key: bytes) -> str:
+def mapped(uid: str, key: bytes) -> str:
+    """The UID that takes the place of another under a key."""
     digest = hmac.digest(key, uid.encode(), hashlib.sha256)
     return f"2.25.{int.from_bytes(digest[:16], 'big')}"
 

@@ -143,8 +143,8 @@ def no_image(header: Dataset) -> str:
     kind = _kind(header)
     if str(header.get("SOPClassUID") or "") in _CONTOURS:
         return (
-            f"an RTSTRUCT ({kind}): contours, and no mask of voxels; export it as a DICOM SEG, or convert it "
-            "to NIfTI on the scan's grid, for example in 3D Slicer"
+            f"an RTSTRUCT ({kind}): contours on a scan, and no scan; send the images as the scan, and it as "
+            "their mask"
         )
     return f"no image ({kind}, without rows and columns); send the images"
 

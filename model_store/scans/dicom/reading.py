@@ -105,10 +105,18 @@ class DicomSeries:
         check_finite(voxels, "DICOM")
         shown = voxels[0] if self.affine is None else voxels.transpose(2, 1, 0, 3)
         shown.flags.writeable = False
-        with reported("the Modality"):
+        with reported("the Modality or FrameOfReferenceUID"):
             modality = str(self.headers[0].get("Modality") or "") or None
-        acquisition = _acquisition(self.headers[0])
-        return Scan(shown, self.affine, "dicom", notes=self.notes, modality=modality, acquisition=acquisition)
+            frame_of_reference = printed(self.headers[0].get("FrameOfReferenceUID"))
+        return Scan(
+            shown,
+            self.affine,
+            "dicom",
+            notes=self.notes,
+            modality=modality,
+            acquisition=_acquisition(self.headers[0]),
+            frame_of_reference=frame_of_reference,
+        )
 
 
 def _acquisition(header: Dataset) -> Acquisition:

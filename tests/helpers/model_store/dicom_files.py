@@ -19,6 +19,7 @@ from pydicom.uid import (
     EnhancedMRImageStorage,
     ExplicitVRLittleEndian,
     NuclearMedicineImageStorage,
+    RTStructureSetStorage,
     generate_uid,
 )
 
@@ -183,3 +184,52 @@ def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> 
         for name, data in files.items():
             archive.writestr(name, data)
     return content.getvalue()
+
+
+def rtstruct(
+    files: dict[str, bytes],
+    rois: dict[str, Sequence[tuple[str, Sequence[Sequence[float]]]]],
+    codes: dict[str, tuple[str, str]] | None = None,
+    change: Callable[[Dataset], None] | None = None,
+) -> bytes:
+    """An RTSTRUCT on a series: for each ROI its contours, as type and points in mm, LPS."""
+    sources = [dcmread(io.BytesIO(file), stop_before_pixels=True) for file in files.values()]
+    first, made = sources[0], Dataset()
+    made.file_meta = FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = RTStructureSetStorage
+    made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = uid("structures")
+    made.StudyInstanceUID, made.SeriesInstanceUID, made.Modality = (
+        first.StudyInstanceUID,
+        uid("rs"),
+        "RTSTRUCT",
+    )
+    frame, study, one = Dataset(), Dataset(), Dataset()
+    one.SeriesInstanceUID = first.SeriesInstanceUID
+    study.RTReferencedSeriesSequence, frame.RTReferencedStudySequence = Items([one]), Items([study])
+    frame.FrameOfReferenceUID = first.FrameOfReferenceUID
+    made.ReferencedFrameOfReferenceSequence = Items([frame])
+    made.StructureSetROISequence, made.ROIContourSequence = Items([]), Items([])
+    made.RTROIObservationsSequence = Items([])
+    # Numbers that are no value of any mask.
+    for number, (name, contours) in enumerate(rois.items(), start=301):
+        roi, drawn, observed = Dataset(), Dataset(), Dataset()
+        roi.ROINumber, roi.ROIName = number, name
+        roi.ReferencedFrameOfReferenceUID = first.FrameOfReferenceUID
+        drawn.ReferencedROINumber = observed.ReferencedROINumber = number
+        drawn.ContourSequence = Items([])
+        for kind, points in contours:
+            item = Dataset()
+            item.ContourGeometricType, item.NumberOfContourPoints = kind, len(points)
+            item.ContourData = [f"{value:.4f}" for point in points for value in point]
+            drawn.ContourSequence.append(item)
+        if name in (codes or {}):
+            code = Dataset()
+            code.CodeValue, code.CodingSchemeDesignator = codes[name]  # type: ignore[index]
+            observed.RTROIIdentificationCodeSequence = Items([code])
+        made.StructureSetROISequence.append(roi)
+        made.ROIContourSequence.append(drawn)
+        made.RTROIObservationsSequence.append(observed)
+    if change is not None:
+        change(made)
+    return written(made)

@@ -107,7 +107,7 @@ def seen(client: httpx.Client) -> dict[str, httpx.Response]:
 
 def _answers(client: httpx.Client) -> Iterator[tuple[str, httpx.Response]]:
     content = zipped(patient(500))
-    for output in ("json", "nifti", "overlay", "dicom-seg", "dicom-sr"):
+    for output in ("json", "nifti", "overlay", "dicom-seg", "dicom-sr", "dicom-rtstruct"):
         answer = segment(client, content, model="coded", output=output)
         assert answer.status_code == 200, answer.text
         if output.startswith("dicom"):

@@ -25,7 +25,7 @@ from model_store.preprocessing import (
     prepare_volume_mask,
 )
 from model_store.preprocessing.intensity import match_channels
-from model_store.scan import decode_mask
+from model_store.scan import decode_mask, is_contours
 from model_store.task import IGNORED, Task
 from training.data.cases import Case, Site
 from training.data.consistency import Seen
@@ -76,7 +76,9 @@ def _look(site: str, case: Case, task: Task) -> Look:
     digests = [content_digest(content) for content in (*images, drawn)]
     digest = hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
     image = attempt(image_name, partial(joined, images, task))
-    mask = attempt(mask_name, partial(decode_mask, drawn))
+    # Contours cannot be read on a scan that cannot.
+    readable = image is not None or not is_contours(drawn)
+    mask = attempt(mask_name, partial(decode_mask, drawn, scan=image)) if readable else None
     mask = None if mask is None else with_values(mask, case.values)
     matched = None if mask is None else attempt(mask_name, partial(by_labels, mask, task))
     mask, notes = matched or (None, ())

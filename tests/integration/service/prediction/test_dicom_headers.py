@@ -20,6 +20,7 @@ from pydicom.tag import Tag
 
 from model_store.errors import UnsupportedScan
 from model_store.scan import DicomSeries, Limits, open_series
+from service.prediction.dicom_rtstruct import encode_rtstruct
 from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.dicom_source import notes_on
 from tests.helpers.model_store.dicom_files import enhanced, header, reconstruction, written
@@ -33,11 +34,11 @@ def opened(content: Any) -> DicomSeries:
 
 
 def answers(series: DicomSeries, classes: Any = CLASSES) -> list[bytes]:
-    """The SEG and, for a volume, the report."""
+    """The SEG and, for a volume, the report and the RTSTRUCT."""
     if series.affine is None:
         return [encode_seg(series, classes, CODED, RECEIPT)]
     report, seg = encode_report(series, classes, CODED, RECEIPT, {"bright": 1.0}, {"bright": 0.04})
-    return [seg, report]
+    return [seg, report, encode_rtstruct(series, classes, CODED, RECEIPT)]
 
 
 def check_by_dciodvfy(contents: list[bytes], folder: Path) -> None:
@@ -49,7 +50,8 @@ def check_by_dciodvfy(contents: list[bytes], folder: Path) -> None:
         path.write_bytes(content)
         found = subprocess.run(["dciodvfy", "-new", path], capture_output=True, check=False)
         lines = found.stderr.decode(errors="replace").splitlines()
-        assert any(word in line for line in lines for word in ("Segmentation", "ComprehensiveSR"))
+        kinds = ("Segmentation", "ComprehensiveSR", "RTStructureSet")
+        assert any(word in line for line in lines for word in kinds)
         assert [line for line in lines if line.startswith("Error")] == []
 
 
@@ -123,7 +125,8 @@ def test_header_that_the_standard_forbids_gets_an_answer(
         read = pydicom.dcmread(io.BytesIO(content))
         assert (str(read.PatientName), read.PatientID) == (name, identifier)
         if expected is not None:
-            assert str(read[keyword].value or "") == expected
+            own = "StructureSetDate" if keyword not in read and keyword == "ContentDate" else keyword
+            assert str(read[own].value or "") == expected
     assert [note.name for note in notes_on(series)] == notes
     # The series itself is left as it was.
     assert str(source.PatientName) == name
@@ -206,7 +209,7 @@ def test_seg_of_an_image_is_one_that_dciodvfy_accepts(
 )
 def test_seg_of_frames_in_one_file_lies_where_they_do(pack: Callable[[Any], bytes], tmp_path: Path) -> None:
     series = opened(pack(VOLUME))
-    content, report = answers(series)
+    content, *others = answers(series)
     seg = hd.seg.segread(io.BytesIO(content))
     by_height = {
         round(float(group.PlanePositionSequence[0].ImagePositionPatient[2]), 3): pixels
@@ -214,4 +217,4 @@ def test_seg_of_frames_in_one_file_lies_where_they_do(pack: Callable[[Any], byte
     }
     for place, pixels in enumerate(VOLUME):
         np.testing.assert_array_equal(by_height[40.0 + 2.5 * place], pixels > 100)
-    check_by_dciodvfy([content, report], tmp_path)
+    check_by_dciodvfy([content, *others], tmp_path)

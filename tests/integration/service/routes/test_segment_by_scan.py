@@ -128,7 +128,7 @@ def test_scan_personalization_is_accepted_as_a_job_with_scan_and_options(api: An
     assert 'http-equiv="refresh"' in card
 
 
-@pytest.mark.parametrize("output", ["json", "nifti", "dicom-seg", "dicom-sr"])
+@pytest.mark.parametrize("output", ["json", "nifti", "dicom-seg", "dicom-sr", "dicom-rtstruct"])
 def test_waiting_scan_has_its_patient_only_where_the_answer_repeats_it(
     start: Callable[..., Any], tmp_path: Path, publish_bright: Publish, output: str
 ) -> None:

@@ -21,7 +21,7 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 
-from model_store.scan import decode
+from model_store.scan import decode, decode_mask
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.worker.runner import run_job
@@ -211,10 +211,34 @@ def test_single_projection_image_has_a_seg(api: Any) -> None:
     np.testing.assert_array_equal(seg.pixel_array, pixels > THRESHOLD)
 
 
+def test_single_projection_image_has_no_contours(api: Any) -> None:
+    response = api.segment(image(VOLUME[0].astype(np.uint16)), model="coded", output="dicom-rtstruct")
+    assert response.status_code == 422
+    assert "a single image has no position there" in response.json()["detail"]
+
+
+@pytest.mark.parametrize("pack", [lambda v: zipped(series(v)), enhanced], ids=["series", "enhanced"])
+@pytest.mark.parametrize("model", ["coded", "bright"])
+def test_rtstruct_has_the_mask_of_the_answer(api: Any, pack: Callable[..., bytes], model: str) -> None:
+    """Also where the task has no codes, which an ROI does not need."""
+    scan = pack(VOLUME)
+    response = api.segment(scan, model=model, output="dicom-rtstruct")
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/dicom"
+    mask = decode_mask(response.content, scan=decode(scan)).voxels[..., 0]
+    np.testing.assert_array_equal(mask.transpose(2, 1, 0), VOLUME > THRESHOLD)
+    made = pydicom.dcmread(io.BytesIO(response.content))
+    assert [roi.ROIName for roi in made.StructureSetROISequence] == ["bright"]
+    simple = api.segment(scan, model=model, output="dicom-rtstruct", tolerance_mm="2")
+    assert len(simple.content) < len(response.content)
+    assert api.segment(scan, model=model, output="dicom-rtstruct").content == response.content
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"model": "bright", "output": "dicom-seg"}, "has none for bright"),
+        ({"model": "coded", "output": "dicom-seg", "tolerance_mm": "1"}, "belongs to output=dicom-rtstruct"),
         ({"model": "coded", "segmentation_type": "labelmap"}, "belongs to output=dicom-seg"),
     ],
 )
@@ -224,7 +248,7 @@ def test_request_without_what_a_seg_needs_is_refused(api: Any, fields: dict[str,
     assert message in response.json()["detail"]
 
 
-@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr", "dicom-rtstruct"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -299,7 +323,7 @@ def test_wrong_choice_of_a_series_is_refused(api: Any, series: str, status: int,
     assert "1.2.3" not in answer.text
 
 
-@pytest.mark.parametrize("output", ["json", "dicom-seg"])
+@pytest.mark.parametrize("output", ["json", "dicom-seg", "dicom-rtstruct"])
 def test_job_keeps_the_chosen_series_alone(api: Any, output: str) -> None:
     fields = {"model": "coded", "output": output, "series": "1.2.3.4"}
     accepted = api.client.post(
@@ -316,7 +340,7 @@ def test_job_keeps_the_chosen_series_alone(api: Any, output: str) -> None:
     run_job(job, api.settings)
     found = api.client.get(f"/jobs/{job}/result")
     assert found.status_code == 200, found.text
-    if output == "dicom-seg":
+    if output != "json":
         assert found.content == api.segment(study(), **fields).content
     else:
         assert found.json()["receipt"]["options"]["series"] == "1.2.3.4"
@@ -324,7 +348,7 @@ def test_job_keeps_the_chosen_series_alone(api: Any, output: str) -> None:
     assert folder.names == ["result", "result.json"]
 
 
-@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr", "dicom-rtstruct"])
 def test_attribute_that_a_dicom_answer_leaves_out_is_named(api: Any, output: str) -> None:
     scan = zipped(series(VOLUME, PatientSex="U", PatientID="P" * 70))
     answer = api.segment(scan, model="coded", output=output, guard="refuse")
@@ -367,14 +391,15 @@ def test_nifti_has_no_dicom_answer(api: Any, make_nifti: Callable[..., bytes]) -
 
 
 @pytest.mark.parametrize("pack", [lambda v: zipped(series(v)), enhanced], ids=["series", "enhanced"])
-@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr", "dicom-rtstruct"])
 def test_dciodvfy_finds_no_error(api: Any, pack: Callable[..., bytes], output: str, tmp_path: Path) -> None:
     if shutil.which("dciodvfy") is None:
         pytest.skip("dciodvfy is not installed (apt-get install dicom3tools)")
     path = tmp_path / "made.dcm"
     path.write_bytes(api.segment(pack(VOLUME), model="coded", output=output).content)
     found = subprocess.run(["dciodvfy", "-new", path], capture_output=True, text=True, check=False)
-    assert ("Segmentation" if output == "dicom-seg" else "ComprehensiveSR") in found.stderr
+    iod = {"dicom-seg": "Segmentation", "dicom-sr": "ComprehensiveSR", "dicom-rtstruct": "RTStructureSet"}
+    assert iod[output] in found.stderr
     assert [line for line in found.stderr.splitlines() if line.startswith("Error")] == []
 
 
@@ -420,7 +445,7 @@ def test_no_value_of_the_patient_in_an_error(api: Any) -> None:
     assert "planted" not in (response.text + str(response.headers)).lower()
 
 
-@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr", "dicom-rtstruct"])
 def test_damaged_header_gets_a_seg_or_a_reason(api: Any, output: str) -> None:
     rng = np.random.default_rng(7)
     whole = [next(iter(series(VOLUME).values())), enhanced(VOLUME)]

@@ -76,7 +76,8 @@ def structures() -> bytes:
     dataset = Dataset()
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    dataset.SOPClassUID, dataset.SOPInstanceUID = RTStructureSetStorage, "1.2.3"
+    dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID = RTStructureSetStorage
+    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID = "1.2.3"
     return written(dataset)
 
 
@@ -302,8 +303,7 @@ def test_a_label_may_be_said_to_be_absent_where_no_mask_has_it(partly: Path) -> 
         ("p1_0.stl", b"solid heart\nfacet", "this is a surface (a mesh), and no mask of voxels"),
         ("p1_0.json", b'{"shapes": []}', "this is text (JSON), and no image"),
         ("p1_0.mat", b"MATLAB 5.0 MAT-file", "this is a MATLAB file"),
-        ("p1_0.dcm", structures(), "is an RTSTRUCT (RT Structure Set Storage): contours, and no mask"),
-        ("rs.dcm", structures(), "is an RTSTRUCT (RT Structure Set Storage): contours, and no mask"),
+        ("p1_0.dcm", structures(), "RTSTRUCT: contours have places in the patient, and this scan has none"),
     ],
 )
 def test_what_is_no_mask_is_named_as_what_it_is(root: Path, name: str, content: bytes, said: str) -> None:

@@ -121,12 +121,12 @@ export async function uncertaintyOf(scan: Sent, answer: Answer, signal: AbortSig
   return found;
 }
 
-/** The mask of an answer to a DICOM scan as a DICOM SEG, which the service makes by answering again. Throws Problem. */
-export async function segOf(scan: Sent, answer: Answer): Promise<Blob> {
+/** The mask of an answer to a DICOM scan in DICOM, which the service makes by answering again. Throws Problem. */
+export async function dicomOf(scan: Sent, answer: Answer, output: "dicom-seg" | "dicom-rtstruct"): Promise<Blob> {
   const nothing = () => undefined;
-  const values = { ...fields(answer.question), output: "dicom-seg" };
+  const values = { ...fields(answer.question), output };
   const sent = await posted("segment", scan, values, new AbortController().signal, nothing, nothing);
-  if (graphOf(sent) !== answer.graph) throw changed("The SEG would be that of another version than the mask.");
+  if (graphOf(sent) !== answer.graph) throw changed("The file would be that of another version than the mask.");
   return await sent.blob();
 }
 

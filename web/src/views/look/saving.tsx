@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Rejection } from "../../ui/notice";
 import type { Viewer } from "../../viewer/viewer";
-import { type Answer, segOf } from "./asking";
+import { type Answer, dicomOf } from "./asking";
 import { prefixOf } from "./result";
 
 export function Saves({ answer, scan, viewer }: { answer: Answer; scan: { files: readonly Blob[]; flat: boolean; isDicom: boolean }; viewer: Viewer | null }) {
@@ -27,7 +27,8 @@ export function Saves({ answer, scan, viewer }: { answer: Answer; scan: { files:
   return (
     <>
       {!scan.flat && viewer && button("as NIfTI", "mask.nii.gz", async () => await viewer.nifti(answer.mask.file, answer.mask.name))}
-      {scan.isDicom && button("as DICOM SEG", "mask.dcm", async () => await segOf(scan, answer))}
+      {scan.isDicom && button("as DICOM SEG", "mask.dcm", async () => await dicomOf(scan, answer, "dicom-seg"))}
+      {scan.isDicom && !scan.flat && button("as RTSTRUCT", "structures.dcm", async () => await dicomOf(scan, answer, "dicom-rtstruct"))}
       {viewer && button("Save the picture", "picture.png", async () => await viewer.picture())}
       <Rejection error={error} />
     </>
