@@ -505,7 +505,7 @@ def _decide(
 
 
 def shadows(hospital: str, model: str) -> Operation[list[Shadow]]:
-    """List the versions that answered unseen, newest first. Raises Problem 404 where there was none."""
+    """List the versions that answered unseen, newest first. Raises Problem."""
     path = f"{_serving(hospital, model)}/shadow"
     page = json_of((yield from send(Request("GET", path))))
     return [read(Shadow, item) for item in page_of(page, path, "shadows")[0]]

@@ -40,7 +40,7 @@
     │   ├── AnsweredScanGone     409  there is no scan to check the mask against
     │   └── MayNotTrain          409  the hospital has not agreed that its corrections train
     ├── SecondSignatureNeeded    409  an assignment is outside the change plan: another person must sign, too
-    ├── ShadowUnknown            404  no version is or was the shadow of the hospital's model
+    ├── ShadowUnknown            404  no version is the shadow of the hospital's model
     ├── ShadowRuns               409  another version is the shadow
     ├── SelectionError                no network answers a request
     │   ├── ParametersContradict 422  two parameters exclude each other

@@ -21,6 +21,8 @@ def show(hospital: str, model: str, as_json: bool) -> None:
         # ASCII alone: no name moves the cursor.
         _console.out(json.dumps([each.raw for each in found], indent=2), highlight=False)
         return
+    if not found:
+        _console.print(f"no version answered scans of {hospital} unseen beside {model}")
     _print(found)
 
 

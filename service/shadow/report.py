@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from statistics import mean, stdev
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from scipy.special import stdtrit
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -35,6 +35,22 @@ class ComparedLabel(BaseModel):
     shadow_dice: float | None
 
 
+class BothFound(BaseModel):
+    """One label of a scan by both versions."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    agreement: float | None = Field(description="Dice of the two; null where neither found it.")
+    served_voxels: int
+    shadow_voxels: int
+    served_ml: float | None
+    shadow_ml: float | None
+    served_confidence: float
+    shadow_confidence: float
+    served_dice: float | None = Field(description="With a person's correction; null without one.")
+    shadow_dice: float | None
+
+
 class ShadowPoint(BaseModel):
     """One scan that both versions answered."""
 
@@ -47,6 +63,7 @@ class ShadowPoint(BaseModel):
         description="Dice of the shadow's answer with a person's correction, less that of the served one: "
         "the mean over labels. Null of an answer that was not corrected."
     )
+    labels: dict[str, BothFound]
 
 
 class ShadowReport(BaseModel):
@@ -144,6 +161,7 @@ def _point(answer: ShadowAnswer, labels: Sequence[ShadowLabel]) -> ShadowPoint:
         served_shift=answer.served_shift,
         shadow_shift=answer.shadow_shift,
         gain=mean(gains) if gains else None,
+        labels={each.label: BothFound.model_validate(each) for each in labels},
     )
 
 

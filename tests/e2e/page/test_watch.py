@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from statistics import NormalDist
+from statistics import NormalDist, mean
 from typing import Any
 
 import httpx
@@ -18,7 +18,7 @@ from PIL import Image
 from locum.demo.service_process import free_port, running_service
 from model_store.store import Store
 from service import observation
-from service.database import Assignment, Database
+from service.database import Assignment, Database, Shadow, ShadowAnswer, ShadowLabel
 from service.observation import Answer, Observed, SeenLabel
 from service.settings import Settings
 from service.watch.watcher import look
@@ -277,3 +277,63 @@ def test_view_fits_a_phone_a_laptop_and_a_wide_screen(
         page.get_by_role("region", name="North, retina").get_by_role("img").first.wait_for()
         page.get_by_role("region", name="Masks to look at first").get_by_role("table").wait_for()
         assert page.evaluate("document.querySelector('main').scrollWidth - innerWidth") <= 0
+
+
+def test_version_that_answers_unseen_is_one_chart_beside_the_one_that_serves(
+    browser: Any, hospital: Hospital
+) -> None:
+    if hospital.stored == 0:
+        hospital.store(days_before(datetime.now(UTC)), "CT 1")
+    began = datetime.now(UTC) - timedelta(days=9)
+    with hospital.database.write() as session:
+        own = {"hospital": "north", "model": "retina", "version": "sha256:2", "artefact": "retina@2"}
+        made = Shadow(**own, every=5, rule=None, actor="ada", reason="newer", began=began)
+        session.add(made)
+        session.flush()
+        for number in range(40):
+            at = began + timedelta(hours=5 * number)
+            answer = ShadowAnswer(
+                shadow=made.id,
+                request=f"unseen-{number}",
+                at=at,
+                served=hospital.digest,
+                choice={},
+                exact=True,
+            )
+            session.add(answer)
+            session.flush()
+            wave = math.sin(number / 4) / 20
+            dice = (0.86 + wave, 0.9 + wave) if number % 3 == 0 else (None, None)
+            for label, size in (("disc", 1000), ("cup", 200)):
+                session.add(
+                    ShadowLabel(
+                        answer=answer.id,
+                        label=label,
+                        agreement=0.93 + wave,
+                        served_voxels=size,
+                        shadow_voxels=size + 10 * number % 40,
+                        served_confidence=0.9 + wave,
+                        shadow_confidence=0.92 + wave,
+                        served_dice=dice[0],
+                        shadow_dice=dice[1],
+                    )
+                )
+    with opened_page(browser, hospital.address, expected=()) as page:
+        page.goto(f"{hospital.address}/#/watch")
+        chart = page.get_by_role("group", name="retina@2, unseen")
+        chart.get_by_text(
+            "On 14 answers that a person corrected or accepted, Dice changed by +4.0 points"
+        ).wait_for()
+        chart.get_by_role("button", name="cup").click()
+        lanes = chart.get_by_role("img")
+        assert lanes.count() == 4
+        names = [each.get_attribute("aria-label") or "" for each in lanes.all()]
+        rest = mean(math.sin(number / 4) / 20 for number in range(40))
+        served, unseen = (f"{value + rest:.2f}" for value in (0.9, 0.92))
+        assert names[0].startswith(f"cup: Agreement of the two, mean {0.93 + rest:.2f}, over 40 answers")
+        assert names[2].startswith(f"cup: Confidence, mean {served}, unseen {unseen}, over 40 answers")
+        assert names[3].startswith("cup: Dice with corrections, mean 0.8")
+        # The line of the second version has a corner for each answer, and dots are the corrected ones.
+        assert len((lanes.nth(1).locator(".unseen").get_attribute("points") or "").split()) == 40
+        assert (lanes.nth(3).locator(".unseen").get_attribute("d") or "").count("M") == 14
+        assert_accessible(page, "unseen")

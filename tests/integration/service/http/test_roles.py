@@ -108,7 +108,7 @@ STATED: dict[Operation, Role | None] = {
 LEAST: dict[Operation, Role | None] = {
     operation: STATED.get(operation, "operator") for operation in operations()
 }
-# A federation operator has no role of a hospital: it sees what is published, and no patient's data. The card of
+# A federation operator has no role of a hospital: it sees what is published, and no patient's data. A card of
 # a version says what hospitals made of it.
 FEDERATION = {
     operation

@@ -75,7 +75,8 @@ def test_shadow_answers_unseen_and_is_compared_with_what_is_served(
 ) -> None:
     content = scan(make_nifti, 1)
     _, before, body = segment(api, content)
-    assert api.client.get(f"{SERVING}/shadow").status_code == 404
+    assert api.client.get(f"{SERVING}/shadow").json() == {"shadows": []}
+    assert api.client.post(f"{SERVING}/shadow/end", json=WHO).status_code == 404
     began = api.client.put(f"{SERVING}/shadow", json={"version": 2, "every": 1, **WHO})
     assert began.status_code == 201, began.text
     assert (began.json()["artefact"], began.json()["answers"]) == ("bright@2", 0)
@@ -94,6 +95,10 @@ def test_shadow_answers_unseen_and_is_compared_with_what_is_served(
     assert label["bias_ml"] == pytest.approx((int(second.sum()) - int(served.sum())) * 12 / 1000)
     (point,) = found["points"]
     assert (point["request"], point["gain"]) == (request, None)
+    both = point["labels"][next(iter(found["labels"]))]
+    voxels = both["served_voxels"], both["shadow_voxels"]
+    assert voxels == (int(served.sum()), int(second.sum()))
+    assert (both["served_ml"], both["served_dice"]) == (pytest.approx(voxels[0] * 12 / 1000), None)
     np.testing.assert_array_equal(served, before)
     # The person draws what the second version found: it gains what the first one lacks.
     drawn = {"mask": ("mask", make_nifti(second, AFFINE)), "scan": ("scan", content)}
@@ -102,6 +107,8 @@ def test_shadow_answers_unseen_and_is_compared_with_what_is_served(
     found = shadow_of(api)
     assert found["corrected"] == 1
     assert found["gain"] == pytest.approx(1 - agreement)
+    both = found["points"][0]["labels"][next(iter(found["labels"]))]
+    assert (both["served_dice"], both["shadow_dice"]) == (pytest.approx(agreement), 1)
     ended = api.client.post(f"{SERVING}/shadow/end", json=WHO)
     assert (ended.status_code, ended.json()["ended"] is not None) == (200, True)
     assert api.client.get(SERVING).json()["artefact"] == "bright@1"

@@ -12,6 +12,7 @@ import { Select } from "../../ui/controls";
 import { moment, sentence } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import { Empty } from "../../ui/states";
+import { AcceptancePanel } from "./acceptance";
 import "./adapt.css";
 import { FINISHED, type Job, sought } from "./following";
 import { JobPanel } from "./job";
@@ -23,6 +24,7 @@ type JobSummary = Schema<"JobSummary">;
 export default function Adapt() {
   useEffect(() => void loadCatalogue().then(openWork), []);
   const [latest, setLatest] = useState<Job | null>(null);
+  const [decided, setDecided] = useState(0);
   const parameters = place.value.parameters;
   const adaptable = adaptableModels();
   const named = { hospital: parameters.get("hospital"), model: parameters.get("model") };
@@ -98,7 +100,7 @@ export default function Adapt() {
       </div>
       <div class="stack">
         {job ? (
-          <JobPanel key={job} id={job} onChange={setLatest} />
+          <JobPanel key={job} id={job} onChange={setLatest} onDecided={() => setDecided((before) => before + 1)} />
         ) : (
           <Empty title="No job is open">
             <Terms
@@ -117,6 +119,17 @@ export default function Adapt() {
           model={model.name}
           job={latest?.id === job && FINISHED.includes(latest.state) ? latest : null}
         />
+        {model.answers === "/segment" && (
+          <AcceptancePanel
+            key={`${hospital.id} ${model.name} acceptance`}
+            hospital={hospital.id}
+            name={hospital.name}
+            model={model.name}
+            labels={model.labels}
+            current={job}
+            version={`${latest?.id} ${latest?.state} ${decided}`}
+          />
+        )}
       </div>
     </div>
   );

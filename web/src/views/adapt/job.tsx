@@ -6,12 +6,13 @@ import { has } from "../../app/session";
 import { duration, moment, sentence } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import { Loading } from "../../ui/states";
+import { Verdict } from "./acceptance";
 import { MaskCheck } from "./checks";
 import { FINISHED, follow, type Job, sought } from "./following";
 import { Sections } from "./sections";
 
-/** `onChange` is called with the job as it is, and after every change. */
-export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) => void }) {
+/** `onChange` is called with the job as it is, and after every change; `onDecided` after a decision on an acceptance. */
+export function JobPanel({ id, onChange, onDecided }: { id: string; onChange: (job: Job) => void; onDecided: () => void }) {
   const [job, setJob] = useState<Job | null>(null);
   const [error, setError] = useState<unknown>(null);
   const show = (found: Job) => {
@@ -35,11 +36,14 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
   }, [isLoaded, id]);
   if (job === null) return error ? <Rejection error={error} /> : <Loading what="the job" />;
   const running = !FINISHED.includes(job.state);
+  const isAcceptance = job.kind === "acceptance";
   const cancel = () => call("delete", "/jobs/{job}", { path: { job: id } }).then((answer) => show(answer.data), setError);
   return (
     <section class="card stack" aria-label="Job" ref={panel}>
       <div class="row">
-        <h2>Adaptation of {job.model}</h2>
+        <h2>
+          {isAcceptance ? "Acceptance" : "Adaptation"} of {job.model}
+        </h2>
         <span class={`chip ${job.status.tone}`} data-state={job.state} title={job.status.sentence}>
           {job.status.words}
         </span>
@@ -49,9 +53,9 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
             Cancel the job
           </button>
         )}
-        {has("operator") && (
-          <a class="button small" href={`jobs/${id}/card`} target="_blank" rel="noreferrer">
-            Before and after
+        {has("operator") && (!isAcceptance || job.state === "succeeded") && (
+          <a class="button small" href={isAcceptance ? `jobs/${id}/acceptance/report.html` : `jobs/${id}/card`} target="_blank" rel="noreferrer">
+            {isAcceptance ? "Report" : "Before and after"}
           </a>
         )}
       </div>
@@ -75,6 +79,7 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
       ))}
       <Rejection error={error} />
       <Sections sections={job.sections} />
+      {isAcceptance && <Verdict job={job} onDecided={onDecided} />}
       {job.candidate && !running && job.kind === "adaptation" && has("operator") && (
         <MaskCheck key={id} job={job} onVerdict={() => void call("get", "/jobs/{job}", { path: { job: id } }).then((answer) => show(answer.data), setError)} />
       )}

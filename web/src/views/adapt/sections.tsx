@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import type { Schema } from "../../api/client";
 import { Terms } from "../../app/glossary";
-import { percent } from "../../ui/format";
+import { many, percent } from "../../ui/format";
 import { Notice } from "../../ui/notice";
 
 type Section = Schema<"Section">;
@@ -21,7 +21,7 @@ function Drawn({ section }: { section: Section }) {
         <Notice tone={tone === "good" || tone === "bad" ? tone : "plain"} title={title}>
           <Words section={section} />
         </Notice>
-        <Folded title={`All ${body.rows.length} checks`}>
+        <Folded title={`All ${many(body.rows.length, "check")}`}>
           <Checks body={body} />
         </Folded>
       </div>

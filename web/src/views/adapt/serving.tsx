@@ -149,7 +149,7 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
           )}
         </div>
       )}
-      {serving !== null && <History entries={entries} isWithdrawn={serving.withdrawn} />}
+      {serving !== null && <History entries={entries} serving={serving} />}
       {decision && (
         <Decide
           decision={decision}
@@ -173,15 +173,18 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
 const reasonsOf = (job: Job | null): readonly string[] =>
   job?.sections.flatMap((each) => (each.body?.form === "checks" && each.tone === "bad" ? each.reasons : [])) ?? [];
 
-function History({ entries, isWithdrawn }: { entries: readonly Entry[]; isWithdrawn: boolean }) {
-  if (entries.length === 0) return <p class="hint">No scan and no decision yet: the newest version answers the first scan.</p>;
+function History({ entries, serving }: { entries: readonly Entry[]; serving: Serving }) {
+  if (entries.length === 0) {
+    const next = serving.because === "nothing" ? "scans are refused until a version is assigned" : "the newest version answers the first scan";
+    return <p class="hint">No scan and no decision yet: {next}.</p>;
+  }
   return (
     <ol class="timeline" aria-label="History">
       {[...entries].reverse().map((entry, index) => (
         <li key={entry.sequence} class={index === 0 ? "now" : ""}>
           <div class="row">
             <strong class="mono">{entry.artefact}</strong>
-            {index === 0 && (isWithdrawn ? <span class="chip bad">withdrawn</span> : <span class="chip good">serves now</span>)}
+            {index === 0 && (serving.withdrawn ? <span class="chip bad">withdrawn</span> : <span class="chip good">serves now</span>)}
             {entry.precision !== "float32" && <span class="chip">{entry.precision}</span>}
             {entry.by_default && <span class="chip">by default</span>}
             {entry.restores !== null && <span class="chip">rolled back</span>}

@@ -1,61 +1,9 @@
 /** What a person decides: that an alarm was looked into, and how often false alarms may be. */
-import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { call } from "../../api/client";
-import { session } from "../../app/session";
+import { Decision } from "../../app/decision";
 import { Select } from "../../ui/controls";
-import { Dialog } from "../../ui/dialog";
-import { Rejection } from "../../ui/notice";
 import { alarmInWords, scannerName, since, type Stop, STOPS, type Watch } from "./words";
-
-/** Who decides, where the service does not know it. */
-type Who = { actor?: string };
-
-function Decision(given: {
-  title: string;
-  isReady?: boolean;
-  send: (decided: Who & { reason: string }) => Promise<unknown>;
-  onClose: (isDone: boolean) => void;
-  children: ComponentChildren;
-}) {
-  const isKnown = session.value?.authenticated ?? false;
-  const [reason, setReason] = useState("");
-  const [actor, setActor] = useState("");
-  const [error, setError] = useState<unknown>(null);
-  const submit = async (event: Event) => {
-    event.preventDefault();
-    try {
-      await given.send({ reason, ...(isKnown ? {} : { actor: actor.trim() }) });
-      given.onClose(true);
-    } catch (found) {
-      setError(found);
-    }
-  };
-  const isReady = (given.isReady ?? true) && reason.trim() !== "" && (isKnown || actor.trim() !== "");
-  return (
-    <Dialog title={given.title} onClose={() => given.onClose(false)}>
-      <form class="stack" onSubmit={(event) => void submit(event)}>
-        {given.children}
-        {!isKnown && (
-          <label class="field">
-            <span class="label">Your name</span>
-            <input type="text" value={actor} onInput={(event) => setActor(event.currentTarget.value)} required />
-          </label>
-        )}
-        <label class="field">
-          <span class="label">Reason</span>
-          <textarea value={reason} onInput={(event) => setReason(event.currentTarget.value)} required />
-        </label>
-        <Rejection error={error} />
-        <div class="row">
-          <button type="submit" class="button primary" disabled={!isReady}>
-            {given.title}
-          </button>
-        </div>
-      </form>
-    </Dialog>
-  );
-}
 
 export function AnswerAlarms({ watch, onClose }: { watch: Watch; onClose: (isDone: boolean) => void }) {
   const { hospital, model, scanner } = watch;

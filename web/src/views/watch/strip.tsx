@@ -7,6 +7,7 @@ import { count, day, many, moment, sentence, upperFirst } from "../../ui/format"
 import { Table } from "../../ui/table";
 import { AnswerAlarms, SetRule } from "./deciding";
 import { Lines } from "./lines";
+import { Unseen } from "./unseen";
 import { alarmInWords, type Details, everyMonths, scannerName, since, SILENCE, type State, STOPS, urgency, valueInWords, type Watch, worst } from "./words";
 
 /** Answers that say what is usual. */
@@ -51,6 +52,7 @@ export function Strip({ watches, details, onDecided }: { watches: readonly Watch
           <div class="stack">{ordered.slice(most).map(scanner)}</div>
         </details>
       )}
+      <Unseen hospital={one.hospital} model={one.model} />
       <div class="row watch-foot">
         <p class="hint">
           <Terms text={upperFirst(everyMonths(one.months))} />
