@@ -205,6 +205,8 @@ def _over_network(
         joined: tuple[Any, ...] = operator.gather(
             lambda missing: say(f"waiting for {', '.join(missing)}"), resume=execution.resumes
         )
+        for difference in operator.differences:
+            say(f"note: {difference}")
         return Federation(folders, task, joined, False, digest_of_sites(task, joined))
 
     with Listener(opened, network.listen) as listener:

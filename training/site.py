@@ -1,7 +1,7 @@
 """Take part in a federation over the network, as one hospital.
 
     python -m training.site --data FOLDER --kit KIT --policy policy.yaml
-    python -m training.site doctor            what this machine has, what is wrong, what to do
+    python -m training.site check             what this machine has, what is wrong, what to do
 
 FOLDER is this hospital's own, laid out as one site of a federation (images/ and masks/, or a folder per
 class). It is checked before the hospital joins; nothing in it leaves but what the policy allows. Ctrl-C
@@ -48,15 +48,18 @@ def site(
             help="cpu, cuda or cuda:N of this hospital; the operator's by default.", rich_help_panel=_LOCAL
         ),
     ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for the next run after one.", rich_help_panel=_LOCAL)
+    ] = False,
 ) -> None:
     """Take part in a federation over the network, as one hospital."""
     # It imports torch, which help does not need.
     from training.network.joining import take_part
 
-    take_part(data, kit, policy, state or kit / "state", store, device)
+    take_part(data, kit, policy, state or kit / "state", store, device, stay)
 
 
-def doctor(
+def check(
     kit: Annotated[
         Path | None, typer.Option(help="The kit that the operator made for this hospital.")
     ] = None,
@@ -64,26 +67,29 @@ def doctor(
     policy: Annotated[Path | None, typer.Option(help="policy.yaml.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for memories and logs.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N of this hospital.")] = None,
+    task: Annotated[
+        Path | None, typer.Option(help="The operator's task.yaml: reads the data by it, and trains one step.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per part, by lines.")] = False,
 ) -> None:
     """Say what this hospital's machine has and what is wrong; end with 1 if anything is. It joins no run."""
     from training.config import DEVICE
-    from training.network.doctor import Hospital, report
+    from training.network.checking import Hospital, report
 
     if device is not None and re.match(DEVICE, device) is None:
         raise typer.BadParameter(f"--device: expected cpu, cuda or cuda:N, found {device!r}")
-    raise typer.Exit(int(report(Hospital(kit, data, policy, state, device), as_json)))
+    raise typer.Exit(int(report(Hospital(kit, data, policy, state, device, task), as_json)))
 
 
 def main() -> None:
-    """Run `site`, or `doctor`: a command of its own, so that the options of `site` stay required."""
+    """Run `site`, or `check`: a command of its own, so that the options of `site` stay required."""
     app = typer.Typer(add_completion=False)
-    if sys.argv[1:2] == ["doctor"]:
+    if sys.argv[1:2] == ["check"]:
         # A group, although of one command: usage has its name, too.
         app.callback()(lambda: None)
-        app.command()(doctor)
+        app.command()(check)
     else:
-        app.command(epilog="`doctor`, before the first run, says what is wrong on this machine.")(site)
+        app.command(epilog="`check`, before the first run, says what is wrong on this machine.")(site)
     app()
 
 

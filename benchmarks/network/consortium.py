@@ -104,8 +104,14 @@ class Consortium:
         """Replace a hospital's policy."""
         (self.root / f"{site}.yaml").write_text(text)
 
-    def start_site(self, site: str, module: str = "training.site", state: Path | None = None) -> Member:
-        """Start a hospital's process, with its own state folder or another."""
+    def start_site(
+        self,
+        site: str,
+        module: str = "training.site",
+        state: Path | None = None,
+        more: Sequence[object] = (),
+    ) -> Member:
+        """Start a hospital's process, with its own state folder or another, and more options."""
         return self.start(
             f"{site}.log",
             module,
@@ -113,6 +119,7 @@ class Consortium:
             *("--kit", self.root / "kits" / site),
             *("--policy", self.root / f"{site}.yaml"),
             *("--state", state or self.root / "state" / site),
+            *more,
         )
 
     def start_operator(self, *options: object) -> Member:

@@ -168,6 +168,12 @@ def site(context: typer.Context) -> None:
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
+def federation(context: typer.Context) -> None:
+    """Make, renew and revoke the kits of hospitals on a network, and see who is here and ready."""
+    _start(context.command_path, "training.network", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
 def store(context: typer.Context) -> None:
     """List, show, verify, sign, withdraw and prune the versions of a store."""
     _start(context.command_path, "model_store", context.args)

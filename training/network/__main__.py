@@ -1,26 +1,33 @@
-"""Make, renew and revoke the kits of a consortium.
+"""Make, renew and revoke the kits of a consortium, and see its roster.
 
 python -m training.network provision --out KITS --address flare.example.org:8002 --site birch --site cedar
 python -m training.network renew --kits KITS
 python -m training.network revoke --kits KITS --site cedar
+python -m training.network roster --kits KITS
+python -m training.network listen --kits KITS
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from training.exit_codes import FAILED
 
 Made = TypeVar("Made")
 app = typer.Typer(
-    help="Make, renew and revoke the kits of a consortium.", no_args_is_help=True, add_completion=False
+    help="Make, renew and revoke the kits of a consortium, and see its roster.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 console = Console(highlight=False, soft_wrap=True)
+_COLUMNS = ("hospital", "heard", "locum", "device", "free", "patients", "certificate", "state")
 
 
 @app.command()
@@ -81,6 +88,63 @@ def revoke(
 
     serial = _run(lambda: kits.revoke(kits_folder, site))
     console.print(f"revoked the certificate of {site}, serial number {serial:x}")
+
+
+@app.command()
+def roster(
+    kits_folder: KitsFolder = Path(".locum/kits"),
+    mail: Annotated[str | None, typer.Option(help="Write the mail to this hospital: its open steps.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per hospital, by lines.")] = False,
+) -> None:
+    """Show what was last heard of each hospital, and what is missing there."""
+    from training.network import kits
+    from training.network.roster import mail as mail_to
+    from training.network.roster import rows
+
+    own = _run(lambda: kits.Kit.open(kits_folder / kits.SERVER, server=True))
+    found = rows(own, _run(lambda: kits.certificates(kits_folder)))
+    if mail is not None:
+        row = next((each for each in found if each.site == mail), None)
+        if row is None:
+            raise typer.BadParameter(
+                f"--mail: expected one of {', '.join(own.content.sites)}, found '{mail}'"
+            )
+        typer.echo(mail_to(row, own))
+    elif as_json:
+        for each in found:
+            typer.echo(json.dumps(each.to_json()))
+    else:
+        table = Table(*_COLUMNS, box=None, header_style="dim")
+        for each in found:
+            table.add_row(*each.cells())
+        console.print(table)
+
+
+@app.command()
+def listen(
+    kits_folder: KitsFolder = Path(".locum/kits"),
+    at: Annotated[
+        str | None, typer.Option("--listen", help="HOST:PORT to listen on, if not the kit's address.")
+    ] = None,
+) -> None:
+    """Hear the hospitals between runs, until Ctrl-C: the roster then says who is here and ready."""
+    from threading import Event
+
+    from training.network import kits
+    from training.network.operator import Listener
+    from training.network.roster import Roster, between_runs
+
+    def hear() -> None:
+        own = kits.Kit.open(kits_folder / kits.SERVER, server=True)
+        with Listener(own, at) as listener:
+            listener.serve(between_runs(Roster(own), own.content.sites), lambda _: None)
+            console.print(f"listening on {at or own.content.address}; `roster` shows who was heard")
+            Event().wait()
+
+    try:
+        _run(hear)
+    except KeyboardInterrupt:
+        console.print("stopped")
 
 
 def _run(action: Callable[[], Made]) -> Made:

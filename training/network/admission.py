@@ -95,10 +95,16 @@ class Admission:
                 self.announced[site] = said
                 self._record.write()
 
+    def differences(self) -> list[str]:
+        """Say which versions of the hospitals differ from the operator's, and what that means."""
+        ours = self._invitation.software
+        said = sorted(self.announced.items())
+        return [each for site, own in said for each in differences(ours, own.software, site)]
+
     def _mismatches(self, site: str, said: Announcement) -> list[str]:
         """How a hospital's Locum differs from the operator's, and what of its counts cannot be."""
         ours = self._invitation
-        problems = differences(ours.software, said.software, site)
+        problems = []
         if said.protocol != PROTOCOL:
             problems.append(f"protocol: expected {PROTOCOL}, found {said.protocol} at {site}")
         for name in ("plan_digest", "configuration_digest"):

@@ -20,14 +20,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from training.algorithm import Phase, Plan
+from training.data.cases import Site
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.folder import locked
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError, SiteFailed, TrainingError
+from training.network.about import tell
 from training.network.cell import Rejected
+from training.network.checking import Hospital as Checked
 from training.network.deadline import ended_after
 from training.network.kits import Kit
 from training.network.link import RETRY_S, Link
@@ -45,6 +48,7 @@ from training.network.policy import Policy
 from training.network.preparation import Preparation, Prepared
 from training.privacy import Spent
 
+_IDLE_S = 30.0  # between questions where no run is planned
 _ENDS = frozenset({"revoked", "mismatch", "stranger", "replaced", "rejected"})  # a retry cannot help
 
 
@@ -114,6 +118,7 @@ class Hospital:
         self._kit = kit
         self._policy_file = policy
         self._policy = Policy.read(policy)
+        self._of_roster = Checked(kit.folder, data, policy, state, device)
         self._state = state
         self._watcher = watcher
         self._preparation = Preparation(kit, data, state, store, device)
@@ -123,8 +128,10 @@ class Hospital:
         self._joined: str | None = None
         self._finished: str | None = None  # a run that another one follows
 
-    def run(self) -> str:
+    def run(self, *, stay: bool = False) -> str:
         """Take part until the operator's run ends; returns the operator's words on its end.
+
+        With `stay` it waits for the next run, and the next one; meanwhile the operator's roster has it.
 
         Raises TrainingError when the hospital cannot or must not take part: its folder, its policy, a version
         or a digest that differs, a certificate that the operator rejects, another run than the first, or
@@ -135,7 +142,13 @@ class Hospital:
         with locked(self._state, f"{self._state} is in use: another process of this hospital runs here"):
             self._link.start()
             try:
-                return self._take_part()
+                while True:
+                    end = self._take_part()
+                    if not stay:
+                        return end
+                    self._watcher.waiting(f"{end}; waiting for the next run")
+                    self._finished, self._joined, self._session = self._joined, None, None
+                    self._prepared = None
             except KeyboardInterrupt:
                 if self._session is not None:
                     self._link.leave(self._session, "stopped by the hospital")  # while it is connected
@@ -152,6 +165,9 @@ class Hospital:
                 if error.code in _ENDS:
                     raise TrainingError(f"the operator rejected this hospital: {error}") from error
                 self._session = None
+                if error.code == "idle":
+                    self._watcher.waiting(str(error))
+                    time.sleep(_IDLE_S)
                 continue
             if not end.follows:
                 return end.over or ""
@@ -159,7 +175,15 @@ class Hospital:
             self._finished, self._joined, self._session = self._joined, None, None
             self._prepared = None
 
+    def _hello(self, site: Site[Any] | None = None) -> None:
+        """Say for the roster what the policy permits. An operator of an earlier version has none."""
+        with suppress(Rejected, ConfigurationError):
+            self._policy = Policy.read(self._policy_file)
+            self._link.ask("hello", tell(self._of_roster, self._policy, site))
+
     def _join(self) -> str:
+        if self._prepared is None:
+            self._hello()
         while (invitation := unpack(Invitation, self._link.ask("invite"))[0]).run == self._finished:
             time.sleep(RETRY_S)  # the operator has not ended it yet
         if self._joined not in (None, invitation.run):
@@ -182,6 +206,8 @@ class Hospital:
         nonce = invitation.nonce
         said = {"nonce": nonce, "signature": _signed(self._kit, nonce), **policy.announced()}
         signed = prepared.announcement.model_copy(update=said)
+        if not same:
+            self._hello(prepared.data.site)
         welcome, _ = unpack(Welcome, self._link.ask("join", signed))
         self._joined = invitation.run
         if not same or before is None or prepared.spec != before.spec:

@@ -118,7 +118,7 @@ def _size(count: int) -> str:
 
 
 def take_part(
-    data: Path, kit: Path, policy: Path, state: Path, store: Path | None, device: str | None
+    data: Path, kit: Path, policy: Path, state: Path, store: Path | None, device: str | None, stay: bool
 ) -> None:
     """Take part as the options of `training.site` say. Raises typer.Exit where it cannot go on."""
     screen = Screen()
@@ -133,7 +133,7 @@ def take_part(
         if not data.is_dir():
             raise TrainingError(f"{data} is not a folder; give this hospital's folder with --data")
         try:
-            screen.say(f"{opened.name}: {hospital.run()}")
+            screen.say(f"{opened.name}: {hospital.run(stay=stay)}")
         except KeyboardInterrupt:
             screen.say("left the run; the same command joins again")
             raise typer.Exit(INTERRUPTED) from None

@@ -51,6 +51,23 @@ class KitFile(BaseModel):
 
 
 @dataclass(frozen=True)
+class Certified:
+    """A member's certificate: the sha256 of its DER form, and when it ends."""
+
+    fingerprint: str
+    ends: datetime
+
+    @classmethod
+    def of(cls, pem: bytes) -> Certified:
+        """That of a file."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        found = x509.load_pem_x509_certificate(pem)
+        return cls(found.fingerprint(SHA256()).hex(), found.not_valid_after_utc)
+
+
+@dataclass(frozen=True)
 class Kit:
     """An opened kit."""
 
@@ -88,6 +105,10 @@ class Kit:
     def name(self) -> str:
         """The hospital's name, or `server`."""
         return self.content.name
+
+    def certified(self) -> Certified:
+        """This member's certificate."""
+        return Certified.of(self.certificate.read_bytes())
 
     @property
     def _base(self) -> str:
@@ -231,6 +252,18 @@ def renew(root: Path, sites: Sequence[str] = ()) -> dict[str, Path]:
         renewed[name] = there
     authority.save()
     return renewed
+
+
+def certificates(root: Path) -> dict[str, Certified]:
+    """The newest certificate of each hospital of the consortium, by name; none without its authority.
+
+    Raises ConfigurationError.
+    """
+    own = Kit.open(root / SERVER, server=True).content
+    if not (root / _AUTHORITY / own.project / _STATE).is_file():
+        return {}
+    made = _authority(root, own.project).content
+    return {name: Certified.of(made[name]["cert"].encode()) for name in own.sites if name in made}
 
 
 def revoke(root: Path, site: str) -> int:

@@ -13,6 +13,7 @@ from training import headway
 from training.engine.tensorfile import check_tensors
 from training.errors import SiteFailed, TrainingError
 from training.network.cell import CHUNK, Cell, Rejected, Unreachable
+from training.network.handshake import refusal
 from training.network.kits import Kit
 from training.network.messages import Alive, Leave, Message, Slice, TaskMessage, Written, pack, unpack
 
@@ -63,11 +64,18 @@ class Link:
                     self._patience_s = min(2 * self._patience_s, _LONGEST_S)
                 failed += 1
                 if timed_out or failed > 1:
-                    self._waiting(str(error))
+                    self._waiting(str(error) if failed != 2 else self._why(error))
                 time.sleep(RETRY_S)
                 continue
             self._patience_s = min(max(_TIMEOUT_S, 2 * (time.monotonic() - began)), _LONGEST_S)
             return reply
+
+    def _why(self, error: Unreachable) -> str:
+        """Why the operator does not answer: a refused handshake is said in no reply."""
+        try:
+            return refusal(self._kit) or str(error)
+        except OSError:
+            return str(error)
 
     def listen(self) -> None:
         """Begin to listen for the operator's call, before a question that it may have an answer to later."""

@@ -1,6 +1,7 @@
 """The messages between a hospital and the operator: JSON that is validated, and chunks of tensor files.
 
     hospital                          operator
+    hello     About                -> {}            what the hospital tells of itself, for the roster
     invite    {}                   -> Invitation    what would run: method, configuration, task, digests
     join      Announcement         -> Welcome       the hospital's policy and counts; the operator's session
     next      Session              -> Next          a task, nothing yet, or the end of the run
@@ -13,6 +14,10 @@
 Every request but the first two names the session that `join` opened, so an older process of a hospital, or
 one with a revoked certificate, cannot continue, not even its step. The operator sends only `wake`: there is
 a task to ask for.
+
+`PROTOCOL` is the version of this wire, and the only one that must be equal: Locum's own may differ. A later
+version may add topics, which the other side rejects as unknown, and fields with defaults, which it leaves
+out. All else is a change of the wire's version.
 """
 
 from __future__ import annotations
@@ -21,9 +26,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from model_store.task import Task
 from training.algorithm import Algorithm, GroupKind
@@ -35,7 +40,7 @@ from training.privacy import PrivacyDemand
 from training.publish import software
 
 PROTOCOL = 4
-# A different version of these computes other bits.
+# Another version of these may compute other bits.
 _COMPARED = ("locum", "torch", "numpy")
 
 # Printable ASCII, since names are shown on terminals and in reports.
@@ -47,13 +52,43 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**50)]
 # More files than a hospital has.
 Files = Annotated[int, Field(ge=0, le=10**7)]
+# A label of a task, in any script.
+LabelName = Annotated[str, Field(min_length=1, max_length=1000)]
 SlotName = Annotated[str, Field(pattern=r"^[a-z]$")]
 
 
 class Message(BaseModel):
-    """Base of all messages: immutable, and rejects unknown fields."""
+    """Base of all messages: immutable. Fields of later versions are left out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Found(Message):
+    """A finding of the check at a hospital, see `training.network.checking`."""
+
+    part: Name
+    state: Literal["ok", "warning", "wrong"]
+    words: Annotated[str, Field(max_length=500)]
+
+
+class About(Message):
+    """What a hospital tells of itself, as its policy permits: nothing of a patient.
+
+    `kit` and `policy` are digests of its certificate and its policy. `findings` are those of its check,
+    `patients` and `labels` the patients and the masks with each label of its folder, once a run has read it.
+    They are left out where `reports: false` in the policy.
+    """
+
+    protocol: int
+    locum: Name
+    clock: AwareDatetime
+    kit: Digest
+    policy: Digest
+    device: Name | None = None
+    free_gib: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    patients: Files | None = None
+    labels: Annotated[dict[LabelName, Files], Field(max_length=1000)] | None = None
+    findings: Annotated[tuple[Found, ...], Field(max_length=30)] = ()
 
 
 class Invitation(Message):
@@ -244,12 +279,17 @@ def configuration_digest(method: str, config: MethodConfig, settings: Mapping[st
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str], them: str) -> list[str]:
-    """Compare versions by name."""
-    return [
-        f"{name}: expected {ours.get(name)}, found {theirs.get(name)} at {them}"
-        for name in sorted({*ours, *theirs})
-        if ours.get(name) != theirs.get(name)
-    ]
+    """Say which versions differ, and what that means. Plan and configuration must be equal anyway."""
+    found = []
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            what = (
+                "the same steps run, since plan and configuration are equal"
+                if name == "locum"
+                else "results agree to rounding, and the digests of this run will not be reproduced"
+            )
+            found.append(f"{name} is {theirs.get(name)} at {them} and {ours.get(name)} here: {what}")
+    return found
 
 
 def _digest(content: object) -> str:

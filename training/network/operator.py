@@ -30,6 +30,7 @@ from training.network.admission import Admission
 from training.network.cell import Cell, Handler, Rejected, printable
 from training.network.kits import Kit
 from training.network.messages import (
+    About,
     Alive,
     Announcement,
     Leave,
@@ -41,6 +42,7 @@ from training.network.messages import (
     pack,
     unpack,
 )
+from training.network.roster import Roster
 from training.network.rounds import NO_DEADLINE, POLL_S, RoundLimits, Rounds
 from training.network.runs import NetworkRecord, NetworkRun
 from training.network.sessions import OpenSession, Sessions
@@ -134,6 +136,7 @@ class Operator:
         self._follows = follows
         self._plan = run.algorithm().plan()
         check_privacy(self._plan, run.settings.privacy)
+        self._roster = Roster(self._kit)
         record = NetworkRecord(folder)
         self._changed = threading.Condition()
         self._admission = Admission(self._kit, run.invitation(record.id), record, self._changed)
@@ -177,6 +180,11 @@ class Operator:
     def announced(self) -> Mapping[str, Announcement]:
         """What each hospital announced when it joined."""
         return self._admission.announced
+
+    @property
+    def differences(self) -> list[str]:
+        """Which versions of the hospitals that joined differ from the operator's, and what that means."""
+        return self._admission.differences()
 
     def gather(
         self, waiting: Callable[[tuple[str, ...]], None], *, resume: bool = False
@@ -248,6 +256,19 @@ class Operator:
         """
         if peer not in self._sites:
             raise Rejected(f"'{peer}' takes no part in this run", "stranger")
+        try:
+            reply = self._answer(peer, topic, content)
+        except Rejected as error:
+            if error.code in ("mismatch", "revoked"):
+                self._roster.refused(peer, str(error))
+            raise
+        self._roster.heard(peer)
+        return reply
+
+    def _answer(self, peer: str, topic: str, content: bytes) -> bytes:
+        if topic == "hello":
+            self._roster.heard(peer, unpack(About, content)[0])
+            return b""
         if topic == "invite":
             return pack(self._admission.invite(peer))
         if topic == "join":

@@ -15,6 +15,7 @@
     most_minutes_per_round: 720       that a step computes here; then it is ended
     most_rounds: 5000                 of a run, repeated ones counted
     takes_part: true                  set to false to pause; the next round is refused
+    reports: true                     whether the operator's roster may have device, disk, check and counts
 
 The file is read again before every step, so a stricter policy is obeyed from the next round on. The operator
 learns the policy when the hospital joins, and cannot change it.
@@ -59,6 +60,7 @@ class Policy(StrictConfig):
     most_minutes_per_round: float = Field(720, gt=0, le=_YEAR)
     most_rounds: int = Field(5000, ge=1)
     takes_part: bool = True
+    reports: bool = True
 
     @classmethod
     def read(cls, path: Path) -> Policy:

@@ -191,11 +191,12 @@ class Preparation:
             **ours,
         )
         log = SentLog(folder / SENT_FILE)
-        warnings = tuple(data_warnings((split,)))
+        unlike = differences(versions(), invitation.software, "the operator")
+        warnings = (*unlike, *data_warnings((split,)))
         return Prepared(invitation, algorithm, worker, data, spec, announcement, folder, log, warnings)
 
     def _check(self, invitation: Invitation, policy: Policy) -> None:
-        problems = differences(versions(), invitation.software, "the operator")
+        problems = []
         if invitation.protocol != PROTOCOL:
             problems.append(f"protocol: expected {PROTOCOL}, found {invitation.protocol} at the operator")
         if policy.methods is not None and invitation.method not in policy.methods:

@@ -308,7 +308,8 @@ def test_help_has_groups_examples_and_exit_codes_and_imports_little(command: Run
         ("store", "withdraw"),
         ("demo", "--once"),
         ("doctor", "--json"),
-        ("site doctor", "--json"),
+        ("site check", "--json"),
+        ("federation", "roster"),
         ("store import", "nnunet"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods.iop_fl import IopFlConfig
-from training.network.kits import revoke
+from training.network.kits import Kit, provision, revoke
+from training.network.roster import rows
 from training.phantom import write_federation
 from training.run import Run, execute
 
@@ -133,6 +135,56 @@ def test_deadline_drops_a_stopped_hospital_and_it_is_back_in_the_next_round(cons
     assert lacks.keys() == {"aster"}
     assert re.fullmatch(r"train [0-9, -]+ of 4: did not deliver within 3 s", lacks["aster"])
     assert "aster" in record["rounds"][-1]["sites"]
+
+
+def listening(consortium: Consortium) -> Member:
+    """Start what hears the hospitals between runs."""
+    kits = consortium.root / "kits"
+    listener = consortium.start("listen.log", "training.network", "listen", "--kits", kits)
+    listener.wait_for("listening on")
+    return listener
+
+
+def state_of(consortium: Consortium, site: str) -> str:
+    own = Kit.open(consortium.root / "kits/server", server=True)
+    return next(row.state for row in rows(own, {}) if row.site == site)
+
+
+def test_hospital_that_stays_is_in_the_roster_between_runs_and_takes_part_in_both(consortium, monkeypatch):
+    monkeypatch.setattr("training.network.hospital._IDLE_S", 0.2)
+    listener = consortium.start(
+        "listen.log", "training.network", "listen", "--kits", consortium.root / "kits"
+    )
+    listener.wait_for("listening on")
+    sites = {site: consortium.start_site(site, more=("--stay",)) for site in SITES}
+    for site in SITES:
+        sites[site].wait_for("no run is planned yet")
+        assert state_of(consortium, site) == "ready"
+    listener.kill()
+    for number, seed in enumerate((4, 5), 1):
+        (consortium.root / "config.yaml").write_text(CONFIG.replace("seed: 4", f"seed: {seed}"))
+        folder = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
+        operator = consortium.start_operator(*folder, "--run", consortium.root / f"run-{seed}")
+        assert operator.end() == 0, operator.text()
+        for site in SITES:
+            sites[site].wait_for("waiting for the next run", after=0)
+            assert sites[site].text().count("joined run") == number
+    for site in SITES:
+        sites[site].process.send_signal(signal.SIGINT)
+        assert sites[site].end(30) == 130
+
+
+def test_kit_of_another_generation_is_named_at_the_hospital_at_once(consortium, tmp_path):
+    provision(tmp_path / "older", "loopback", f"localhost:{consortium.port}", SITES)
+    listener = consortium.start(
+        "listen.log", "training.network", "listen", "--kits", consortium.root / "kits"
+    )
+    listener.wait_for("listening on")
+    shutil.rmtree(consortium.root / "kits/aster")
+    shutil.copytree(tmp_path / "older/aster", consortium.root / "kits/aster")
+    site = consortium.start_site("aster")
+    site.wait_for("is of another authority than this kit: one of the two kits is of an earlier generation")
+    assert state_of(consortium, "aster").endswith("it was never heard")
 
 
 def test_hospital_obeys_its_own_policy(consortium):

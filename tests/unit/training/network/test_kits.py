@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 from cryptography import x509
 
 from training.errors import ConfigurationError, TrainingError
-from training.network import authority, doctor, kits
+from training.network import authority, kits
 from training.network.authority import Authority
 from training.network.cell import Cell
-from training.network.doctor import Finding, Hospital, diagnose
 from training.network.kits import KIT_FILE, Kit, provision, renew, revoke
 
 ADDRESS = "localhost:8002"
@@ -40,76 +37,6 @@ def name_of(kit: Kit) -> str:
 
     certificate = x509.load_pem_x509_certificate(kit.certificate.read_bytes())
     return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-
-
-def findings(hospital: Hospital) -> dict[str, Finding]:
-    return {found.part: found for found in diagnose(hospital)}
-
-
-def test_doctor_finds_a_hospital_in_order(root, tmp_path):
-    (tmp_path / "data" / "images").mkdir(parents=True)
-    (tmp_path / "data" / "images" / "a.png").write_bytes(b"")
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("allows: [weights]\nconsents: true\n")
-    with socket.create_server(("localhost", 0)) as operator:
-        content = json.loads((root / "birch" / KIT_FILE).read_text())
-        content["address"] = f"localhost:{operator.getsockname()[1]}"
-        (root / "birch" / KIT_FILE).write_text(json.dumps(content))
-        found = findings(Hospital(root / "birch", tmp_path / "data", policy, device="cpu"))
-    assert {each.state for each in found.values()} == {"ok"}
-    assert found["kit"].words == "of 'birch' in hearts, complete and valid"
-    assert found["data"].words.startswith("1 files in images/")
-    assert found["policy"].words.endswith(
-        "lets weights leave, and consents to the export of this hospital's own model"
-    )
-    policy.write_text(
-        "allows: [weights]\nconsents: true\nprivacy: {kinds: {weights: {clip: 1, noise: 10}}, epsilon: 8}\n"
-    )
-    alone = findings(Hospital(policy=policy))["policy"].words
-    assert alone.endswith("leave, weights with noise alone, which keeps this hospital's own model here")
-
-
-def test_doctor_names_what_is_wrong_and_what_to_do(root, tmp_path, monkeypatch):
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return super().now(tz) + timedelta(days=3650)
-
-    monkeypatch.setattr(doctor, "datetime", Later)
-    monkeypatch.setattr(doctor.socket, "create_connection", refused)
-    found = findings(Hospital(root / "birch", tmp_path / "none", tmp_path / "none.yaml", device="cuda:99"))
-    wrong = {name for name, each in found.items() if each.state == "wrong"}
-    assert wrong == {"device", "kit", "data", "policy"}
-    assert "cuda:99 is not there" in found["device"].words
-    assert "is not valid now" in found["kit"].words
-    assert "set the clock" in found["kit"].words
-    assert "expected images/ and masks/" in found["data"].words
-    assert (found["operator"].state, found["memory"].state) == ("warning", "warning")
-    assert "localhost:8002 cannot be reached (refused)" in found["operator"].words
-
-
-def test_doctor_finds_that_the_network_engine_is_missing(monkeypatch):
-    def version(name):
-        if name == "nvflare":
-            raise PackageNotFoundError(name)
-        return "1"
-
-    monkeypatch.setattr(doctor, "version", version)
-    software = findings(Hospital(device="cpu"))["software"]
-    assert software.state == "wrong"
-    assert "the network engine is not installed" in software.words
-    assert "pip install -c constraints.txt '.[network]'" in software.words
-
-
-def test_doctor_says_once_that_a_folder_is_no_kit(tmp_path):
-    found = findings(Hospital(tmp_path, device="cpu"))
-    assert (found["kit"].state, found["operator"].state) == ("wrong", "warning")
-    assert "it has no kit.json: give the folder that the operator made" in found["kit"].words
-    assert found["operator"].words == "not looked at: its address is in the kit, which is wrong"
-
-
-def refused(*_, **__):
-    raise OSError("refused")
 
 
 def test_certificate_of_a_kit_has_the_hospitals_name(root):

@@ -36,6 +36,7 @@ from training.network.messages import (
     Written,
     pack,
     unpack,
+    versions,
 )
 from training.network.operator import Listener, Operator
 from training.network.rounds import NO_DEADLINE, Part, RoundLimits
@@ -201,7 +202,6 @@ class TestJoin:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"software": {"locum": "0", "numpy": "0", "torch": "0"}}, "torch: expected"),
             ({"plan_digest": "2" * 64}, "plan_digest"),
             ({"configuration_digest": "2" * 64}, "configuration_digest"),
             ({"protocol": 0}, "protocol"),
@@ -213,6 +213,25 @@ class TestJoin:
     def test_difference_to_the_operators_run_is_named(self, operator, kits, change, words):
         side = HospitalSide(operator, kits, "birch")
         assert words in rejected("mismatch", lambda: side.join(**change))
+
+    def test_other_versions_join_and_it_is_said_what_they_mean(self, operator, kits):
+        ours = versions()
+        HospitalSide(operator, kits, "cedar").join(software={**ours, "locum": "0.3.0"})
+        HospitalSide(operator, kits, "birch").join(software={**ours, "torch": "2.12.0"})
+        assert operator.differences == [
+            f"torch is 2.12.0 at birch and {ours['torch']} here: results agree to rounding, and the digests "
+            "of this run will not be reproduced",
+            f"locum is 0.3.0 at cedar and {ours['locum']} here: the same steps run, since plan and "
+            "configuration are equal",
+        ]
+
+    def test_fields_and_topics_of_a_later_version_do_no_harm(self, birch, operator):
+        later = json.dumps({"session": birch.session, "mood": "good"}).encode()
+        message = len(later).to_bytes(4, "big") + later
+        assert unpack(Next, operator.handle("birch", "next", message))[0].task is None
+        with pytest.raises(Rejected, match="unknown request") as error:
+            operator.handle("birch", "sing", message)
+        assert error.value.code == "rejected"
 
     def test_changed_data_is_rejected_once_the_run_began_also_after_a_restart_of_the_operator(
         self, birch, operator, kits

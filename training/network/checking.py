@@ -1,14 +1,17 @@
-"""`python -m training.site doctor`: what a hospital's machine has, what is wrong, and what to do.
+"""`locum site check`: the steps before a run at a hospital, what is wrong, and what to do.
 
-It joins no run, and changes nothing. With kit, data and policy it looks at these too.
+It joins no run, and sends nothing. With kit, data and policy it looks at these too; with the task, it reads
+the data as a run does, and trains one step.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
-import socket
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,14 +23,22 @@ import torch
 import typer
 
 from model_store.errors import LocumStoreError
+from model_store.task import Task
+from training.choices.fedavg import FedAvgConfig
+from training.config import RunConfig
+from training.data.cases import Federation, data_warnings
+from training.data.federation import load_site
 from training.engine.device import default_workers, free_memory, problem_of
 from training.errors import ConfigurationError, TrainingError, no_network_engine
+from training.network.handshake import refusal
 from training.network.kits import Kit
 from training.network.policy import Policy
+from training.run import Run, execute
 
 _GIB = 2**30
 _LEAST_FREE_GIB = 2
-_CONNECT_SECONDS = 5
+# Those that gRPC obeys.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _LIBRARIES = ("locum", "torch", "monai", "nvflare", "pydicom")
 
 
@@ -46,29 +57,47 @@ class Warned(Exception):
 
 @dataclass(frozen=True)
 class Hospital:
-    """What the hospital would take part with; None of what was not given."""
+    """What the hospital would take part with; None of what was not given. `task` is the operator's file."""
 
     kit: Path | None = None
     data: Path | None = None
     policy: Path | None = None
     state: Path | None = None
     device: str | None = None
+    task: Path | None = None
+
+    @property
+    def state_folder(self) -> Path:
+        """Where a run keeps what stays."""
+        return self.state or (self.kit / "state" if self.kit else Path.cwd())
+
+    @property
+    def writable(self) -> Path:
+        """That folder, or the nearest one above it that exists."""
+        folder = self.state_folder
+        while not folder.exists():
+            folder = folder.parent
+        return folder
 
 
-def diagnose(hospital: Hospital) -> Iterator[Finding]:
-    """Look at every part in turn."""
+def diagnose(hospital: Hospital, *, alone: bool = False) -> Iterator[Finding]:
+    """Look at every part in turn; `alone` leaves out the operator, whom a hospital that asks reaches."""
     parts: Mapping[str, Callable[[Hospital], str]] = {
         "software": _software,
         "device": _device,
         "memory": _memory,
+        "folders": _folders,
         "disk": _disk,
         "clock": _clock,
         "kit": _kit,
         "operator": _operator,
         "data": _data,
         "policy": _policy,
+        "step": _step,
     }
     for part, look in parts.items():
+        if alone and part in ("operator", "step"):
+            continue
         try:
             yield Finding(part, "ok", look(hospital))
         except Warned as warned:
@@ -125,10 +154,26 @@ def _memory(hospital: Hospital) -> str:
     return f"{free_memory(device) / _GIB:.1f} GiB are free {place}, for {workers} worker processes by default"
 
 
+def _folders(hospital: Hospital) -> str:
+    """Write a file where a run will write. Below the data nothing is written, so it may be read-only."""
+    folder = hospital.writable
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise TrainingError(
+            f"{folder} cannot be written to ({error.strerror}): give a folder that can, with --state"
+        ) from error
+    data = hospital.data
+    if data is not None and hospital.state_folder.resolve().is_relative_to(data.resolve()):
+        raise Warned(f"{hospital.state_folder} is in {data}: the data may become read-only; give --state")
+    return f"{folder} can be written to"
+
+
 def _disk(hospital: Hospital) -> str:
-    folder = hospital.state or (hospital.kit / "state" if hospital.kit else Path.cwd())
-    while not folder.exists():
-        folder = folder.parent
+    folder = hospital.writable
     free = shutil.disk_usage(folder).free / _GIB
     words = f"{free:.1f} GiB are free in {folder}"
     if free < _LEAST_FREE_GIB:
@@ -147,22 +192,33 @@ def _kit(hospital: Hospital) -> str:
     kit.check(now)
     if warning := kit.warning(now):
         raise Warned(warning)
-    return f"of '{kit.name}' in {kit.content.project}, complete and valid"
+    certificate = kit.certified()
+    return (
+        f"of '{kit.name}' in {kit.content.project}, complete and valid until {certificate.ends:%Y-%m-%d}, "
+        f"certificate {certificate.fingerprint[:16]}"
+    )
 
 
 def _operator(hospital: Hospital) -> str:
     if hospital.kit is None:
         return "not looked at: give --kit"
     try:
-        address = Kit.open(hospital.kit, server=False).content.address
-    except ConfigurationError as error:
+        kit = Kit.open(hospital.kit, server=False)
+        kit.check()
+    except TrainingError as error:
         raise Warned("not looked at: its address is in the kit, which is wrong") from error
-    host, _, port = address.rpartition(":")
+    address = kit.content.address
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        why = refusal(kit)
     except OSError as error:
-        raise Warned(f"{address} cannot be reached ({error}); a hospital waits for its operator") from error
-    return f"{address} takes connections"
+        named = (name for name in _PROXIES if os.environ.get(name))
+        proxy = next((f"; gRPC goes through {name}, and this check does not" for name in named), "")
+        raise Warned(
+            f"{address} cannot be reached ({error}); a hospital waits for its operator{proxy}"
+        ) from error
+    if why is not None:
+        raise TrainingError(why)
+    return f"{address} takes this kit's certificate"
 
 
 def _data(hospital: Hospital) -> str:
@@ -177,12 +233,39 @@ def _data(hospital: Hospital) -> str:
         for folder in sorted(hospital.data.iterdir())
         if folder.is_dir()
     }
+    if hospital.task is not None:
+        return _read(hospital.data, hospital.task)
     words = ", ".join(f"{count} files in {name}/" for name, count in counts.items())
     if not any(counts.values()):
         raise ConfigurationError(
             f"{hospital.data} has no images", ["expected images/ and masks/, or a folder per class"]
         )
-    return f"{words}; checked against the operator's task when the hospital joins"
+    return f"{words}; checked against the operator's task when the hospital joins, or with --task"
+
+
+def _read(data: Path, task: Path) -> str:
+    site = load_site(data, Task.load(task), data.name)
+    drawn = ", ".join(f"{label} in {count}" for label, count in site.labelled.items())
+    words = f"{site.size} cases of {len(site.patients)} patients{f' ({drawn})' if drawn else ''}"
+    if warnings := data_warnings((site,)):
+        raise Warned(f"{words}; {'; '.join(warnings)}")
+    return words
+
+
+def _step(hospital: Hospital) -> str:
+    """Train one step of federated averaging on this hospital's own data, in a folder that goes again."""
+    if hospital.data is None or hospital.task is None:
+        return "not tried: give --data and --task"
+    task, device = Task.load(hospital.task), hospital.device or "cpu"
+    site = load_site(hospital.data, task, hospital.data.name)
+    config = FedAvgConfig.model_validate({"rounds": 1, "local_steps": 1, "least_steps": 0})
+    federation = Federation(hospital.data, task, (site,), False, site.digest)
+    run, began = Run(federation, "fedavg", config, RunConfig(device=device)), time.monotonic()
+    with tempfile.TemporaryDirectory(dir=hospital.writable) as folder:
+        execute(run, Path(folder) / "run", workers=0)
+    return (
+        f"one step of fedavg on {device} took {time.monotonic() - began:.1f} s, reading and scoring included"
+    )
 
 
 def _policy(hospital: Hospital) -> str:
