@@ -1,6 +1,7 @@
 """The roster of a consortium: what the operator last heard of each hospital, and what is missing there.
 
-It is `roster.json` in the operator's kit. A run writes it, and `listen` between runs. A hospital says what its policy permits (`About`), nothing of a patient.
+It is `roster.json` in the operator's kit. A run writes it, and `listen` between runs. A hospital says what
+its policy permits (`About`), nothing of a patient.
 """
 
 from __future__ import annotations
@@ -172,13 +173,9 @@ def _row(site: str, entry: Entry, certificate: Certified | None, now: datetime) 
 def _missing(site: str, entry: Entry, left: int | None, newest: str | None, here: bool) -> list[str]:
     found, renewal = [], f"the operator: `locum federation renew --site {site}`"
     if left is not None and left < 0:
-        found.append(
-            f"renew its certificate, which ended (the operator: `locum federation renew --site {site}`)"
-        )
+        found.append(f"renew its certificate, which ended ({renewal})")
     elif left is not None and left < 30:
-        found.append(
-            f"renew its certificate, which ends in {left} days (the operator: `locum federation renew --site {site}`)"
-        )
+        found.append(f"renew its certificate, which ends in {left} days ({renewal})")
     if entry.refused:
         found.append(f"mend why it was turned away: {entry.refused}")
     if entry.heard is None:
