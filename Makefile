@@ -39,13 +39,17 @@ test-gpu: install
 	$(BIN)/python -m pytest -m gpu --quiet -rs
 
 # With a real PACS and independent readers of DICOM: Debian's Orthanc with its DICOMweb plugin, dciodvfy of dicom3tools,
-# and dcmqi. The other targets skip the tests of those that are missing.
+# dcmqi, and dcmrtstruct2nii and rt-utils, which need another pydicom. The other targets skip the tests of those that are
+# missing.
 test-pacs: install
 	command -v Orthanc >/dev/null && command -v dciodvfy >/dev/null || \
 		apt-get install --yes --no-install-recommends orthanc orthanc-dicomweb dicom3tools
 	test -x $(BIN)/segimage2itkimage || $(BIN)/python -m pip install --quiet dcmqi==1.5.7
+	test -x .rtstruct-readers/bin/python || ($(PYTHON) -m venv .rtstruct-readers && \
+		.rtstruct-readers/bin/python -m pip install --quiet dcmrtstruct2nii==5 rt-utils==1.2.7)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/unit/service/pacs tests/unit/service/dicom_node \
-		tests/integration/service/pacs tests/integration/service/dicom_node tests/integration/service/routes/test_segment_dicom.py
+		tests/integration/service/pacs tests/integration/service/dicom_node tests/integration/service/routes/test_segment_dicom.py \
+		tests/unit/service/prediction/test_dicom_rtstruct.py
 
 # Stores and files in buckets of Ceph's gateway, which checks signatures; the other targets use moto's server.
 test-s3: install

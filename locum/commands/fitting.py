@@ -27,7 +27,7 @@ def split(scans: Sequence[Found], folder: Path | None) -> tuple[list[Found], dic
     """Tell scans and masks apart: masks are in `folder`, named as their scans or NAME-mask, else beside the
     scans as NAME-mask or NAME_mask.
 
-    Raises ScanInvalid where no scan has a mask in the folder.
+    Raises ScanInvalid where no scan has a mask in the folder, or two files have the name of one.
     """
     if folder is None:
         by_stem = {scan.stem: scan for scan in scans}
@@ -35,6 +35,13 @@ def split(scans: Sequence[Found], folder: Path | None) -> tuple[list[Found], dic
         masks = {owner: by_stem[stem].path for stem, owner in of.items() if owner and stem in by_stem}
         return [scan for scan in scans if scan.path not in masks.values()], masks
     there = {found.stem: found.path for found in find([str(folder)])}
+    # A DICOM mask (SEG, RTSTRUCT) is one file, which `find` takes for one of a series.
+    for path in sorted(folder.rglob("*.dcm")):
+        stem = str(path.relative_to(folder).with_suffix(""))
+        other = there.get(stem, path)
+        if other != path and other.is_file():
+            raise ScanInvalid(f"{other} and {path}: both are the mask {stem}; leave one of them there")
+        there[stem] = path
     masks = {
         scan: there[stem]
         for scan in scans

@@ -79,18 +79,20 @@ class Sender(_Strict):
 
 
 class Route(_Strict):
-    """How a hospital's series are segmented, and where the SEG goes.
+    """How a hospital's series are segmented, and where the SEG or RTSTRUCT goes.
 
     Attributes:
         model: as in `POST /segment`.
-        destination: name of the AE that SEGs are sent to.
+        output: what is sent, as in `POST /segment`.
+        destination: name of the AE that it is sent to.
         key_file, key_env: the hospital's API key, in a file or an environment variable; read for each
             request.
-        personalization, guard: as in `POST /segment`; a SEG of a scan that the guard warns of is sent only
-            with `guard: warn`.
+        personalization, guard: as in `POST /segment`; the answer to a scan that the guard warns of is sent
+            only with `guard: warn`.
     """
 
     model: str
+    output: Literal["dicom-seg", "dicom-rtstruct"] = "dicom-seg"
     destination: str
     key_file: Path | None = None
     key_env: str | None = None
@@ -99,7 +101,7 @@ class Route(_Strict):
 
 
 class Destination(_Strict):
-    """An AE that takes SEGs. With `tls`, TLS is used."""
+    """An AE that takes segmentations. With `tls`, TLS is used."""
 
     ae_title: Title
     host: str

@@ -1,7 +1,7 @@
-"""Send complete series to the API, and their SEGs to the destination; retry, and set aside what fails.
+"""Send complete series to the API, their SEGs or RTSTRUCTs to the destination; retry, and set failures aside.
 
-No SEG is kept for a later delivery, since its version may be withdrawn by then: a retry asks the API again,
-once the destination answers. A SEG's UIDs are a function of the series, the version, the options and the
+No answer is kept for a later delivery, since its version may be withdrawn by then: a retry asks the API
+again, once the destination answers. Its UIDs are a function of the series, the version, the options and the
 API's software and device: a series that is sent again, because the node was killed between two steps, makes
 the same instance, of which a PACS keeps one.
 """
@@ -22,7 +22,12 @@ from typing import BinaryIO, cast
 
 import httpx
 from pydicom import dcmread
-from pydicom.uid import ExplicitVRLittleEndian, SegmentationStorage
+from pydicom.uid import (
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    RTStructureSetStorage,
+    SegmentationStorage,
+)
 from pynetdicom import AE
 from pynetdicom.association import Association
 
@@ -41,6 +46,11 @@ _MENDED = frozenset({401, 403, 404, 408, 409, 410, 421, 425, 429})
 # Out of resources (PS3.4 B.2.3) and a peer that is shutting down.
 _TRANSIENT_STATUSES = range(0xA700, 0xA800)
 _WARNINGS = range(0xB000, 0xC000)
+# By output: its name, SOP class and the transfer syntax in which the API writes it.
+_STORED = {
+    "dicom-seg": ("SEG", SegmentationStorage, ExplicitVRLittleEndian),
+    "dicom-rtstruct": ("RTSTRUCT", RTStructureSetStorage, ImplicitVRLittleEndian),
+}
 
 
 class NotNow(Exception):
@@ -124,9 +134,9 @@ class Forwarder:
             raise NotNow(f"hospital '{entry.hospital}' is not configured any more")
         destination = self.node.destinations[route.destination]
         # Before the API computes a mask that cannot be delivered.
-        reach(self.node.ae_title, route.destination, destination)
+        reach(self.node.ae_title, route, destination)
         segmentation = segment(self.node, route, entry)
-        deliver(self.node.ae_title, route.destination, destination, segmentation)
+        deliver(self.node.ae_title, route, destination, segmentation)
         self.spool.finish(entry)
         _log.info("series %s: its segmentation is at %s", entry.id, route.destination)
 
@@ -160,7 +170,7 @@ def _brief(error: OSError) -> str:
 
 
 def segment(node: NodeConfiguration, route: Route, entry: Entry) -> bytes:
-    """The SEG of a series, by the API. Raises NotNow, Never."""
+    """The SEG or RTSTRUCT of a series, by the API. Raises NotNow, Never."""
     key = _key(route, entry.hospital)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     data = {
@@ -168,7 +178,7 @@ def segment(node: NodeConfiguration, route: Route, entry: Entry) -> bytes:
         "model": route.model,
         "personalization": route.personalization,
         "guard": route.guard,
-        "output": "dicom-seg",
+        "output": route.output,
     }
     timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
     verify = ssl.create_default_context(cafile=node.ca)
@@ -222,16 +232,16 @@ def _key(route: Route, hospital: str) -> str | None:
     return None
 
 
-def reach(ae_title: str, name: str, destination: Destination) -> None:
-    """Check that a destination accepts SEGs now. Raises NotNow, Never."""
-    with _association(ae_title, name, destination):
+def reach(ae_title: str, route: Route, destination: Destination) -> None:
+    """Check that a destination accepts the route's output now. Raises NotNow, Never."""
+    with _association(ae_title, route, destination):
         pass
 
 
-def deliver(ae_title: str, name: str, destination: Destination, segmentation: bytes) -> None:
-    """Send a SEG by C-STORE. Raises NotNow, Never."""
-    dataset = dcmread(io.BytesIO(segmentation))
-    with _association(ae_title, name, destination) as association:
+def deliver(ae_title: str, route: Route, destination: Destination, segmentation: bytes) -> None:
+    """Send a SEG or RTSTRUCT by C-STORE. Raises NotNow, Never."""
+    dataset, name = dcmread(io.BytesIO(segmentation)), route.destination
+    with _association(ae_title, route, destination) as association:
         try:
             answer = association.send_c_store(dataset)
         except (RuntimeError, ValueError) as error:
@@ -246,19 +256,20 @@ def deliver(ae_title: str, name: str, destination: Destination, segmentation: by
 
 
 @contextmanager
-def _association(ae_title: str, name: str, destination: Destination) -> Iterator[Association]:
-    """An association for SEGs, released at the end. Raises NotNow, Never."""
-    ae = AE(ae_title)
+def _association(ae_title: str, route: Route, destination: Destination) -> Iterator[Association]:
+    """An association for the route's output, released at the end. Raises NotNow, Never."""
+    ae, name = AE(ae_title), route.destination
     ae.acse_timeout = ae.connection_timeout = _CONNECT_SECONDS
     ae.network_timeout = ae.dimse_timeout = _ANSWER_SECONDS
-    ae.add_requested_context(SegmentationStorage, [ExplicitVRLittleEndian])
+    what, sop_class, syntax = _STORED[route.output]
+    ae.add_requested_context(sop_class, [syntax])
     tls = None if destination.tls is None else (destination.tls.client_context(), destination.host)
     association = ae.associate(
         destination.host, destination.port, ae_title=destination.ae_title, tls_args=tls
     )
     # pynetdicom aborts an association without an accepted context.
     if association.rejected_contexts and not association.accepted_contexts:
-        raise Never(f"destination '{name}' accepts no SEG")
+        raise Never(f"destination '{name}' accepts no {what}")
     if not association.is_established:
         refused = "rejects the association" if association.is_rejected else "does not answer"
         raise NotNow(f"destination '{name}' {refused}")

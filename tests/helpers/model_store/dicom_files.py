@@ -186,36 +186,53 @@ def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> 
     return content.getvalue()
 
 
+def squares(files: dict[str, bytes], drawn: NDArray[np.bool_]) -> list[tuple[str, list[list[float]]]]:
+    """A contour around each pixel of a mask [slices, rows, columns] of a `series`, in mm, LPS."""
+    found = []
+    sources = sorted((dcmread(io.BytesIO(f)) for f in files.values()), key=lambda d: -d.InstanceNumber)
+    for source, plane in zip(sources, drawn, strict=True):
+        down, right = (float(side) for side in source.PixelSpacing)
+        steps = np.array(source.ImageOrientationPatient, float).reshape(2, 3) * [[right], [down]]
+        for row, column in np.argwhere(plane):
+            ends = [(column + x, row + y) for x, y in ((-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5))]
+            points = np.array(source.ImagePositionPatient, float) + np.array(ends) @ steps
+            found.append(("CLOSED_PLANAR", points.tolist()))
+    return found
+
+
 def rtstruct(
     files: dict[str, bytes],
     rois: dict[str, Sequence[tuple[str, Sequence[Sequence[float]]]]],
     codes: dict[str, tuple[str, str]] | None = None,
     change: Callable[[Dataset], None] | None = None,
+    first: int = 301,
 ) -> bytes:
-    """An RTSTRUCT on a series: for each ROI its contours, as type and points in mm, LPS."""
+    """An RTSTRUCT on a series: for each ROI its contours, as type and points in mm, LPS.
+
+    ROIs are numbered from `first` on, which by default is no value of any mask.
+    """
     sources = [dcmread(io.BytesIO(file), stop_before_pixels=True) for file in files.values()]
-    first, made = sources[0], Dataset()
+    one_of, made = sources[0], Dataset()
     made.file_meta = FileMetaDataset()
     made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = RTStructureSetStorage
     made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = uid("structures")
     made.StudyInstanceUID, made.SeriesInstanceUID, made.Modality = (
-        first.StudyInstanceUID,
+        one_of.StudyInstanceUID,
         uid("rs"),
         "RTSTRUCT",
     )
     frame, study, one = Dataset(), Dataset(), Dataset()
-    one.SeriesInstanceUID = first.SeriesInstanceUID
+    one.SeriesInstanceUID = one_of.SeriesInstanceUID
     study.RTReferencedSeriesSequence, frame.RTReferencedStudySequence = Items([one]), Items([study])
-    frame.FrameOfReferenceUID = first.FrameOfReferenceUID
+    frame.FrameOfReferenceUID = one_of.FrameOfReferenceUID
     made.ReferencedFrameOfReferenceSequence = Items([frame])
     made.StructureSetROISequence, made.ROIContourSequence = Items([]), Items([])
     made.RTROIObservationsSequence = Items([])
-    # Numbers that are no value of any mask.
-    for number, (name, contours) in enumerate(rois.items(), start=301):
+    for number, (name, contours) in enumerate(rois.items(), start=first):
         roi, drawn, observed = Dataset(), Dataset(), Dataset()
         roi.ROINumber, roi.ROIName = number, name
-        roi.ReferencedFrameOfReferenceUID = first.FrameOfReferenceUID
+        roi.ReferencedFrameOfReferenceUID = one_of.FrameOfReferenceUID
         drawn.ReferencedROINumber = observed.ReferencedROINumber = number
         drawn.ContourSequence = Items([])
         for kind, points in contours:

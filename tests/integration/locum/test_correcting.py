@@ -17,6 +17,7 @@ from locum import Client
 from locum.commands.app import app
 from service.database import Job
 from service.worker.runner import run_job
+from tests.helpers.model_store import dicom_files
 from tests.helpers.service.api import Api
 
 Locum = Callable[..., Any]
@@ -99,3 +100,23 @@ def test_what_cannot_be_sent_is_named(api: Api, locum: Locum, scans: Path, tmp_p
     assert locum("correct", scans / "case0.nii.gz").exit_code == 2
     with Client(str(api.client.base_url)) as client:
         assert all(each.hospital == "dune" for each in client.corrections("dune", "organ"))
+
+
+def test_rtstruct_is_saved_and_comes_home_as_a_correction(api: Api, locum: Locum, tmp_path: Path) -> None:
+    series, masks, edited = (tmp_path / name for name in ("case7", "masks", "edited"))
+    series.mkdir()
+    edited.mkdir()
+    voxels = np.random.default_rng(4).integers(0, 255, (5, 40, 40)).astype(np.int16)
+    for name, content in dicom_files.series(voxels).items():
+        (series / name).write_bytes(content)
+    asked = ("--model", "organ", "--hospital", "dune", "--out", masks, "--also", "dicom-rtstruct")
+    answered = locum("segment", series, *asked)
+    assert answered.exit_code == 0, answered.output
+    (edited / "case7-mask.dcm").write_bytes((masks / "case7-rtstruct.dcm").read_bytes())
+    (edited / "case7-report.json").write_bytes((masks / "case7-report.json").read_bytes())
+    sent = locum("correct", series, "--masks", edited)
+    assert sent.exit_code == 0, sent.output
+    assert "case7: accepted" in sent.output
+    (edited / "case7-mask.nii.gz").write_bytes((masks / "case7-mask.nii.gz").read_bytes())
+    both = locum("correct", series, "--masks", edited)
+    assert "both are the mask case7-mask; leave one of them there" in str(both.exception)

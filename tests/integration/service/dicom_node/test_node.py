@@ -177,6 +177,22 @@ def test_series_that_a_pacs_sends_comes_back_as_a_seg(
     assert not [value for value in ("Planted", STUDY, SERIES) if value in caplog.text]
 
 
+def test_route_may_send_an_rtstruct(
+    configured: Callable[..., Path], tmp_path: Path, orthanc: Orthanc
+) -> None:
+    route = {"model": "plain", "destination": "pacs", "key_file": str(tmp_path / "key")}
+    path = configured(settle_seconds=0, hospitals={"dune": {**route, "output": "dicom-rtstruct"}})
+    files = [*coded_series().values()]
+    with receiving(path, tmp_path) as (scp, _, forwarder):
+        assert send(scp.port, files) == [SUCCESS] * len(files)
+        wait_for(lambda: not scp.open_series)
+        forwarder.complete(scp.open_series)
+        assert forwarder.look()
+    (stored,) = orthanc.instances("RTSTRUCT")
+    assert stored.StudyInstanceUID == STUDY
+    assert stored.ROIContourSequence[0].ContourSequence
+
+
 def test_killed_node_has_every_acknowledged_object(
     configured: Callable[..., Path], tmp_path: Path, orthanc: Orthanc, node_port: int
 ) -> None:

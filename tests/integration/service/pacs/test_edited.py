@@ -1,8 +1,9 @@
-"""A person edits our SEG in a viewer and stores it in the PACS: a job finds it and takes the mask home."""
+"""A person edits our SEG or RTSTRUCT and stores it in the PACS: a job finds it and takes the mask home."""
 
 from __future__ import annotations
 
 import io
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,37 @@ def test_edited_segmentation_is_a_correction_and_our_own_is_none(place: Workplac
         "skipped": {"unchanged": 1, "not of an answer": 1},
     }
     with place.database.read() as session:
-        (found,) = corrections.page(session, "dune")
+        found, *_ = corrections.page(session, "dune")
     (change,) = (found.labels or {}).values()
     assert (found.way, found.state, found.exact) == ("pacs", "measured", True)
     assert (change.added_voxels, change.removed_voxels) == (0, 7)
     # A second look takes nothing twice.
     assert looked(place)["skipped"]["taken before"] == 1
+
+
+def test_edited_rtstruct_is_a_correction_too(place: Workplace, orthanc: Orthanc) -> None:
+    fields = {"hospital": "dune", "study": STUDY, "series": SERIES, "model": "coded", "store": True}
+    asked = SeriesSegmentation.model_validate({**fields, "output": "dicom-rtstruct"})
+    done(place, submission(place).segment(asked)[0])
+    (ours,) = orthanc.instances("RTSTRUCT")
+    assert looked(place) == {"found": 1, "taken": 0, "skipped": {"unchanged": 1}}
+    # A person deletes a contour, and draws an ROI that is no label.
+    contours = ours.ROIContourSequence[0].ContourSequence
+    largest = max(range(len(contours)), key=lambda number: contours[number].NumberOfContourPoints)
+    other = deepcopy(ours.StructureSetROISequence[0])
+    other.ROINumber, other.ROIName = 2, "GTV"
+    ours.StructureSetROISequence.append(other)
+    drawn = Dataset()
+    drawn.ReferencedROINumber, drawn.ContourSequence = 2, [contours[largest]]
+    ours.ROIContourSequence.append(drawn)
+    del contours[largest]
+    ours.SOPInstanceUID = ours.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    ours.SeriesInstanceUID, ours.Manufacturer = generate_uid(), "A planning system"
+    orthanc.add({"edited": file_of(ours)})
+    assert looked(place) == {"found": 2, "taken": 1, "skipped": {"unchanged": 1}}
+    with place.database.read() as session:
+        found, *_ = corrections.page(session, "dune")
+    (change,) = (found.labels or {}).values()
+    assert (found.way, found.state, found.exact) == ("pacs", "measured", True)
+    assert change.added_voxels == 0
+    assert change.removed_voxels > 1

@@ -22,6 +22,7 @@ from sqlalchemy import delete
 from model_store.artefact import Artefact
 from model_store.lens import FINGERPRINT
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.scan import decode, decode_mask
 from service.audit import trail
 from service.context import ServiceContext
 from service.database import Job, Watch, WatchEvent
@@ -33,7 +34,7 @@ from service.pacs.requests import PacsSubmission, SeriesSegmentation
 from service.runtime.embedded_worker import worker_environment
 from service.worker.attempt import Attempt
 from service.worker.runner import run_job
-from tests.helpers.model_store.dicom_files import series, uid
+from tests.helpers.model_store.dicom_files import series, uid, zipped
 from tests.helpers.service.adapted_store import publish_space
 from tests.helpers.service.alarmed import put_alarm
 from tests.helpers.service.coded import CODED, CODES, SERIES, STUDY, VOLUME, coded_series
@@ -183,6 +184,23 @@ def test_report_is_stored_after_the_seg_that_it_refers_to(place: Workplace, orth
     for output in ("dicom-seg", "dicom-sr"):
         assert done(place, ask(place, output=output)).result == {"stored": True, "new": False}
     assert (len(orthanc.instances("SEG")), len(orthanc.instances("SR"))) == (1, 1)
+
+
+def test_rtstruct_is_stored_and_found_again(place: Workplace, orthanc: Orthanc) -> None:
+    job_id = ask(place, output="dicom-rtstruct", model="plain")
+    assert done(place, job_id).result == {"stored": True, "new": True}
+    (stored,) = orthanc.instances("RTSTRUCT")
+    content, scan = io.BytesIO(), decode(zipped(coded_series()))
+    stored.save_as(content, enforce_file_format=True)
+    mask = decode_mask(content.getvalue(), scan=scan).voxels[..., 0]
+    np.testing.assert_array_equal(mask.transpose(2, 1, 0), VOLUME > 100)
+    answer = place.folder(job_id).read_result()
+    assert answer is not None
+    assert json.loads(answer.body)["SOPInstanceUID"] == stored.SOPInstanceUID
+    assert done(place, ask(place, output="dicom-rtstruct", model="plain")).result == {
+        "stored": True,
+        "new": False,
+    }
 
 
 def test_answer_that_is_not_stored_is_the_result_and_equals_the_stored_one(

@@ -12,7 +12,18 @@ import pytest
 from pydicom.uid import CTImageStorage
 
 from model_store.scan import decode
-from tests.helpers.model_store.dicom_files import header, image, seg, series, turned, uid, written, zipped
+from tests.helpers.model_store.dicom_files import (
+    header,
+    image,
+    rtstruct,
+    seg,
+    series,
+    squares,
+    turned,
+    uid,
+    written,
+    zipped,
+)
 
 VOLUME = np.random.default_rng(5).integers(0, 200, (6, 16, 16)).astype(np.int16)
 PLANTED = ("planted", "19610203", "20110405", uid("study"), uid("series"), uid("frame of reference"))
@@ -109,6 +120,41 @@ def test_seg_is_stored_as_the_mask_of_its_series(api: Any, cohort: str, kind: st
     (mask,) = [decode(data) for data in masks]
     np.testing.assert_array_equal(mask.voxels[..., 0], drawn.transpose(2, 1, 0))
     assert not any(planted.encode() in data.lower() for data in stored(api).values() for planted in PLANTED)
+
+
+def test_rtstruct_is_stored_as_the_mask_of_its_series_without_the_patient(api: Any, cohort: str) -> None:
+    """The scan has other UIDs by then, since it was stored without its patient."""
+    files, drawn = series(VOLUME, turned(8)), VOLUME > 150
+    assert api.client.put(f"{cohort}/scans/1", content=zipped(files)).status_code == 201
+    sent = rtstruct(files, {"BODY": squares(files, VOLUME > 100), "Bright": squares(files, drawn)})
+    made = api.client.put(f"{cohort}/scans/1/mask?model=bright", content=sent)
+    assert made.status_code == 201, made.text
+    assert (made.json()["format"], made.json()["values"]) == ("nifti", [0, 1])
+    (note,) = made.json()["notes"]
+    assert note == "ROIs that are no label were left out: ('BODY')"
+    (mask,) = [decode(data) for data in stored(api).values() if data[:2] == b"\x1f\x8b"]
+    np.testing.assert_array_equal(mask.voxels[..., 0], drawn.transpose(2, 1, 0))
+    assert not any(planted.encode() in data.lower() for data in stored(api).values() for planted in PLANTED)
+
+
+def test_rtstruct_that_is_no_mask_of_the_scan_is_refused_by_its_roi(api: Any, cohort: str) -> None:
+    files = series(VOLUME)
+    assert api.client.put(f"{cohort}/scans/1", content=zipped(files)).status_code == 201
+
+    def refused(content: bytes, query: str = "?model=bright") -> str:
+        return detail(api.client.put(f"{cohort}/scans/1/mask{query}", content=content), 422)
+
+    bright = {"bright": squares(files, VOLUME > 150)}
+    assert "overlap, and a voxel has one value; name the `model`" in refused(
+        rtstruct(files, {**bright, "body": squares(files, VOLUME > 100)}, first=1), ""
+    )
+    assert "expected a number from 1 to 255" in refused(rtstruct(files, bright), "")
+    assert "none of the ROIs ('body') is a label of task" in refused(rtstruct(files, {"body": []}))
+    another = series(VOLUME, SeriesInstanceUID=uid("another"))
+    assert "those of 1 other series" in refused(rtstruct(another, bright))
+    shifted = series(VOLUME, origin=(-31.0, 12.5, 41.0))
+    contours = {"bright": squares(shifted, VOLUME > 150)}
+    assert "ROI ('bright'): expected contours in the planes" in refused(rtstruct(files, contours))
 
 
 @pytest.mark.parametrize("kind", ["BINARY", "LABELMAP"])

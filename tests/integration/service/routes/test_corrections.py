@@ -19,7 +19,7 @@ from model_store.scan import decode
 from service.database import Correction, Job, Observation
 from service.expiry import expire
 from service.worker.runner import run_job
-from tests.helpers.model_store.dicom_files import series, zipped
+from tests.helpers.model_store.dicom_files import rtstruct, series, squares, zipped
 from tests.helpers.service.api import Api
 
 NORTH = "/hospitals/north"
@@ -208,6 +208,39 @@ def test_part_of_a_series_is_not_the_scan_that_was_answered(api: Api) -> None:
     # The same files in another archive are the same series.
     whole = send(api, request, mask=answer.content, scan=zipped(files, zipfile.ZIP_STORED))
     assert (whole.status_code, whole.json()["accepted"]) == (201, True), whole.text
+
+
+def test_rtstruct_corrects_with_its_scan_or_with_one_that_is_kept(api: Api) -> None:
+    files = series(np.random.default_rng(2).integers(0, 200, (6, 16, 14)).astype(np.int16))
+
+    def ask(output: str) -> tuple[str, bytes]:
+        answer = api.segment(zipped(files), hospital="north", model="bright", output=output)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["locum-request"], answer.content
+
+    (request, mask), (other, own) = ask("nifti"), ask("dicom-rtstruct")
+    drawn = decode(mask).voxels[..., 0].transpose(2, 1, 0) > 0
+    removed = int(drawn[2].sum())
+    drawn[2] = False
+    corrected = rtstruct(files, {"body": [], "Bright": squares(files, drawn)})
+    # Contours say nothing of a scan that is not there.
+    assert problem(send(api, request, mask=corrected)) == (409, "scan-gone")
+    stored = send(api, request, mask=corrected, scan=zipped(files))
+    assert (stored.status_code, stored.json()["accepted"]) == (201, False), stored.text
+    measure(api)
+    found = api.client.get(f"{NORTH}/corrections/{request}").json()
+    (label,) = found["labels"].values()
+    assert (label["added_voxels"], label["removed_voxels"]) == (0, removed)
+    unchanged = send(api, other, mask=own, scan=zipped(files))
+    assert (unchanged.status_code, unchanged.json()["accepted"]) == (201, True), unchanged.text
+    # A scan of a cohort has other UIDs than the series that a person drew on, and is kept again.
+    cohort = api.client.post(f"{NORTH}/cohorts", json={"name": "kept"}).json()["id"]
+    place = f"{NORTH}/cohorts/{cohort}/scans/1"
+    assert api.client.put(place, content=zipped(files)).status_code == 201
+    kept = api.client.get(place).content
+    answer = api.segment(kept, hospital="north", model="bright")
+    sent = send(api, answer.headers["locum-request"], mask=corrected)
+    assert (sent.status_code, sent.json()["accepted"]) == (201, False), sent.text
 
 
 def test_class_of_a_scan_has_no_mask_to_correct(

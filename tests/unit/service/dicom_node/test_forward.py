@@ -24,7 +24,7 @@ from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 from locum.demo.service_process import free_port
 from service.dicom_node import forward
 from service.dicom_node import spool as spool_module
-from service.dicom_node.configuration import Destination, NodeConfiguration
+from service.dicom_node.configuration import Destination, NodeConfiguration, Route
 from service.dicom_node.forward import Forwarder, Never, deliver, reach, segment
 from service.dicom_node.spool import Spool
 from tests.helpers.waiting import wait_for
@@ -235,9 +235,11 @@ def test_series_that_fails_on_a_full_disk_delays_no_other(
 
 
 @UNREACHED
-def test_destination_that_accepts_no_seg_fails_the_series_at_once() -> None:
+@pytest.mark.parametrize(("output", "name"), [("dicom-seg", "SEG"), ("dicom-rtstruct", "RTSTRUCT")])
+def test_destination_that_accepts_no_such_object_fails_the_series_at_once(output: str, name: str) -> None:
+    route = Route.model_validate({"model": "coded", "destination": "pacs", "output": output})
     with pacs(Verification) as destinations:
         destination = Destination.model_validate(destinations["pacs"])
         for attempt in (reach, partial(deliver, segmentation=seg("1.2.3"))):
-            with pytest.raises(Never, match="destination 'pacs' accepts no SEG"):
-                attempt("LOCUM", "pacs", destination)
+            with pytest.raises(Never, match=f"destination 'pacs' accepts no {name}"):
+                attempt("LOCUM", route, destination)

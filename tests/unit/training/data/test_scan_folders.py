@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import SimpleITK as sitk
 import yaml
 from numpy.typing import NDArray
-from pydicom import dcmread
 
 from model_store.scan import encode_nifti
 from model_store.scans import formats
@@ -24,7 +22,6 @@ from training.errors import FederationError
 from training.local.site import SiteData
 
 TASK = {"name": "bright", "labels": {"bright": [1]}, "size": [16, 16], "patient": "^(?P<patient>p[0-9.]+)"}
-SQUARE = ((-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5))
 PATIENTS = ("p1", "p2", "p3.7", "p4")
 
 
@@ -219,19 +216,6 @@ class TestDicom:
             assert one.targets.any()
 
     @staticmethod
-    def squares(files: dict[str, bytes]) -> list[tuple[str, list[list[float]]]]:
-        """A contour around each bright pixel, in mm."""
-        found = []
-        for source in (dcmread(io.BytesIO(content)) for content in files.values()):
-            down, right = (float(side) for side in source.PixelSpacing)
-            orientation = np.array(source.ImageOrientationPatient, float).reshape(2, 3) * [[right], [down]]
-            for row, column in np.argwhere(source.pixel_array == 200):
-                ends = np.array([(column + x, row + y) for x, y in SQUARE])
-                points = np.array(source.ImagePositionPatient, float) + ends @ orientation
-                found.append(("CLOSED_PLANAR", points.tolist()))
-        return found
-
-    @staticmethod
     def write(site: Path, patient: str, form: str, mask_form: str | None) -> None:
         """One case; `mask_form` None writes it as NIfTI by the affine of SimpleITK's reading."""
         volume = volume_of(patient).transpose(2, 1, 0).astype(np.int16)
@@ -252,7 +236,7 @@ class TestDicom:
         elif mask_form == "seg":
             Path(f"{mask}.dcm").write_bytes(dicom_files.seg(files, drawn, "BINARY"))
         elif mask_form == "rtstruct":
-            rois = {"BODY": [], "Bright": TestDicom.squares(files)}
+            rois = {"BODY": [], "Bright": dicom_files.squares(files, drawn > 0)}
             Path(f"{mask}.dcm").write_bytes(dicom_files.rtstruct(files, rois))
         else:
             mask.mkdir()
