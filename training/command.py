@@ -167,6 +167,7 @@ def _over_network(
         # The extra `network` may not be installed.
         from training.network.kits import Kit
         from training.network.operator import Listener, Operator
+        from training.network.rehearsal import rehearse
         from training.network.rounds import RoundLimits
         from training.network.runs import NETWORK_FILE, NetworkRun, run_to_resume
     except ImportError as error:
@@ -225,6 +226,13 @@ def _over_network(
             method_config, _ = configured(proposal.options)
         config = method_config.prepared(job.store, task, name)
         run = NetworkRun(sites, job.method, config, settings, task)
+        if network.rehearse:
+            for sentence in rehearse(
+                listener, run, folders, limits, lambda operator: gathered(operator, task)
+            ):
+                say(sentence)
+            say("The hospitals wait for the run: give the same command without --rehearse")
+            raise typer.Exit
         folder = execution.run
         if execution.resumes:
             folder, run = run_to_resume(run, opened, folders, folder)

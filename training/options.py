@@ -250,6 +250,10 @@ class NetworkOptions:
         int | None,
         typer.Option(min=1, help="network: hospitals that must deliver; all, if not given."),
     ] = None
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="network: one round of a few steps, and what the run will take."),
+    ] = False
     silence: Annotated[
         float,
         typer.Option(min=1, help="network: seconds after which a round drops a hospital that is not heard."),

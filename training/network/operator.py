@@ -181,6 +181,18 @@ class Operator:
         """What each hospital announced when it joined."""
         return self._admission.announced
 
+    def images(self) -> dict[str, int]:
+        """How many training images each hospital announced.
+
+        Raises ConfigurationError where a hospital counts what leaves with noise: a rehearsal would cost it.
+        """
+        if noisy := [site for site, said in self.announced.items() if said.privacy is not None]:
+            raise ConfigurationError(
+                "the rehearsal cannot start",
+                [f"{', '.join(noisy)}: weights leave with noise, and each round costs epsilon; leave it out"],
+            )
+        return {site: said.images or 0 for site, said in self.announced.items()}
+
     @property
     def differences(self) -> list[str]:
         """Which versions of the hospitals that joined differ from the operator's, and what that means."""

@@ -174,6 +174,25 @@ def test_hospital_that_stays_is_in_the_roster_between_runs_and_takes_part_in_bot
         assert sites[site].end(30) == 130
 
 
+def test_rehearsal_says_what_the_run_takes_and_the_hospitals_wait_for_it(consortium):
+    (consortium.root / "config.yaml").write_text("method: {width: 2, rounds: 20, batch_size: 8}\n")
+    folder = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
+    operator = started(consortium, *folder, "--rehearse")
+    sites = {site: consortium.start_site(site) for site in SITES}
+    assert operator.end() == 0, operator.text()
+    assert "Rehearsed: 3 hospitals registered, computed and delivered" in operator.text()
+    said = re.search(
+        r"20 rounds: about ([0-9:]+), and (\w+) decides: a round takes .* batches", operator.text()
+    )
+    assert said is not None, operator.text()
+    assert said[2] in SITES
+    assert not [*(consortium.root / "runs").glob("*")]
+    operator = consortium.start_operator(*folder, "--rounds", 1)
+    assert operator.end() == 0, operator.text()
+    assert [site.end(30) for site in sites.values()] == [0, 0, 0]
+    assert all(site.text().count("joined run") == 3 for site in sites.values())
+
+
 def test_kit_of_another_generation_is_named_at_the_hospital_at_once(consortium, tmp_path):
     provision(tmp_path / "older", "loopback", f"localhost:{consortium.port}", SITES)
     listener = consortium.start(
