@@ -488,7 +488,7 @@ FileReaders = Mapping[str, Callable[[Path], object]]
 """By the name of a setting, what reads the file that it names. Raises SettingsInvalid."""
 
 
-def read_settings(files: FileReaders | None = None, **given: Any) -> Settings:
+def read_settings(files: FileReaders | None = None, /, **given: Any) -> Settings:
     """From the environment; what is given comes first.
 
     Args:
