@@ -97,7 +97,9 @@ def doctor(
     raise typer.Exit(int(report(context.obj(), as_json)))
 
 
-_BackupFolder = Annotated[Path, typer.Argument(help="Folder of the backup.", show_default=False)]
+_BackupFolder = Annotated[
+    Path, typer.Argument(help="Folder of the backup, or its file, which ends with .tar.", show_default=False)
+]
 
 
 @app.command()
@@ -107,7 +109,7 @@ def backup(
     store: Annotated[Path | None, typer.Option(help="Folder of the published artefacts.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="The service's state folder.")] = None,
 ) -> None:
-    """Copy database, files and store into a new folder, while the service runs.
+    """Copy database, files and store into a new folder, or one FILE.tar, while the service runs.
 
     It has scans of patients, and is for its owner alone. Ends with status 1 where something could not be
     copied.

@@ -1,4 +1,4 @@
-"""The folder of a backup.
+"""A backup: a folder, or the same files in one tar.
 
 database.sqlite3         a copy of SQLite's file, or database.pgdump: what pg_dump wrote
 files/cohorts/…          files of patients, see `service.files`
@@ -9,13 +9,22 @@ backup.json              every file with size and sha256; written last: without 
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import io
+import os
 import re
+import tarfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import IO, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from typing_extensions import override
 
 from model_store.digest import sha256, sha256_of_file
 from model_store.durable import sync_folder, write_durably
@@ -24,7 +33,10 @@ from service.errors import BackupError
 MANIFEST, _DIGEST = "backup.json", "backup.sha256"
 FILES, STORE = "files/", "store/"
 DATABASES = {"sqlite": "database.sqlite3", "postgresql": "database.pgdump"}
+TAR = ".tar"
+"""How the name of a backup ends that is one file."""
 _FORMAT = 1
+_PIECE = 2**20
 
 
 def _inside(path: str) -> str:
@@ -68,9 +80,27 @@ class Manifest(BaseModel):
 
 
 class Writer:
-    """A backup that is being written into a new or empty folder, which only its owner can read."""
+    """A backup that is being written into a new or empty folder, which only its owner can read.
+
+    `scratch` is a folder for what other programs write.
+    """
 
     def __init__(self, root: Path) -> None:
+        self.root = self.scratch = root
+        self.began = datetime.now(UTC)
+        self._entries: dict[str, Entry] = {}
+        self._begin()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A folder that is half written stays, without its manifest."""
+
+    def _begin(self) -> None:
+        root = self.root
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise BackupError(
                 f"{root}: expected a new or empty folder, found "
@@ -79,42 +109,103 @@ class Writer:
             )
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
-        self.root = root
-        self.began = datetime.now(UTC)
-        self._entries: dict[str, Entry] = {}
 
     def add(self, path: str, content: bytes, modified: int | None = None) -> None:
         """Write a file durably."""
-        place = self.root / _inside(path)
-        for each in reversed(place.relative_to(self.root).parents):
-            (self.root / each).mkdir(mode=0o700, exist_ok=True)
-        write_durably(place, content, mode=0o600)
+        self._write(_inside(path), content)
         self._entries[path] = Entry(size=len(content), sha256=sha256(content), modified=modified)
 
     def written(self, path: str) -> None:
-        """Take in a file that another program wrote here."""
-        place = self.root / path
+        """Take in a file that another program wrote into `scratch`."""
+        place = self.scratch / path
         place.chmod(0o600)
         self._entries[path] = Entry(size=place.stat().st_size, sha256=sha256_of_file(place))
+        self._take(path)
 
     def finish(self, **about: object) -> Manifest:
         """Write the manifest; the fields that are given are its own."""
         manifest = Manifest(began=self.began, ended=datetime.now(UTC), files=self._entries, **about)
         content = manifest.model_dump_json(indent=1).encode()
-        write_durably(self.root / _DIGEST, sha256(content).encode(), mode=0o600)
-        write_durably(self.root / MANIFEST, content, mode=0o600)
-        sync_folder(self.root.parent)
+        self._write(_DIGEST, sha256(content).encode())
+        self._write(MANIFEST, content)
+        self._end()
         return manifest
+
+    def _write(self, path: str, content: bytes) -> None:
+        place = self.root / path
+        for each in reversed(place.relative_to(self.root).parents):
+            (self.root / each).mkdir(mode=0o700, exist_ok=True)
+        write_durably(place, content, mode=0o600)
+
+    def _take(self, path: str) -> None:
+        """Nothing: it was written where it stays."""
+
+    def _end(self) -> None:
+        sync_folder(self.root.parent)
+
+
+class TarWriter(Writer):
+    """A backup that is being written into one tar. It has its name once it is whole, and is removed else."""
+
+    @override
+    def _begin(self) -> None:
+        if self.root.exists():
+            raise BackupError(f"{self.root}: expected no file of this name, found one: name another one")
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        self._stack = ExitStack()
+        # Beside it: whole, it is renamed.
+        place = self._stack.enter_context(TemporaryDirectory(prefix=".locum-backup-", dir=self.root.parent))
+        self.scratch = Path(place)
+        self._part = self.scratch / "whole.tar"
+        opened = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file: IO[bytes] = self._stack.enter_context(os.fdopen(opened, "w+b"))
+        self._tar = self._stack.enter_context(tarfile.TarFile.open(fileobj=self._file, mode="w"))
+
+    @override
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @override
+    def _write(self, path: str, content: bytes) -> None:
+        self._append(path, len(content), io.BytesIO(content))
+
+    @override
+    def _take(self, path: str) -> None:
+        place = self.scratch / path
+        with place.open("rb") as file:
+            self._append(path, place.stat().st_size, file)
+        place.unlink()
+
+    @override
+    def _end(self) -> None:
+        self._tar.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._part.rename(self.root)
+        sync_folder(self.root.parent)
+
+    def _append(self, path: str, size: int, file: IO[bytes]) -> None:
+        entry = tarfile.TarInfo(path)
+        entry.size, entry.mode, entry.mtime = size, 0o600, int(self.began.timestamp())
+        self._tar.addfile(entry, file)
+
+
+def writer_of(root: Path) -> Writer:
+    """A backup that is to be written: one file where its name ends with `.tar`, else a folder."""
+    return TarWriter(root) if root.suffix == TAR else Writer(root)
 
 
 class Backup:
-    """A backup that was written. Raises BackupError for a folder that is none, or only half of one."""
+    """A backup that was written. Raises BackupError for what is none, or only half of one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        # Where each file of a tar begins, and its size.
+        self._places = _places(root) if root.is_file() else None
         try:
-            content = (root / MANIFEST).read_bytes()
-            noted = (root / _DIGEST).read_bytes()
+            content, noted = (b"".join(self._pieces(name)) for name in (MANIFEST, _DIGEST))
         except FileNotFoundError as error:
             what = "a half-written backup" if _is_half_written(root) else "no backup"
             raise BackupError(
@@ -135,20 +226,46 @@ class Backup:
     def read(self, path: str) -> bytes:
         """Read a file. Raises BackupError if it is not the one that was written."""
         try:
-            content = (self.root / path).read_bytes()
+            content = b"".join(self._pieces(path))
         except OSError as error:
             raise BackupError(f"{path}: cannot be read ({error.strerror})") from error
         self._check(path, sha256(content))
         return content
 
-    def check(self, path: str) -> Path:
-        """Compare a file with its digest, and return its path. Raises as `read`."""
+    def check(self, path: str) -> None:
+        """Compare a file with its digest. Raises as `read`."""
+        digest = hashlib.sha256()
         try:
-            found = sha256_of_file(self.root / path)
+            for piece in self._pieces(path):
+                digest.update(piece)
         except OSError as error:
             raise BackupError(f"{path}: cannot be read ({error.strerror})") from error
-        self._check(path, found)
-        return self.root / path
+        self._check(path, f"sha256:{digest.hexdigest()}")
+
+    @contextmanager
+    def on_disk(self, path: str) -> Iterator[Path]:
+        """A file for another program: where it is, or a copy that is deleted at the end."""
+        if self._places is None:
+            yield self.root / path
+            return
+        with TemporaryDirectory(prefix="locum-restore-") as folder:
+            copy = Path(folder) / "copy"
+            with copy.open("wb") as file:
+                file.writelines(self._pieces(path))
+            yield copy
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
+        """The content of a file, in pieces. Raises OSError."""
+        place, begin, left = self.root / path, 0, None
+        if self._places is not None:
+            if path not in self._places:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            place, (begin, left) = self.root, self._places[path]
+        with place.open("rb") as file:
+            file.seek(begin)
+            while piece := file.read(_PIECE if left is None else min(left, _PIECE)):
+                left = None if left is None else left - len(piece)
+                yield piece
 
     def damaged(self) -> Iterator[BackupError]:
         """What is wrong with each file that is not the one that was written."""
@@ -162,6 +279,15 @@ class Backup:
         expected = self.manifest.files[path].sha256
         if found != expected:
             raise BackupError(f"{path}: expected {expected}, found {found}: it was changed since the backup")
+
+
+def _places(root: Path) -> dict[str, tuple[int, int]]:
+    """Where the files of a tar begin, and their sizes. Raises BackupError."""
+    try:
+        with tarfile.open(root, "r:") as tar:
+            return {each.name: (each.offset_data, each.size) for each in tar if each.isreg()}
+    except (tarfile.TarError, EOFError) as error:
+        raise BackupError(f"{root}: expected a backup as a whole tar, found none ({error})") from error
 
 
 def _is_half_written(root: Path) -> bool:

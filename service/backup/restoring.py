@@ -39,12 +39,12 @@ def restore(backup: Backup, settings: Settings) -> None:
         for key in backup.manifest.below(FILES):
             files.write(key, backup.read(FILES + key))
         restore_store(backup, store)
-        copy = backup.root / DATABASES[backup.manifest.database]
-        if database.file is not None:
-            database.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            restore_sqlite(copy, database.file)
-        else:
-            restore_postgresql(copy, database.url)
+        with backup.on_disk(DATABASES[backup.manifest.database]) as copy:
+            if database.file is not None:
+                database.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                restore_sqlite(copy, database.file)
+            else:
+                restore_postgresql(copy, database.url)
     finally:
         database.dispose()
 

@@ -17,7 +17,7 @@ from model_store.digest import sha256
 from service.about import locum_version
 from service.audit import trail
 from service.backup.databases import copied
-from service.backup.folder import FILES, STORE, Manifest, Writer
+from service.backup.folder import FILES, STORE, Manifest, writer_of
 from service.cohorts.files import COHORTS
 from service.cohorts.intake import UID_KEY
 from service.database import Cohort, CohortMask, CohortScan, Database, Job, ViewerScanRow, is_current
@@ -30,10 +30,11 @@ from service.viewers.scans import VIEWERS
 
 
 def take(settings: Settings, folder: Path) -> Manifest:
-    """Write a backup into a new or empty folder. Others write to database, files and store meanwhile.
+    """Write a backup into a new or empty folder, or into a new file that is named `….tar`. Others write to
+    database, files and store meanwhile.
 
     Raises:
-        BackupError: the folder has something in it, or the database cannot be copied.
+        BackupError: there is something already, or the database cannot be copied.
         DatabaseUnavailable, FilesUnavailable, StoreUnavailable, OSError.
     """
     database, files, store = (
@@ -52,42 +53,45 @@ def take(settings: Settings, folder: Path) -> Manifest:
                 "the database has the schema of another version of Locum: back it up with that version, or "
                 "start this one, which migrates it"
             )
-        writer = Writer(folder)
-        gone: list[str] = []
-        unreadable: dict[str, str] = {}
-        with copied(database, folder) as (name, session):
-            newest = str(trail.head(session))
-            for key in _named(session, files):
-                try:
-                    content = files.read(key)
-                except FileDamaged as error:
-                    unreadable[FILES + key] = str(error)
-                    continue
-                if content is None:
-                    gone.append(key)
-                elif key.startswith(f"{COHORTS}/") and sha256(content) != f"sha256:{key.rpartition('/')[2]}":
-                    unreadable[FILES + key] = "it was changed where it is stored since its upload"
+        with writer_of(folder) as writer:
+            gone: list[str] = []
+            unreadable: dict[str, str] = {}
+            with copied(database, writer.scratch) as (name, session):
+                newest = str(trail.head(session))
+                for key in _named(session, files):
+                    try:
+                        content = files.read(key)
+                    except FileDamaged as error:
+                        unreadable[FILES + key] = str(error)
+                        continue
+                    if content is None:
+                        gone.append(key)
+                    elif (
+                        key.startswith(f"{COHORTS}/")
+                        and sha256(content) != f"sha256:{key.rpartition('/')[2]}"
+                    ):
+                        unreadable[FILES + key] = "it was changed where it is stored since its upload"
+                    else:
+                        writer.add(FILES + key, content)
+            writer.written(name)
+            with database.read() as session:
+                still = set(_named(session, files)) if gone else set()
+            for key in [each for each in gone if each in still]:
+                gone.remove(key)
+                unreadable[FILES + key] = "it is not stored any more, although the database names it"
+            for file in stored_files(store):
+                if file.content is None:
+                    unreadable[STORE + file.path] = file.why
                 else:
-                    writer.add(FILES + key, content)
-        writer.written(name)
-        with database.read() as session:
-            still = set(_named(session, files)) if gone else set()
-        for key in [each for each in gone if each in still]:
-            gone.remove(key)
-            unreadable[FILES + key] = "it is not stored any more, although the database names it"
-        for file in stored_files(store):
-            if file.content is None:
-                unreadable[STORE + file.path] = file.why
-            else:
-                writer.add(STORE + file.path, file.content, file.modified)
-        return writer.finish(
-            locum=locum_version(),
-            revision=head(),
-            database="sqlite" if database.is_sqlite else "postgresql",
-            trail=newest,
-            gone=gone,
-            unreadable=unreadable,
-        )
+                    writer.add(STORE + file.path, file.content, file.modified)
+            return writer.finish(
+                locum=locum_version(),
+                revision=head(),
+                database="sqlite" if database.is_sqlite else "postgresql",
+                trail=newest,
+                gone=gone,
+                unreadable=unreadable,
+            )
     finally:
         database.dispose()
 

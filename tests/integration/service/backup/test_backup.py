@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -68,8 +70,13 @@ def backup(state: tuple[Path, Path, str], tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
+@pytest.mark.parametrize("name", ["backup", "backup.tar"])
 def test_backup_under_writes_restores_to_the_same_answers_and_history(
-    tmp_path: Path, publish_bright: Callable[..., Artefact], scan: bytes, make_png: Callable[..., bytes]
+    tmp_path: Path,
+    publish_bright: Callable[..., Artefact],
+    scan: bytes,
+    make_png: Callable[..., bytes],
+    name: str,
 ) -> None:
     publish_bright(tmp_path / "store")
     ended, posted = threading.Event(), threading.Event()
@@ -90,7 +97,7 @@ def test_backup_under_writes_restores_to_the_same_answers_and_history(
         try:
             assert posted.wait(60)
             where = ("--state-dir", tmp_path / "state", "--store", tmp_path / "store")
-            found = run("backup", tmp_path / "backup", *where)
+            found = run("backup", tmp_path / name, *where)
         finally:
             ended.set()
             writer.join(60)
@@ -99,7 +106,7 @@ def test_backup_under_writes_restores_to_the_same_answers_and_history(
         answer = api.segment(scan, hospital="north", model="bright").content
         trail = _trail(tmp_path / "state")
     new, store = tmp_path / "new", tmp_path / "new-store"
-    restored = run("restore", tmp_path / "backup", "--to", new, "--store", store)
+    restored = run("restore", tmp_path / name, "--to", new, "--store", store)
     assert restored.exit_code == 0, restored.output
     kept = _trail(new)
     assert trail[: len(kept)] == kept
@@ -109,7 +116,7 @@ def test_backup_under_writes_restores_to_the_same_answers_and_history(
         assert api.segment(scan, hospital="north", model="bright").content == answer
         listed = api.client.get(f"/hospitals/north/cohorts/{cohort}").json()
         assert listed["scans"]
-    rehearsal = run("restore", tmp_path / "backup", "--rehearse")
+    rehearsal = run("restore", tmp_path / name, "--rehearse")
     assert rehearsal.exit_code == 0, rehearsal.output
 
 
@@ -125,6 +132,74 @@ def test_rehearsal_prints_a_line_per_part_and_hospital(backup: Path) -> None:
     assert "with the mask that was served" in lines[4]
     assert "answered a synthetic scan" in lines[5]
     assert all(line.startswith("ok") for line in lines)
+
+
+def as_tar(state: tuple[Path, Path, str], place: Path) -> Result:
+    return run("backup", place, "--state-dir", state[0], "--store", state[1])
+
+
+def test_tar_has_the_files_of_the_folder_and_is_for_its_owner_alone(
+    backup: Path, state: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    packed = tmp_path / "new" / "backup.tar"
+    found = as_tar(state, packed)
+    assert found.exit_code == 0, found.output
+    assert [each.name for each in packed.parent.iterdir()] == ["backup.tar"]
+    assert stat.S_IMODE(packed.stat().st_mode) == 0o600
+    # Any tar reads it, and what it writes is a backup as well.
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run(["tar", "-xf", str(packed), "-C", str(unpacked)], check=True)
+    names = {each.relative_to(unpacked) for each in unpacked.rglob("*") if each.is_file()}
+    assert names == {each.relative_to(backup) for each in backup.rglob("*") if each.is_file()}
+    for place in (packed, unpacked):
+        rehearsed = run("restore", place, "--rehearse")
+        assert rehearsed.exit_code == 0, rehearsed.output
+        assert len(rehearsed.output.splitlines()) == 6
+    again = as_tar(state, packed)
+    assert (again.exit_code, "expected no file of this name" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("which", ["store/bright/1/graph.onnx", "database.sqlite3", "backup.json"])
+def test_flipped_byte_in_a_tar_is_found_and_named(
+    state: tuple[Path, Path, str], tmp_path: Path, which: str
+) -> None:
+    packed = tmp_path / "backup.tar"
+    assert as_tar(state, packed).exit_code == 0
+    with tarfile.open(packed) as tar:
+        member = tar.getmember(which)
+    content = bytearray(packed.read_bytes())
+    content[member.offset_data + member.size // 2] ^= 1
+    packed.write_bytes(content)
+    refused = run("restore", packed, "--to", tmp_path / "to", "--store", tmp_path / "to-store")
+    assert (refused.exit_code, which in refused.stderr) == (1, True)
+    assert not (tmp_path / "to" / "locum.db").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_tar_that_was_cut_is_refused(state: tuple[Path, Path, str], tmp_path: Path, share: float) -> None:
+    packed = tmp_path / "backup.tar"
+    assert as_tar(state, packed).exit_code == 0
+    content = packed.read_bytes()
+    packed.write_bytes(content[: int(len(content) * share)])
+    for words in (["--rehearse"], ["--to", tmp_path / "to", "--store", tmp_path / "to-store"]):
+        refused = run("restore", packed, *words)
+        assert refused.exit_code == 1, refused.output
+        assert "expected a backup" in refused.output
+    assert not (tmp_path / "to" / "locum.db").exists()
+
+
+def test_tar_that_cannot_be_finished_leaves_nothing(
+    state: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("service.backup.taking.stored_files", fails)
+    packed = tmp_path / "new" / "backup.tar"
+    found = as_tar(state, packed)
+    assert (found.exit_code, "No space left" in found.stderr) == (1, True)
+    assert list(packed.parent.iterdir()) == []
 
 
 def test_version_that_was_withdrawn_answers_no_scan_there_either(
