@@ -477,7 +477,9 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     report = write_report(record, folder / REPORT, result.publication)
     # The service shows it to operators.
     store.attach_report(result.artefacts[-1], report.read_bytes())
+    said = record.said.lines
     lines = {
+        **dict(zip(("verdict", "own"), said, strict=False)),
         "model": f"{result.artefacts[-1]}   in {store.root}",
         "record": str(written),
         "report": str(report),

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, computed_field, model_validator
 
 from model_store.durable import write_durably
 from model_store.manifest import ImportedWeights, ModelManifest
 from model_store.task import Task
 from training.data.cases import RemoteSite, Site
-from training.engine.history import RoundEntry, defended, never_found
+from training.engine.history import RoundEntry, defended, final_changes, never_found
 from training.errors import TrainingError
+from training.paired import Paired
 from training.publish import software
 from training.run import Result
+from training.verdict import Verdict, verdict_of
 
 RECORD_FILE = "record.json"
 
@@ -55,8 +57,24 @@ class PublishedRecord(_Strict):
     metrics: dict[str, float]
 
 
+class PairedRecord(_Strict):
+    """What a model changes against `base` on the same test patients, by site and of all sites together.
+
+    `model` is `personal` or `cluster`, `base` empty for the model that all share; `label` is empty for all.
+    """
+
+    model: str
+    base: str
+    label: str
+    sites: dict[str, Paired]
+    together: Paired | None
+
+
 class RunRecord(_Strict):
-    """A finished run. `details` is set by the method; `weights` from elsewhere are what it began with."""
+    """A finished run. `details` is set by the method; `weights` from elsewhere are what it began with.
+
+    `verdict` and `paired` are computed from the rest, and are in the JSON for programs.
+    """
 
     schema_version: int = 1
     run: str
@@ -110,6 +128,40 @@ class RunRecord(_Strict):
             details=dict(result.publication.details),
             weights=run.config.descent().weights,
             software=software(),
+        )
+
+    @property
+    def said(self) -> Verdict:
+        """How good the model is, for whom it is worse, and what to do next."""
+        return verdict_of(self.task, {site.name: site.patients for site in self.sites}, self.rounds)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """The sentences of it."""
+        return self.said.sentences
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def paired(self) -> tuple[PairedRecord, ...]:
+        """What other models than the shared one change on the same test patients."""
+        return tuple(
+            PairedRecord(
+                model=each.model,
+                base=each.base,
+                label=each.label,
+                sites=each.by_site,
+                together=each.together,
+            )
+            for each in final_changes(self.rounds)
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_computed(cls, content: Any) -> Any:
+        computed = cls.model_computed_fields
+        return (
+            {k: v for k, v in content.items() if k not in computed} if isinstance(content, dict) else content
         )
 
     @property
