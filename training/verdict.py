@@ -1,7 +1,7 @@
 """What the test of a run says, in words: is the model good, for whom is it worse, and what next.
 
 Every figure has its number of patients, or of images of a classification. One of fewer than ten is called
-few: it is in no rank, and a choice that rests on it says so.
+few, and is in no rank and no choice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ MODELS = {
     "cluster": "the models of the clusters",
     "personal": "the sites' own models",
 }
-_SERVES = {"": "the shared model", "cluster": "the model of its cluster", "personal": "its own model"}
+# The model that serves one site, and the models that serve several.
+_SERVES = {
+    "": ("the shared model", "the shared model"),
+    "cluster": ("the model of its cluster", "the models of their clusters"),
+    "personal": ("its own model", "their own models"),
+}
 # Above this a result is called that of chance.
 _BY_CHANCE = 0.05
 # A label that is missed in more of its patients is named.
@@ -110,7 +115,7 @@ def verdict_of(
         lacking,
         " ".join(filter(None, good)),
         " ".join(filter(None, own)),
-        _next(ranks, changes, [*gone], [*silent], of, useless=bool(useless)),
+        _next(ranks, changes, [*gone], [*silent], of, main, useless=bool(useless)),
     )
 
 
@@ -223,7 +228,7 @@ def _worst(ranks: Sequence[Ranked], main: str, of: str) -> str:
     rows = [row for row in ranks if bool(row.label) == (len(only) > 1)]
     able = [row for row in rows if not row.few]
     few = list(dict.fromkeys(row.site for row in rows if row.few))
-    unranked = f"{_listed(few)}: fewer than {FEW_CASES} test {of}, not ranked." if few else ""
+    unranked = f"Not ranked, with fewer than {FEW_CASES} test {of}: {_listed(few)}." if few else ""
     if not able:
         return f"No site is ranked: none has {FEW_CASES} test {of}."
     worst = min(able, key=lambda row: row.mean)
@@ -253,14 +258,15 @@ def _useless(task: Task, rounds: Sequence[RoundEntry], main: str, scores: Sequen
     """Say that a result is no better than chance, or that a label is never found."""
     if found := chance(task, rounds, main):
         name, share = found
-        return f"This is not better than chance: always answering {name} is right in {number(share)}."
+        said = f"{_capital(MODELS[main])} {'are' if main else 'is'} not better than chance"
+        return f"{said}: always answering {name} is right in {number(share)}."
     if never_found(rounds):
         lost = [
             f"{each.label} ({cases(each.count)})"
             for each in scores
             if each.model == main and each.label and not each.mean
         ]
-        return f"It finds {_listed(lost)} in no patient." if lost else ""
+        return f"{_listed(lost)} is never found." if lost else ""
     return ""
 
 
@@ -274,21 +280,28 @@ def _own(change: FinalChange, sites: Sequence[str], of: str) -> str:
     base = MODELS[change.base]
     shown = {1: "better", -1: "worse", 0: "no difference is shown"}[found.direction]
     few = ", few" if found.count < FEW_CASES else ""
-    limits = f", 95 %: {interval(found)}" if found.low is not None else ""
-    said = [
+    limits = f" (95 %: {interval(found)})" if found.low is not None else ""
+    said = (
         f"{_capital(MODELS[change.model])} against {base}, on the same {found.count} {of}{few}"
-        f"{f' (without {_listed(without)})' if without else ''}: {found.change:+.3f} "
-        f"({number(found.before)} to {number(found.after)}{limits}): {shown}."
-    ]
-    for direction, word in ((1, "Better"), (-1, "Worse")):
+        f"{f' (without {_listed(without)})' if without else ''}: {number(found.before)} to "
+        f"{number(found.after)}, {found.change:+.3f}{limits}: {shown}."
+    )
+    parts = []
+    for direction, word in ((1, "better"), (-1, "worse")):
         named = [
             f"{site} ({each.change:+.3f}, {cases(each.count)})"
-            for site, each in sorted(by_site.items(), key=lambda item: direction * -item[1].change)
+            for site, each in sorted(by_site.items(), key=lambda item: _order(*item))
             if each.direction == direction
         ]
-        if named and len(by_site) > 1:
-            said.append(f"{word} at {_listed(named)}.")
-    return " ".join(said)
+        if named:
+            parts.append(f"{word} at {_listed(named)}")
+    return f"{said} By site: {', '.join(parts)}." if parts and len(by_site) > 1 else said
+
+
+def _order(site: str, found: Paired) -> tuple[bool, float, str]:
+    """The largest change first, then those of few cases by name."""
+    few = found.count < FEW_CASES
+    return few, 0.0 if few else -abs(found.change), site
 
 
 def _next(
@@ -297,33 +310,37 @@ def _next(
     gone: Sequence[str],
     silent: Sequence[str],
     of: str,
+    main: str,
     *,
     useless: bool,
 ) -> str:
     """What to do next."""
-    if useless:
-        return "Next: do not serve it; look at the labels and the settings, train longer, and test again."
     steps = []
+    if useless:
+        steps.append(f"do not serve by {MODELS[main]}: look at labels and settings, train longer, test again")
     if gone:
         steps.append(f"train on with {_listed(gone)} (`--from`), or serve it as one that lacks rounds of it")
     if silent:
         steps.append(f"score it at {_listed(silent)} (`locum accept`)")
     for change in changes:
         for direction, model in ((1, change.model), (-1, change.base)):
+            if useless and model == main:
+                continue
             at = [
-                site + (f" (on {each.count} {of}, few)" if each.count < FEW_CASES else "")
+                site
                 for site, each in change.by_site.items()
-                if each.direction == direction
+                if each.direction == direction and each.count >= FEW_CASES
             ]
             if at:
-                steps.append(f"serve {_listed(at)} by {_SERVES[model]}")
+                steps.append(f"serve {_listed(at)} by {_SERVES[model][len(at) > 1]}")
     whole = [row for row in ranks if not row.label]
     able = sorted((row for row in whole if not row.few), key=lambda row: row.mean)
     if len(able) > 1 and able[1].mean - able[0].mean > _FAR:
         steps.append(f"look at the cases of {able[0].site}")
     if few := [row.site for row in whole if row.few]:
         steps.append(f"gather at least {FEW_CASES} test {of} at {_listed(few)}")
-    steps.append("serve it (`locum serve --store STORE`)")
+    if not useless:
+        steps.append("serve it (`locum serve --store STORE`)")
     return f"Next: {'; '.join(steps)}."
 
 

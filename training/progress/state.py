@@ -22,7 +22,7 @@ PREFIXES = {
     "cluster_val_": "cluster ",
     "personal_val_": "own ",
 }
-_OTHERS = {"key_entropy": "key entropy", "dead_keys": "dead keys"}
+_OTHERS = {"key_entropy": "key entropy", "dead_keys": "dead keys", "personal_share": "kept of own training"}
 
 
 def measured(name: str) -> tuple[str, Metric] | None:

@@ -1,4 +1,4 @@
-"""The report's section on what models of their own change: at members, and at a hospital from outside."""
+"""The report's section on what own models change: at the sites, and at a hospital from outside."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from markupsafe import Markup
 
 from training.algorithm import Publication
+from training.data.cases import FEW_CASES
 from training.record import RunRecord
 from training.report.charts import Change, forest_chart
 
 
-def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:  # noqa: ARG001
+def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:
     """Collect the variables of `changes.html` from a routing space's publication; None without any."""
     if publication is None:
         return None
@@ -30,11 +31,20 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
     # The SVG is drawn here; names in it are escaped by the drawing library.
     return {
         "inside": Markup(forest_chart(inside)) if inside else None,
-        "shares": {site: found["share"] for site, found in sorted(personal.items())},
+        "shares": [_chosen(record, site, found) for site, found in sorted(personal.items())],
         "outside": Markup(forest_chart(outside)) if outside else None,
         "licence": _licence(practised["by_shift"]) if practised else None,
         "cost": (practised["rounds"], practised["sent"]) if practised else None,
     }
+
+
+def _chosen(record: RunRecord, site: str, found: Mapping[str, Any]) -> str:
+    """How much of its own training a site keeps, and how many patients that rests on."""
+    count = next((each.patients.get("val", 0) for each in record.sites if each.name == site), 0)
+    rests = f"chosen on {count} validation patients{', few' if count < FEW_CASES else ''}"
+    if found.get("share_from") == "the federation's patients":
+        rests = "chosen on all sites' validation patients together"
+    return f"{site} {found['share']:g} ({rests})"
 
 
 def _licence(by_shift: Mapping[str, Any]) -> str:

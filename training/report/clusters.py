@@ -42,6 +42,7 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
                 "name": name,
                 "sites": [site for site, found in composite["assignment"].items() if found == name],
                 "accuracy": drafts[name].metrics.get("val_accuracy"),
+                "count": drafts[name].metrics.get("val_n"),
                 "balanced": drafts[name].metrics.get("val_balanced_accuracy"),
             }
             for name in names

@@ -17,12 +17,13 @@ from model_store.durable import write_durably
 from model_store.task import Task
 from personalization.metrics import METRICS
 from training.algorithm import Publication
-from training.data.cases import FEW_PATIENTS, few_patients
-from training.engine.history import FinalScore, RoundEntry, final_distances, final_scores, is_final
+from training.data.cases import FEW_CASES, few_patients
+from training.engine.history import RoundEntry, is_final
 from training.methods.registry import method
 from training.progress.format import duration, number, size
 from training.progress.state import heading, in_order, is_score, measured
-from training.record import RunRecord
+from training.record import RunRecord, SiteRecord
+from training.report import tested
 from training.report.charts import Change, Line, colour_of, forest_chart, line_chart
 from training.report.transmission import mebibytes
 
@@ -35,13 +36,67 @@ _MODELS = {
     "personal_val_": "each site's own model",
 }
 _CAPTIONS = {
+    "personal_share": "How much of its own training a site's own model keeps; 0 is the shared model.",
     "loss": "Training loss, mean over a round's batches.",
     "key_entropy": "Entropy of the keys that a site's images pick; 1 means that all are used equally.",
     "dead_keys": "Keys that no image of a site picks.",
 }
 
-# Which model a score of the end is of.
-_OF = {"": "shared by all sites", "cluster": "of each site's cluster", "personal": "each site's own"}
+# What was published, by its role or, of several models together, by its kind.
+_ROLES = {
+    "global": "the model that all sites share",
+    "inside": "a site's own model",
+    "cluster": "the model of a cluster of sites",
+    "ssf-pool": "the pool of entries that all sites share",
+    "cross-attention": "the models above together: the shared one is for new hospitals",
+    "routing-space": "the models above together: the service chooses for each scan",
+    "personal-models": "the models above together",
+    "clusters": "the models above together",
+}
+# What travels, by the name of its group.
+GROUPS = {
+    "amplitudes": "amplitude spectra of single images",
+    "bank": "what the other sites sent of their features",
+    "centre": "the mean of all sites' features",
+    "change": "what a round changed at a site",
+    "changes": "what a site's own training changes, summed over its validation patients",
+    "cluster": "the model of a site's cluster",
+    "cluster_tested": "test scores of the cluster's model",
+    "comparison": "validation scores of the shared model and of the site's own",
+    "control": "the correction that keeps unlike sites together",
+    "control_change": "what a round changed of it",
+    "counts": "right answers by class, counted",
+    "drift": "how far a site is from the shared model",
+    "episodes": "what the practice as a hospital from outside changed",
+    "fingerprint": "means of three features of the scans",
+    "gradient": "the mean step of all sites",
+    "gradient_change": "what a round changed of a site's step",
+    "images": "pictures",
+    "judged": "sums of the comparison with the version that the run started from",
+    "members": "the own models of the sites that agreed to it",
+    "metrics": "losses and scores for people to watch",
+    "model": "a site's model, sent once",
+    "moments": "batch-norm statistics of the shared model, measured at the end",
+    "parent": "the weights that the run started from",
+    "personal": "a site's own model",
+    "personal_counts": "right answers of the site's own model by class, counted",
+    "personal_score": "its validation score",
+    "personal_tested": "test scores of the site's own model",
+    "queries": "means of a network's features",
+    "scores": "validation scores",
+    "seed": "a random number, for the order of the images",
+    "share": "how much of their own training small sites keep",
+    "space": "the models that the practice chose from",
+    "spread": "how far a site's slices are from the shared model's batch norm",
+    "spread_members": "the number of sites that measured that",
+    "spreads": "the same, in the practice",
+    "statistics": "summary statistics of the scans, for the service's guard",
+    "targets": "the size of what is outlined",
+    "tested": "test scores of the shared model",
+    "tokens": "means of a network's features of each organ",
+    "usage": "how often each entry is picked",
+    "weights": "the network's weights",
+}
 
 _TOGETHER = "all together"
 # Scores of a model that all sites share.
@@ -58,6 +113,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"size": size, "number": number, "duration": duration, "mebibytes": mebibytes}
+    found.tests["few"] = lambda count: count < FEW_CASES
     return found
 
 
@@ -71,8 +127,11 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
         charts=_charts(record),
         heading=heading,
         sites=_site_rows(record),
-        finals=_final_rows(record),
-        distances=_distance_rows(record),
+        verdict=record.verdict,
+        tested=tested.content(record.task, record.rounds),
+        few_cases=FEW_CASES,
+        roles=_ROLES,
+        groups=GROUPS,
         events=_events(record.rounds),
         traffic=record.traffic(),
         task=_as_yaml(record.task),
@@ -128,24 +187,39 @@ def _best_of(values: Iterable[float], name: str) -> float | None:
     return best(values, default=None)
 
 
-def _tiles(record: RunRecord) -> list[tuple[str, str]]:
+def _validated(record: RunRecord, site: SiteRecord) -> int:
+    """The patients, or the images of a classification, that a site's validation scores rest on."""
+    return (site.patients if record.task.labels else site.files).get("val", 0)
+
+
+def _few(record: RunRecord, site: SiteRecord) -> str:
+    """Say on how few cases a site validates; empty of enough."""
+    count = _validated(record, site)
+    if count >= FEW_CASES:
+        return ""
+    of = "patients" if record.task.labels else "images"
+    return few_patients(site.patients.get("val", 0)) or f"{count} {of}"
+
+
+def _tiles(record: RunRecord) -> list[tuple[str, str, bool]]:
+    """Figure, what it is, and whether it rests on too few cases to stand out."""
     traffic = record.traffic()
     tiles = [
-        (str(len(record.sites)), "sites"),
-        (str(sum(sum(site.patients.values()) for site in record.sites)), "patients"),
-        (str(len(_main_phase(record))), "rounds"),
+        (str(len(record.sites)), "sites", False),
+        (str(sum(sum(site.patients.values()) for site in record.sites)), "patients", False),
+        (str(len(_main_phase(record))), "rounds", False),
     ]
+    of = "patients" if record.task.labels else "images"
+    total = sum(_validated(record, site) for site in record.sites)
     for metric in filter(is_score, _metric_names(record)):
         best = _best_mean(record, metric)
         if best is not None:
-            few = sum(bool(few_patients(site.patients.get("val", 0))) for site in record.sites)
-            note = (
-                f"; {few} of {len(record.sites)} sites on fewer than {FEW_PATIENTS} patients" if few else ""
-            )
-            tiles.append((number(best), f"best validation {heading(metric)}, mean{note}"))
-    tiles.append((size(sum(traffic["sent"].values()) + sum(traffic["received"].values())), "exchanged"))
-    tiles.append((duration(record.seconds), "in rounds"))
-    return tiles
+            few = sum(bool(_few(record, site)) for site in record.sites)
+            note = f"; {few} of {len(record.sites)} sites on fewer than {FEW_CASES} {of}" if few else ""
+            what = f"best validation {heading(metric)}, mean{note}"
+            tiles.append((number(best), what, total < FEW_CASES))
+    traffic_size = size(sum(traffic["sent"].values()) + sum(traffic["received"].values()))
+    return [*tiles, (traffic_size, "exchanged", False), (duration(record.seconds), "in rounds", False)]
 
 
 def _values(rounds: Sequence[RoundEntry], site: str, metric: str) -> list[tuple[float, float]]:
@@ -235,7 +309,7 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
                 "name": site.name,
                 "patients": site.patients,
                 "files": sum(site.files.values()),
-                "few": few_patients(site.patients.get("val", 0)),
+                "few": _few(record, site),
                 "best": {metric: _best(record.rounds, site.name, metric) for metric in scores},
                 "sent": sum(sum(entry.sent.values()) for entry in entries),
                 "received": sum(sum(entry.received.values()) for entry in entries),
@@ -243,44 +317,6 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _final_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """The scores of each model by label, on test patients and on validation patients."""
-    found: dict[tuple[str, str], dict[str, FinalScore]] = {}
-    for score in final_scores(record.rounds):
-        found.setdefault((score.model, score.label), {})[score.split] = score
-    return [
-        {
-            "model": _OF[model],
-            "label": label or "all",
-            "scores": [scores.get(split) for split in ("test", "val")],
-        }
-        for (model, label), scores in sorted(found.items())
-    ]
-
-
-def _distance_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """The surface metrics of each model by label, with the test patients that have no surface to measure."""
-    scored = {
-        (score.model, score.label): score.count
-        for score in final_scores(record.rounds)
-        if score.split == "test"
-    }
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for found in final_distances(record.rounds):
-        row = rows.setdefault(
-            (found.model, found.label, found.unit),
-            {
-                "model": _OF[found.model],
-                "label": found.label,
-                "unit": found.unit,
-                "count": found.count,
-                "absent": scored.get((found.model, found.label), found.count) - found.count,
-            },
-        )
-        row[found.metric] = found.mean
-    return list(rows.values())
 
 
 def _events(rounds: Sequence[RoundEntry]) -> list[str]:
@@ -327,7 +363,8 @@ def _judged(record: RunRecord) -> dict[str, Any] | None:
     found: Any = record.details.get("judged")
     if not found:
         return None
-    rows = {**found["sites"], _TOGETHER: found["all"]}
+    sites = sorted(found["sites"].items(), key=lambda item: _least_first(item[0], item[1]))
+    rows = {_TOGETHER: found["all"], **dict(sites)}
     scored = {name: row for name, row in rows.items() if row["count"]}
     changes = [Change(name, row["change"], row["low"], row["high"]) for name, row in scored.items()]
     title = METRICS[found["metric"]].title
@@ -341,6 +378,12 @@ def _judged(record: RunRecord) -> dict[str, Any] | None:
         # The SVG is drawn here from numbers, and names that matplotlib escapes.
         "svg": Markup(forest_chart(changes, title)) if changes else None,
     }
+
+
+def _least_first(site: str, row: Mapping[str, Any]) -> tuple[bool, float, str]:
+    """The order of a change: the lowest first, then those of few cases by name."""
+    few = row["count"] < FEW_CASES
+    return few, 0.0 if few else row["change"], site
 
 
 def judged_in_words(record: RunRecord) -> str:

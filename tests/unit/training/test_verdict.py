@@ -47,7 +47,7 @@ def test_own_models_are_compared_on_the_patients_that_have_both() -> None:
     low, high = stats.t.interval(0.95, 15, changes.mean(), stats.sem(changes))
     assert verdict.own == (
         "The sites' own models against the shared model, on the same 16 patients (without Shenzhen): "
-        f"+0.004 (0.926 to 0.930, 95 %: {low:+.3f} to {high:+.3f}): no difference is shown."
+        f"0.926 to 0.930, +0.004 (95 %: {low:+.3f} to {high:+.3f}): no difference is shown."
     )
     assert verdict.lines[1] == verdict.own
     assert "0.930, n" not in " ".join(verdict.sentences)
@@ -70,9 +70,12 @@ def test_sites_with_a_shown_change_are_named_and_served_so() -> None:
     scores = {"A": (base, up), "B": (base, down), "C": (base, base), "D": (few, [each + 0.1 for each in few])}
     history = [round_of({site: sent({"": pair}) for site, pair in scores.items()})]
     verdict = verdict_of(LUNGS, sites(LUNGS, A=12, B=12, C=12, D=5), history)
-    assert "Better at D (+0.100, n = 5, few) and A (+0.050, n = 12)." in verdict.own
-    assert "Worse at B (-0.050, n = 12)." in verdict.own
-    assert "serve A and D (on 5 patients, few) by its own model" in verdict.next
+    assert (
+        "By site: better at A (+0.050, n = 12) and D (+0.100, n = 5, few), worse at B (-0.050, n = 12)."
+        in (verdict.own)
+    )
+    # Five patients choose nothing.
+    assert "serve A by its own model" in verdict.next
     assert "serve B by the shared model" in verdict.next
 
 
@@ -89,7 +92,7 @@ def test_a_site_of_few_patients_is_in_no_rank() -> None:
     ]
     verdict = verdict_of(CHEST, sites(CHEST, A=12, B=11, C=2), history)
     assert (
-        "It is worst for heart at B: 0.600 (n = 11). C: fewer than 10 test patients, not ranked."
+        "It is worst for heart at B: 0.600 (n = 11). Not ranked, with fewer than 10 test patients: C."
         in verdict.good
     )
     assert "a mean over 2 labels (heart: n = 25)" in verdict.good
@@ -142,7 +145,7 @@ def test_accuracy_of_chance_is_said_and_not_served(
     history = [round_of({"A": of_classes(right, count)})]
     verdict = verdict_of(XRAYS, sites(XRAYS, A=sum(count)), history)
     assert ("not better than chance: always answering normal" in verdict.good) == by_chance
-    assert verdict.next.startswith("Next: do not serve it") == by_chance
+    assert verdict.next.startswith("Next: do not serve by the shared model") == by_chance
     # By an exact test of another library.
     found = chance(XRAYS, history, "")
     test = stats.binomtest(sum(right), sum(count), max(count) / sum(count), "greater").pvalue
@@ -157,8 +160,8 @@ def test_the_class_with_the_lowest_recall_is_named() -> None:
 def test_a_label_that_is_never_found_is_not_served_and_one_that_is_missed_is_said() -> None:
     lost = {"": (around(0.4, 12, 1), None), "lung": (around(0.8, 12, 2), None), "heart": ([0.0] * 12, None)}
     verdict = verdict_of(CHEST, sites(CHEST, A=12), [round_of({"A": sent(lost)})])
-    assert "It finds heart (n = 12) in no patient." in verdict.good
-    assert verdict.next.startswith("Next: do not serve it")
+    assert "heart (n = 12) is never found." in verdict.good
+    assert verdict.next.startswith("Next: do not serve by the shared model")
     shares = {"missed__heart": 0.25, "missed_n__heart": 12.0, "missed__lung": 0.5, "missed_n__lung": 2.0}
     missed = sent(
         {"": (around(0.4, 12, 1), None)}, **{f"test_{name}": value for name, value in shares.items()}

@@ -12,20 +12,24 @@ import pytest
 from PIL import Image
 
 from model_store.store import Store
+from model_store.task import Task
 from tests.helpers.training.run_records import TASK, make_record
 from tests.helpers.training.sites import per_scan
-from training.algorithm import Publication
+from tests.helpers.training.tested import round_of, sent
+from training.algorithm import Phase, Publication
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine.history import RoundEntry, SiteEntry
 from training.errors import TrainingError
 from training.local.slices import Slices
 from training.methods.iop_fl import IopFlConfig
+from training.methods.registry import method, methods
 from training.privacy import Spent
 from training.record import RunRecord
 from training.report import write_overlays, write_report, write_site_pages
 from training.report.charts import Change, Line, forest_chart, line_chart
 from training.report.overlays import PREDICTED, TRUTH
+from training.report.page import GROUPS
 from training.run import Result, Run, execute
 
 
@@ -124,7 +128,7 @@ class TestReport:
             "learning_rate | 0.001",
             "For research use only",
             # Of round 3; round 2 has a better score, but of north alone.
-            "0.562 | best validation Dice, mean; 2 of 2 sites on fewer than 3 patients",
+            "0.562 | best validation Dice, mean; 2 of 2 sites on fewer than 10 patients",
             "0.750 | of 2 patients",
             "9.1 kB | exchanged",
         ):
@@ -136,7 +140,9 @@ class TestReport:
             return SiteEntry(1.0, named, {}, {}, (), 0.1)
 
         north = scored(test_dice=0.5, test_n=4.0, personal_test_dice=0.75, personal_test_n=2.0)
-        south = scored(test_dice=0.8, test_n=2.0, personal_val_dice_of_disc=0.25, personal_val_n_of_disc=3.0)
+        south = scored(
+            test_dice=0.8, test_n=2.0, personal_val_dice_of_nodule=0.25, personal_val_n_of_nodule=3.0
+        )
         rounds = (RoundEntry("test", 0, 1, 1.0, {"north": north, "south": south}),)
         record = make_record(rounds=rounds)
         (published,) = record.published
@@ -145,12 +151,101 @@ class TestReport:
         record = record.model_copy(update={"published": (published,)})
         text = " | ".join(read(write_report(record, tmp_path / "report.html")).texts)
         for fragment in (
-            "shared by all sites | all | 0.600 | 6 | north 0.500 | n = 4 | , south 0.800 | n = 2",
-            "each site's own | all | 0.750 | 2 | few | north 0.750 | n = 2",
-            "each site's own | disc | – | – | 0.250 | 3",
-            "inside | north | 0.750 | 5 | 0.625 | 2 | few",
+            "all sites | nodule | shared by all sites | 0.600 | 6 | few | – | –",
+            "north | nodule | shared by all sites | 0.500 | 4 | few | – | –",
+            "– | nodule | the site's own | 0.750 | 2 | few | – | –",
+            "south | nodule | shared by all sites | 0.800 | 2 | few | – | –",
+            "nodule | the site's own | – | – | 0.250 | 3 | few",
+            "a site's own model | north | 0.750 | 5 | few | 0.625 | 2 | few",
         ):
             assert fragment in text, fragment
+
+    def test_verdict_stands_at_the_top_with_paired_figures(self, tmp_path: Path) -> None:
+        shared = {"A": [0.92, 0.93] * 5, "B": [0.93, 0.94] * 3, "C": [0.9, 0.92] * 4}
+        own = {"A": [0.93, 0.93] * 5, "B": [0.94, 0.94] * 3, "C": None}
+        record = make_record(rounds=(round_of({s: sent({"": (shared[s], own[s])}) for s in shared}),))
+        reader = read(write_report(record, tmp_path / "report.html"))
+        text = " | ".join(reader.texts)
+        assert text.index(record.verdict[0]) < text.index("exchanged")
+        together = record.paired[0].together
+        assert together is not None
+        assert together.count == 16
+        assert (
+            f"all sites | nodule | 16 | {together.before:.3f} | {together.after:.3f} | "
+            f"{together.change:+.3f} | {together.low:+.3f} to {together.high:+.3f} | better" in text
+        )
+        # The mean of own models, of 16, stands nowhere beside that of the shared one, of 24.
+        assert "the site's own | 0.935 | 16" not in text
+        assert "locum serve --store STORE" in reader.texts
+
+    def test_figures_of_few_cases_are_marked_and_last_and_not_bold(self, tmp_path: Path) -> None:
+        scores = {"A": [0.9] * 12, "B": [0.8] * 10, "C": [0.1] * 9}
+        page = write_report(
+            make_record(rounds=(round_of({s: sent({"": (scores[s], None)}) for s in scores}),)),
+            tmp_path / "report.html",
+        )
+        text = " | ".join(read(page).texts)
+        assert re.findall(r"(\w+) \| nodule \| shared by all sites", text) == [
+            "sites",
+            "B",
+            "A",
+            "C",
+        ]
+        assert "C | nodule | shared by all sites | 0.100 | 9 | few" in text
+        content = page.read_text()
+        assert "<b>0.800</b>" in content
+        assert "<b>0.100</b>" not in content
+        few = write_report(
+            make_record(rounds=(round_of({"C": sent({"": (scores["C"], None)})}),)), tmp_path / "few.html"
+        )
+        assert "<b>0.100</b>" not in few.read_text()
+        # A tile with the best score of four patients.
+        assert (
+            '<div class="tile few"><b>0.562</b>'
+            in write_report(make_record(), tmp_path / "tiles.html").read_text()
+        )
+
+    def test_surfaces_and_missed_patients_are_by_site(self, tmp_path: Path) -> None:
+        def metrics(hd95: float, missed: float) -> dict[str, float]:
+            surfaces = {"hd95": hd95, "assd": 1.0, "nsd": 0.5, "surfaces": 10.0}
+            return sent(
+                {"": ([hd95 / 10] * 12, None)},
+                **{f"test_{name}__nodule": value for name, value in surfaces.items()},
+                test_missed__nodule=missed,
+                test_missed_n__nodule=12.0,
+                test_dice__nodule=hd95 / 10,
+                test_n__nodule=12.0,
+            )
+
+        record = make_record(rounds=(round_of({"A": metrics(6.0, 0.25), "B": metrics(4.0, 0.5)}),))
+        text = " | ".join(read(write_report(record, tmp_path / "report.html")).texts)
+        assert "all sites | nodule | shared by all sites | 0.500 | 24 | 9 of 24" in text
+        assert "B | nodule | shared by all sites | 0.400 | 12 | 6 of 12" in text
+        assert "all sites | nodule | shared by all sites | 5.00 | 1.00 | mm | 0.500 | 20 | 4 | B" in text
+        assert "A | nodule | shared by all sites | 6.00 | 1.00 | mm | 0.500 | 10 | 2" in text
+
+    def test_recall_and_precision_are_by_site_and_class(self, tmp_path: Path) -> None:
+        task = Task(name="x", kind="classification", class_names=("normal", "ill"), size=(8, 8))
+        recall = {"test_recall__ill": 0.75, "test_recall_n__ill": 8.0, "test_precision__ill": 0.5}
+        metrics = sent({"": ([1.0] * 12, None)}, "accuracy", **recall, test_precision_n__ill=12.0)
+        record = make_record(task=task, rounds=(round_of({"A": metrics, "B": metrics}),))
+        text = " | ".join(read(write_report(record, tmp_path / "report.html")).texts)
+        assert "all sites | ill | shared by all sites | 0.750 | 16 | 0.500 | 24" in text
+        assert "A | ill | shared by all sites | 0.750 | 8 | few | 0.500 | 12" in text
+
+    def test_what_travelled_is_in_words(self, tmp_path: Path) -> None:
+        for name in methods():
+            chosen = method(name)
+            if name == "fedins":
+                continue  # is built on a backbone; so it has no plan without one
+            task = Task(name="t", labels={"t": (1,)}, size=(32, 32))
+            if "segmentation" not in chosen.kinds:
+                task = Task(name="t", kind="classification", class_names=("a", "b"), size=(32, 32))
+            for step in chosen.build(chosen.config(), task).plan():
+                for group in (*step.uploads, *step.downloads) if isinstance(step, Phase) else ():
+                    assert group.name in GROUPS, (name, group.name)
+        text = " | ".join(read(write_report(make_record(), tmp_path / "report.html")).texts)
+        assert "weights | the network's weights | 6.0 kB" in text
 
     def test_best_own_score_averages_the_best_round_of_each_site(self, tmp_path: Path) -> None:
         def own(dice: float) -> SiteEntry:
@@ -324,7 +419,10 @@ class TestChanges:
     def test_the_forest_plots_show_members_inside_and_in_practice(self, tmp_path: Path) -> None:
         personal = {
             "aster": {"share": 0.5, "val_dice": 0.92, "val_dice_global": 0.9},
-            "birch": {"share": 0.0, "val_dice": 0.8, "val_dice_global": 0.8},
+            "birch": {
+                **{"share": 0.0, "val_dice": 0.8, "val_dice_global": 0.8},
+                "share_from": "the federation's patients",
+            },
         }
         by_shift = {
             **{"episodes": 12, "mean": 0.021, "worst": -0.004, "lost": 0.0, "largest": 9.5},
@@ -340,9 +438,11 @@ class TestChanges:
         record = make_record().model_copy(update={"method": "iop-fl"})
         text = write_report(record, tmp_path / "report.html", publication).read_text()
         assert "Change of Dice per hospital" in text
-        assert "aster 0.5, birch 0" in text
+        # The invented sites of the record are others.
+        assert "aster 0.5 (chosen on 0 validation patients, few)" in text
+        assert "birch 0 (chosen on all sites&#39; validation patients together)" in text
         assert "cost 48 rounds" in text
-        assert "By the dose by shift" in text
+        assert "The further its scans were from the others" in text
         assert "by +2.1 points in the mean and by -0.4 in the worst of 12 episodes" in text
         assert ">cedar<" in text
         without = Publication("routing-space", (), details={"personal": {}})
