@@ -98,8 +98,8 @@ def run(
                 _over_network(job, data.task, network, execution, home / "runs", asked)
             )
         else:
-            root = data.data or _phantom(home, chosen.kinds[0])
-            federation = _federation(data, root, run_config.seed, by_value=planning.plan)
+            root = data.data or phantom_folder(home, chosen.kinds[0])
+            federation = federation_of(data, root, run_config.seed, by_value=planning.plan)
             proposal = None
             if planning.plan:
                 place = home / "runs" / f"plan-{planning_run(federation, run_config).id}"
@@ -362,7 +362,7 @@ def _configured(
     )
 
 
-def _federation(options: DataOptions, data: Path, seed: int, *, by_value: bool = False) -> Federation[Any]:
+def federation_of(options: DataOptions, data: Path, seed: int, *, by_value: bool = False) -> Federation[Any]:
     """The federation of a folder, or of an .npz, which is shared out among made-up sites by the seed."""
     shares = _given({"clients": options.clients, "alpha": options.dirichlet})
     partition = Partition(**shares, seed=seed) if shares or data.is_file() else None
@@ -517,7 +517,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in options.items() if value is not None}
 
 
-def _phantom(folder: Path, kind: TaskKind) -> Path:
+def phantom_folder(folder: Path, kind: TaskKind) -> Path:
     """The phantom federation for tasks of a kind, written once, into a folder."""
     phantom = phantom_of(kind)
     root = folder / phantom.name

@@ -6,7 +6,7 @@ Sums of several sites add up. Nothing else of a patient is in them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scipy.special import stdtrit
@@ -78,15 +78,7 @@ class PairedSums:
 
     def paired(self) -> Paired | None:
         """The means, and the interval of the change; None of no patient."""
-        if not self.count:
-            return None
-        count, mean = self.count, self.change / self.count
-        low = high = None
-        if count >= 2:
-            variance = max(self.squares - count * mean**2, 0.0) / (count - 1)
-            margin = float(stdtrit(count - 1, (1 + CERTAINTY) / 2)) * math.sqrt(variance / count)
-            low, high = mean - margin, mean + margin
-        return Paired(int(count), self.before / count, self.after / count, mean, low, high)
+        return over_sites([self]) if self.count else None
 
 
 @dataclass(frozen=True)
@@ -110,3 +102,33 @@ class Paired:
         if self.low is None or self.high is None:
             return 0
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+
+def over_sites(sites: Sequence[PairedSums]) -> Paired:
+    """The means over sites of the means over their patients, of whom each site has one at least.
+
+    With K sites of n_k patients, of which s_k^2 is the variance of the change, and v_k = s_k^2 / n_k, the
+    interval is
+
+        mean +- t(df) sqrt(sum_k v_k) / K,    df = (sum_k v_k)^2 / sum_k (v_k^2 / (n_k - 1))
+
+    (Welch and Satterthwaite; for one site it is Student's). There is none where a site has one patient.
+    """
+    before, after, mean = (
+        math.fsum(getattr(each, what) / each.count for each in sites) / len(sites)
+        for what in ("before", "after", "change")
+    )
+    low = high = None
+    if all(each.count >= 2 for each in sites):
+        parts = [
+            max(each.squares - each.change**2 / each.count, 0.0) / (each.count - 1) / each.count
+            for each in sites
+        ]
+        low = high = mean
+        if total := math.fsum(parts):
+            # By shares of the total: the squares of small variances would be 0.
+            shares = zip((part / total for part in parts), sites, strict=True)
+            degrees = 1 / math.fsum(share**2 / (each.count - 1) for share, each in shares)
+            margin = float(stdtrit(degrees, (1 + CERTAINTY) / 2)) * math.sqrt(total) / len(sites)
+            low, high = mean - margin, mean + margin
+    return Paired(int(sum(each.count for each in sites)), before, after, mean, low, high)

@@ -156,6 +156,12 @@ def train(context: typer.Context) -> None:
 
 
 @app.command(rich_help_panel=_HERE, **_ROOM)
+def compare(context: typer.Context) -> None:
+    """Compare methods on a federation's folder, as a table with paired intervals that resumes."""
+    _start(context.command_path, "training.compare", context.args)
+
+
+@app.command(rich_help_panel=_HERE, **_ROOM)
 def plan(context: typer.Context) -> None:
     """Plan spacing, patch and network for the volumes of hospitals, and train nothing."""
     _start(context.command_path, "training.plan", context.args)

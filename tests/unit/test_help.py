@@ -23,7 +23,7 @@ print("torch" in sys.modules, "pydicom" in sys.modules)
     "module",
     [
         *("training.federate", "training.site", "training.exchange", "training.tasks"),
-        *("training.plan", "training.weights", "training.network", "locum.demo"),
+        *("training.compare", "training.plan", "training.weights", "training.network", "locum.demo"),
         *("model_store", "service", "locum", "benchmarks"),
         *("service keys", "service keys create", "service audit verify", "service doctor"),
         *("service.worker", "service.dicom_node", "service.quantisation", "service.distance"),

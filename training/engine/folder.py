@@ -181,13 +181,7 @@ class RunFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             _replace(path, dict(identity))
             return
-        wanted, found = _flat(json.loads(json.dumps(identity))), _flat(json.loads(path.read_text()))
-        differences = [
-            f"{name}: this run {json.dumps(wanted.get(name))}, the folder's {json.dumps(found.get(name))}"
-            for name in sorted({*wanted, *found})
-            if wanted.get(name) != found.get(name)
-        ]
-        if differences:
+        if differences := differing(identity, json.loads(path.read_text())):
             raise RunMismatch(
                 f"{self.root} holds another run; use another folder, or resume with the original settings",
                 differences,
@@ -308,6 +302,16 @@ def _replace(path: Path, content: Mapping[str, Any]) -> None:
         write_durably(path, json.dumps(content).encode())
     except OSError as error:
         raise TrainingError(f"{path}: cannot be written: {error}; free some space and resume") from error
+
+
+def differing(identity: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Say in which fields the identity of a run differs from that found in a folder."""
+    wanted, held = _flat(json.loads(json.dumps(identity))), _flat(found)
+    return [
+        f"{name}: this run {json.dumps(wanted.get(name))}, the folder's {json.dumps(held.get(name))}"
+        for name in sorted({*wanted, *held})
+        if wanted.get(name) != held.get(name)
+    ]
 
 
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,10 @@ class Data(ABC):
     def scores(self, answers: Answers, classes: int) -> dict[str, float]:
         """The metric that chooses models, of every patient or image; NaN where it is undefined."""
 
+    def patient_scores(self, answers: Answers, classes: int) -> dict[str, list[float]]:
+        """The same by patient, of whom there may be several images."""
+        return {patient: [score] for patient, score in self.scores(answers, classes).items()}
+
     def label_scores(self, answers: Answers, labels: Sequence[Sequence[int]]) -> list[Tensor]:  # noqa: ARG002
         """That metric of each label [L], of every patient; a label is its class indices."""
         return []

@@ -101,6 +101,13 @@ class Images(Examples):
         ((found, truth, names),) = self.beside_truth(answers)
         return dict(zip(names, (found == truth).double().tolist(), strict=True))
 
+    @override
+    def patient_scores(self, answers: Answers, classes: int) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for patient, score in zip(self.patients, self.scores(answers, classes).values(), strict=True):
+            found.setdefault(patient, []).append(score)
+        return found
+
 
 def labelled_batches(
     images: Images,

@@ -2,8 +2,8 @@
 
 A site scores the published model that all share, that of its cluster, and its own: as many as the method
 makes. Its own model is scored at the site, whether or not it consents to its export; only sums and counts
-leave. Nothing is chosen by these scores. Beside them are those of the validation patients, by which the model
-was chosen, label by label.
+leave, and each patient's scores stay in the site's memory. Nothing is chosen by these scores. Beside them are
+those of the validation patients, by which the model was chosen, label by label.
 """
 
 from __future__ import annotations
@@ -90,6 +90,16 @@ class FinalScores:
         return _metrics(torch.stack(tensors).sum(dim=0), task)
 
 
+@dataclass(frozen=True)
+class Tested:
+    """What a site keeps: by model, each test patient's score, or those of its images; None: undefined."""
+
+    scores: Mapping[str, Mapping[str, tuple[float | None, ...]]] = field(default_factory=dict)
+
+
+TESTED = Slot("tested", Tested())
+
+
 class Test(Part):
     """One phase. `send` sends, as `downloads`, what `answers` needs to answer with each of `models`."""
 
@@ -135,7 +145,8 @@ class Test(Part):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """Score the models on the test patients."""
-        return score_once(self.answers(context, received, memory), data, self.task)
+        models = self.answers(context, received, memory)
+        return score_once(models, data, self.task, memory)
 
     def keep(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep the scores."""
@@ -178,22 +189,31 @@ def predicting(network: nn.Module, batch_size: int) -> Predict:
     return partial(predict, network, batch_size=batch_size)
 
 
-def score_once(models: Mapping[Model, Predict | None], data: SiteData, task: Task) -> ClientResult:
+def score_once(
+    models: Mapping[Model, Predict | None], data: SiteData, task: Task, memory: Memory | None = None
+) -> ClientResult:
     """A site's part: the scores of each model on its test patients, and on validation patients that are not
     trained on. A model that the site does not have, None, has no scores.
 
-    Each model after the first is also compared with the first one, test patient by test patient.
+    Each model after the first is also compared with the first one, test patient by test patient. The site's
+    `memory` keeps the scores of each test patient.
     """
     labels = _classes_of(task)
     splits: list[Data | None] = [data.test, data.val if data.val is not data.all_train else None]
     uploads: dict[str, State] = {}
     metrics: dict[str, float] = {}
     tested: dict[Model, list[Sequence[float]]] = {}
+    kept: dict[str, Mapping[str, tuple[float | None, ...]]] = {}
     for model, answer in models.items():
         uploads[_group(model)] = {}
         if answer is not None:
             answers = [answer(each) if each is not None and len(each) else None for each in splits]
-            columns = [_columns(*pair, labels) for pair in zip(answers, splits, strict=True)]
+            by_patient = [_by_patient(*pair, labels) for pair in zip(answers, splits, strict=True)]
+            columns = [_columns(*each, labels) for each in zip(answers, splits, by_patient, strict=True)]
+            kept[model] = {
+                patient: tuple(None if math.isnan(score) else score for score in found)
+                for patient, found in by_patient[0].items()
+            }
             scores = torch.stack([_sums(each, 1 + len(labels)) for each in columns])
             uploads[_group(model)] = {"scores": scores}
             tested[model] = columns[0]
@@ -204,7 +224,7 @@ def score_once(models: Mapping[Model, Predict | None], data: SiteData, task: Tas
     for model in others:
         if base in tested and model in tested:
             metrics |= _paired_metrics(tested[base], tested[model], task, model)
-    return ClientResult(uploads, 1.0, metrics=metrics)
+    return ClientResult(uploads, 1.0, TESTED.write(memory or Memory(), Tested(kept)), metrics)
 
 
 def _group(model: Model) -> str:
@@ -215,8 +235,21 @@ def _classes_of(task: Task) -> dict[str, tuple[int, ...]]:
     return {label: task.label_classes(label) for label in task.labels}
 
 
-def _columns(
+def _by_patient(
     predicted: Answers | None, examples: Data | None, labels: Mapping[str, tuple[int, ...]]
+) -> dict[str, list[float]]:
+    """The scores of all foreground, or of images, by patient."""
+    if examples is None or predicted is None:
+        return {}
+    classes = 1 + max((max(members) for members in labels.values()), default=0)
+    return examples.patient_scores(predicted, classes)
+
+
+def _columns(
+    predicted: Answers | None,
+    examples: Data | None,
+    by_patient: Mapping[str, Sequence[float]],
+    labels: Mapping[str, tuple[int, ...]],
 ) -> list[Sequence[float]]:
     """The scores of each patient: of all foreground, or 1 of an image that is right, and of each label.
 
@@ -224,10 +257,9 @@ def _columns(
     """
     if examples is None or predicted is None:
         return []
-    classes = 1 + max((max(members) for members in labels.values()), default=0)
     by_label = examples.label_scores(predicted, [*labels.values()])
     return [
-        [*examples.scores(predicted, classes).values()],
+        [score for found in by_patient.values() for score in found],
         *(torch.stack(by_label).T.tolist() if by_label else ()),
     ]
 

@@ -304,6 +304,7 @@ def test_help_has_groups_examples_and_exit_codes_and_imports_little(command: Run
         ("serve", "--state-dir"),
         ("train", "--method"),
         ("plan", "--budget"),
+        ("compare", "--methods"),
         ("site", "--policy"),
         ("store", "withdraw"),
         ("demo", "--once"),
