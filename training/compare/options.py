@@ -28,7 +28,7 @@ class ComparedOptions:
         ),
     ]
     seeds: Annotated[str, typer.Option(help="How many, from 0; or a list, as 3,7 or 5,.")] = "3"
-    rounds: Annotated[int | None, typer.Option(help="Of all methods; by default those of the first.")] = None
+    rounds: Annotated[int | None, typer.Option(help="For all methods; by default those of the first.")] = None
     config: Annotated[
         Path | None,
         typer.Option(
