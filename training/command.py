@@ -165,6 +165,7 @@ def _over_network(
     settings = job.settings
     try:
         # The extra `network` may not be installed.
+        from training.network.calendar import noted
         from training.network.kits import Kit
         from training.network.operator import Listener, Operator
         from training.network.rehearsal import rehearse
@@ -245,7 +246,7 @@ def _over_network(
                     f"(runs in {folders}: {others or 'none'})"
                 )
         folder = folder or folders / run.id
-        with Operator(listener, folder, run, limits) as operator:
+        with Operator(listener, folder, run, limits) as operator, noted(opened, network.planned):
             federation = gathered(operator, task)
             # Sites that are left out are not in this federation.
             settings = operator.policies(settings.model_copy(update={"leave_out": ()}))

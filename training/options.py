@@ -250,6 +250,9 @@ class NetworkOptions:
         int | None,
         typer.Option(min=1, help="network: hospitals that must deliver; all, if not given."),
     ] = None
+    planned: Annotated[
+        str | None, typer.Option(help="network: id of the run in the calendar, which notes when it runs.")
+    ] = None
     rehearse: Annotated[
         bool,
         typer.Option("--rehearse", help="network: one round of a few steps, and what the run will take."),

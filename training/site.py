@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -81,13 +82,31 @@ def check(
     raise typer.Exit(int(report(Hospital(kit, data, policy, state, device, task), as_json)))
 
 
+def agree(
+    run: Annotated[str, typer.Argument(help="Id of the planned run, as `site` prints it.")],
+    by: Annotated[str, typer.Option(help="Who agrees.")],
+    kit: Annotated[Path, typer.Option(help="The kit that the operator made for this hospital.")],
+    state: Annotated[Path | None, typer.Option(help="Folder of `site`; KIT/state by default.")] = None,
+) -> None:
+    """Agree to a planned run, as this hospital; the operator's calendar hears it when `site` connects."""
+    from training.errors import TrainingError
+    from training.network import calendar
+
+    try:
+        calendar.agree(state or kit / "state", run, by)
+    except TrainingError as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(f"{by} agreed to {run}; the operator hears it when `locum site` connects")
+
+
 def main() -> None:
-    """Run `site`, or `check`: a command of its own, so that the options of `site` stay required."""
+    """Run `site`, `check` or `agree`: commands of their own, so that the options of `site` stay required."""
     app = typer.Typer(add_completion=False)
-    if sys.argv[1:2] == ["check"]:
+    own: dict[str, Callable[..., None]] = {"check": check, "agree": agree}
+    if sys.argv[1:2] and sys.argv[1] in own:
         # A group, although of one command: usage has its name, too.
         app.callback()(lambda: None)
-        app.command()(check)
+        app.command()(own[sys.argv[1]])
     else:
         app.command(epilog="`check`, before the first run, says what is wrong on this machine.")(site)
     app()

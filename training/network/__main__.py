@@ -5,12 +5,15 @@ python -m training.network renew --kits KITS
 python -m training.network revoke --kits KITS --site cedar
 python -m training.network roster --kits KITS
 python -m training.network listen --kits KITS
+python -m training.network calendar --kits KITS --add 'hearts, 25 rounds' --on 2026-12-05
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -130,14 +133,16 @@ def listen(
     """Hear the hospitals between runs, until Ctrl-C: the roster then says who is here and ready."""
     from threading import Event
 
-    from training.network import kits
+    from training.network import calendar, kits
     from training.network.operator import Listener
     from training.network.roster import Roster, between_runs
 
     def hear() -> None:
         own = kits.Kit.open(kits_folder / kits.SERVER, server=True)
         with Listener(own, at) as listener:
-            listener.serve(between_runs(Roster(own), own.content.sites), lambda _: None)
+            listener.serve(
+                between_runs(Roster(own), own.content.sites, partial(calendar.ahead, own)), lambda _: None
+            )
             console.print(f"listening on {at or own.content.address}; `roster` shows who was heard")
             Event().wait()
 
@@ -145,6 +150,41 @@ def listen(
         _run(hear)
     except KeyboardInterrupt:
         console.print("stopped")
+
+
+@app.command(name="calendar")
+def planned_runs(
+    kits_folder: KitsFolder = Path(".locum/kits"),
+    add: Annotated[str | None, typer.Option(help="Plan a run: what it is, in a line.")] = None,
+    on: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="With --add: the day.")] = None,
+    site: Annotated[
+        list[str] | None, typer.Option(help="With --add: a hospital, may be repeated; all when left out.")
+    ] = None,
+    drop: Annotated[str | None, typer.Option(help="Take the run of this id off the calendar.")] = None,
+) -> None:
+    """Show the runs that are planned, agreed, ready, running and ended; plan one, or drop it."""
+    from training.network import calendar, kits
+    from training.network.roster import rows
+
+    own = _run(lambda: kits.Kit.open(kits_folder / kits.SERVER, server=True))
+    if (add is None) != (on is None):
+        raise typer.BadParameter("--add and --on: expected both, or neither")
+    if drop is not None:
+        dropped = _run(lambda: calendar.drop(own, drop))
+        console.print(f"dropped {dropped.id}: {dropped.what}")
+    if add is not None and on is not None:
+        made = _run(lambda: calendar.add(own, add, on.date(), site or ()))
+        console.print(
+            f"planned {made.id}: each hospital hears of it when it connects, and a person there agrees with "
+            f"`locum site agree {made.id}`. `train … --planned {made.id}` notes its beginning and its end"
+        )
+    heard = rows(own, _run(lambda: kits.certificates(kits_folder)))
+    table = Table("id", "on", "what", "agreed", "state", box=None, header_style="dim")
+    for each in _run(lambda: calendar.read(own)):
+        found = calendar.standing(each, heard)
+        who = ", ".join(f"{name} ({said.by})" for name, said in found.agreed.items())
+        table.add_row(each.id, str(each.on), each.what, who, found.state)
+    console.print(table)
 
 
 def _run(action: Callable[[], Made]) -> Made:

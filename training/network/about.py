@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from training.data.cases import Site
+from training.network.calendar import agreements
 from training.network.cell import printable
 from training.network.checking import Hospital, diagnose
 from training.network.kits import Kit
@@ -32,6 +33,7 @@ def tell(hospital: Hospital, policy: Policy, site: Site[Any] | None = None) -> A
         clock=datetime.now(UTC),
         kit=Kit.open(hospital.kit, server=False).certified().fingerprint,
         policy=hashlib.sha256(hospital.policy.read_bytes()).hexdigest(),
+        agreed=agreements(hospital.state_folder),
     )
     if not policy.reports:
         return said

@@ -37,6 +37,8 @@ from training.network.link import RETRY_S, Link
 from training.network.messages import (
     Invitation,
     Next,
+    Planned,
+    PlannedRun,
     Report,
     Session,
     SpentMessage,
@@ -74,6 +76,9 @@ class Watcher(Protocol):
 
     def waiting(self, reason: str) -> None:
         """Handle a wait for the operator."""
+
+    def planned(self, run: PlannedRun) -> None:
+        """Handle a run of the operator's calendar to which no person here has agreed."""
 
     def joined(self, invitation: Invitation, plan: Plan, spec: SiteSpec, patients: str) -> None:
         """Handle the start of a session: what will leave by the hospital's policy.
@@ -179,7 +184,11 @@ class Hospital:
         """Say for the roster what the policy permits. An operator of an earlier version has none."""
         with suppress(Rejected, ConfigurationError):
             self._policy = Policy.read(self._policy_file)
-            self._link.ask("hello", tell(self._of_roster, self._policy, site))
+            said = tell(self._of_roster, self._policy, site)
+            planned, _ = unpack(Planned, self._link.ask("hello", said))
+            for run in planned.runs:
+                if run.id not in said.agreed:
+                    self._watcher.planned(run)
 
     def _join(self) -> str:
         if self._prepared is None:

@@ -16,9 +16,10 @@ from training.config import DEVICE
 from training.engine.egress import SiteSpec, may_take_part
 from training.errors import TrainingError, in_words
 from training.exit_codes import FAILED, INTERRUPTED
+from training.network.cell import printable
 from training.network.hospital import Hospital, Sent
 from training.network.kits import Kit
-from training.network.messages import Invitation
+from training.network.messages import Invitation, PlannedRun
 from training.network.preparation import SENT_FILE
 from training.privacy import Noising
 
@@ -31,12 +32,22 @@ class Screen:
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True, markup=False)
         self._waiting = False
+        self._planned: set[str] = set()
 
     def waiting(self, reason: str) -> None:
         """Say once that the operator cannot be reached."""
         if not self._waiting:
             self._console.print(f"waiting for the operator: {reason}")
         self._waiting = True
+
+    def planned(self, run: PlannedRun) -> None:
+        """Show a planned run once, and how to agree to it."""
+        if run.id not in self._planned:
+            self._planned.add(run.id)
+            self._console.print(
+                f"planned for {run.on}: {printable(run.what)}. `locum site agree {run.id} --by NAME --kit "
+                "KIT` says that this hospital takes part"
+            )
 
     def joined(self, invitation: Invitation, plan: Plan, spec: SiteSpec, patients: str) -> None:
         """Show the plan: what leaves in each phase, by this hospital's policy."""

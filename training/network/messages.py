@@ -1,7 +1,7 @@
 """The messages between a hospital and the operator: JSON that is validated, and chunks of tensor files.
 
     hospital                          operator
-    hello     About                -> {}            what the hospital tells of itself, for the roster
+    hello     About                -> Planned       what the hospital tells of itself; runs to come
     invite    {}                   -> Invitation    what would run: method, configuration, task, digests
     join      Announcement         -> Welcome       the hospital's policy and counts; the operator's session
     next      Session              -> Next          a task, nothing yet, or the end of the run
@@ -26,6 +26,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import date
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
@@ -71,12 +72,34 @@ class Found(Message):
     words: Annotated[str, Field(max_length=500)]
 
 
+class PlannedRun(Message):
+    """A run of the operator's calendar that a hospital is in."""
+
+    id: Name
+    what: Annotated[str, Field(max_length=200)]
+    on: date
+
+
+class Planned(Message):
+    """The runs that are planned with a hospital."""
+
+    runs: Annotated[tuple[PlannedRun, ...], Field(max_length=1000)] = ()
+
+
+class Agreed(Message):
+    """That a person at a hospital agreed to a planned run."""
+
+    by: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,100}$")]
+    at: AwareDatetime
+
+
 class About(Message):
     """What a hospital tells of itself, as its policy permits: nothing of a patient.
 
     `kit` and `policy` are digests of its certificate and its policy. `findings` are those of its check,
     `patients` and `labels` the patients and the masks with each label of its folder, once a run has read it.
-    They are left out where `reports: false` in the policy.
+    They are left out where `reports: false` in the policy. `agreed` has the planned runs that a person agreed
+    to, by their ids.
     """
 
     protocol: int
@@ -84,6 +107,7 @@ class About(Message):
     clock: AwareDatetime
     kit: Digest
     policy: Digest
+    agreed: Annotated[dict[Name, Agreed], Field(max_length=1000)] = {}
     device: Name | None = None
     free_gib: Annotated[FiniteFloat, Field(ge=0)] | None = None
     patients: Files | None = None

@@ -27,6 +27,7 @@ from training.engine.folder import RunFolder
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError
 from training.network.admission import Admission
+from training.network.calendar import ahead
 from training.network.cell import Cell, Handler, Rejected, printable
 from training.network.kits import Kit
 from training.network.messages import (
@@ -35,6 +36,7 @@ from training.network.messages import (
     Announcement,
     Leave,
     Next,
+    Planned,
     Report,
     Session,
     Slice,
@@ -280,7 +282,7 @@ class Operator:
     def _answer(self, peer: str, topic: str, content: bytes) -> bytes:
         if topic == "hello":
             self._roster.heard(peer, unpack(About, content)[0])
-            return b""
+            return pack(Planned(runs=ahead(self._kit, peer)))
         if topic == "invite":
             return pack(self._admission.invite(peer))
         if topic == "join":

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from model_store.durable import write_durably
 from training.network.cell import Rejected, printable
 from training.network.kits import Certified, Kit
-from training.network.messages import PROTOCOL, About, unpack
+from training.network.messages import PROTOCOL, About, Planned, PlannedRun, pack, unpack
 from training.progress.format import duration
 
 FILE = "roster.json"
@@ -87,17 +87,22 @@ def read(kit: Kit) -> dict[str, Entry]:
         return {}
 
 
-def between_runs(roster: Roster, sites: tuple[str, ...]) -> Callable[[str, str, bytes], bytes]:
-    """The handler of a cell where no run is planned: it hears the hospitals of the consortium."""
+def between_runs(
+    roster: Roster, sites: tuple[str, ...], planned: Callable[[str], tuple[PlannedRun, ...]]
+) -> Callable[[str, str, bytes], bytes]:
+    """The handler of a cell between runs: it hears the hospitals of the consortium.
+
+    `planned` gives the runs of the calendar that a hospital is in.
+    """
 
     def handle(peer: str, topic: str, content: bytes) -> bytes:
         if peer not in sites:
             raise Rejected(f"'{peer}' is no hospital of this consortium", "stranger")
         if topic == "hello":
             roster.heard(peer, unpack(About, content)[0])
-            return b""
+            return pack(Planned(runs=planned(peer)))
         roster.heard(peer)
-        raise Rejected("no run is planned yet", "idle")
+        raise Rejected("no run has begun yet", "idle")
 
     return handle
 

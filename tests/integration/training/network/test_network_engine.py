@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods.iop_fl import IopFlConfig
+from training.network import calendar
 from training.network.kits import Kit, provision, revoke
 from training.network.roster import rows
 from training.phantom import write_federation
@@ -152,23 +154,31 @@ def state_of(consortium: Consortium, site: str) -> str:
 
 def test_hospital_that_stays_is_in_the_roster_between_runs_and_takes_part_in_both(consortium, monkeypatch):
     monkeypatch.setattr("training.network.hospital._IDLE_S", 0.2)
-    listener = consortium.start(
-        "listen.log", "training.network", "listen", "--kits", consortium.root / "kits"
-    )
-    listener.wait_for("listening on")
+    own = Kit.open(consortium.root / "kits/server", server=True)
+    planned = calendar.add(own, "hearts, two rounds", date(2026, 12, 5), ())
+    listener = listening(consortium)
     sites = {site: consortium.start_site(site, more=("--stay",)) for site in SITES}
     for site in SITES:
-        sites[site].wait_for("no run is planned yet")
+        sites[site].wait_for(f"locum site agree {planned.id}")
+        sites[site].wait_for("no run has begun yet")
         assert state_of(consortium, site) == "ready"
+    waiting = "planned: waits for the agreement of aster, birch, cedar"
+    assert calendar.standing(planned, rows(own, {})).state == waiting
+    for site in SITES:
+        calendar.agree(consortium.root / "state" / site, planned.id, f"Dr {site}")
+    until(lambda: calendar.standing(planned, rows(own, {})).state == "ready")
     listener.kill()
     for number, seed in enumerate((4, 5), 1):
         (consortium.root / "config.yaml").write_text(CONFIG.replace("seed: 4", f"seed: {seed}"))
         folder = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
-        operator = consortium.start_operator(*folder, "--run", consortium.root / f"run-{seed}")
+        more = ("--planned", planned.id) if seed == 4 else ()
+        operator = consortium.start_operator(*folder, "--run", consortium.root / f"run-{seed}", *more)
         assert operator.end() == 0, operator.text()
         for site in SITES:
             sites[site].wait_for("waiting for the next run", after=0)
             assert sites[site].text().count("joined run") == number
+    (entry,) = calendar.read(own)
+    assert entry.began < entry.ended
     for site in SITES:
         sites[site].process.send_signal(signal.SIGINT)
         assert sites[site].end(30) == 130
@@ -195,10 +205,7 @@ def test_rehearsal_says_what_the_run_takes_and_the_hospitals_wait_for_it(consort
 
 def test_kit_of_another_generation_is_named_at_the_hospital_at_once(consortium, tmp_path):
     provision(tmp_path / "older", "loopback", f"localhost:{consortium.port}", SITES)
-    listener = consortium.start(
-        "listen.log", "training.network", "listen", "--kits", consortium.root / "kits"
-    )
-    listener.wait_for("listening on")
+    listening(consortium)
     shutil.rmtree(consortium.root / "kits/aster")
     shutil.copytree(tmp_path / "older/aster", consortium.root / "kits/aster")
     site = consortium.start_site("aster")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from training.network.about import tell
 from training.network.cell import Rejected
 from training.network.checking import Hospital
 from training.network.kits import Kit, certificates, provision, renew
-from training.network.messages import PROTOCOL, About, Found, pack
+from training.network.messages import PROTOCOL, About, Found, Planned, PlannedRun, pack, unpack
 from training.network.policy import Policy
 from training.network.roster import FILE, Roster, Row, between_runs, mail, rows
 
 SITES = ("aster", "birch", "cedar")
+RUNS = (PlannedRun(id="a1b2c3", what="hearts", on=date(2026, 12, 5)),)
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +112,10 @@ def test_mail_has_exactly_the_open_steps(root: Path) -> None:
 
 def test_between_runs_hospitals_of_the_consortium_are_heard(root: Path) -> None:
     own = Kit.open(root / "server", server=True)
-    handle = between_runs(Roster(own), own.content.sites)
-    assert handle("aster", "hello", pack(about(root, "aster"))) == b""
-    with pytest.raises(Rejected, match="no run is planned yet") as error:
+    handle = between_runs(Roster(own), own.content.sites, lambda site: RUNS if site == "aster" else ())
+    for site, expected in (("aster", RUNS), ("birch", ())):
+        assert unpack(Planned, handle(site, "hello", pack(about(root, site))))[0].runs == expected
+    with pytest.raises(Rejected, match="no run has begun yet") as error:
         handle("aster", "invite", b"")
     assert error.value.code == "idle"
     with pytest.raises(Rejected, match="no hospital of this consortium"):
