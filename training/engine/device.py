@@ -25,6 +25,18 @@ def problem_of(device: str) -> str | None:
     return f"device: {device} is not there: torch {torch.__version__}, built for {build}, finds {found}"
 
 
+def loss_of(device: str) -> str | None:
+    """Ask a device for a real operation, and say why it does not compute; None if it does.
+
+    A card that torch has no code for, or that a host took from a container, is counted all the same.
+    """
+    try:
+        torch.ones(2, device=device).sum().item()
+    except RuntimeError as error:
+        return f"device: {device} does not compute: {str(error).splitlines()[0]}"
+    return None
+
+
 def device_of_worker(device: str, worker: int) -> str:
     """The device of a worker process, by its number: with `cuda`, workers take the machine's cards in turn.
 

@@ -96,6 +96,7 @@ class Prepared:
     folder: Path
     log: SentLog
     warnings: tuple[str, ...]
+    device: str
 
 
 class SentLog:
@@ -193,7 +194,10 @@ class Preparation:
         log = SentLog(folder / SENT_FILE)
         unlike = differences(versions(), invitation.software, "the operator")
         warnings = (*unlike, *data_warnings((split,)))
-        return Prepared(invitation, algorithm, worker, data, spec, announcement, folder, log, warnings)
+        device = self._device or settings.device
+        return Prepared(
+            invitation, algorithm, worker, data, spec, announcement, folder, log, warnings, device
+        )
 
     def _check(self, invitation: Invitation, policy: Policy) -> None:
         problems = []

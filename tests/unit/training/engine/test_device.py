@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from training.config import RunConfig
 from training.engine import device as devices
-from training.engine.device import default_workers, device_of_worker, free_memory, problem_of
+from training.engine.device import default_workers, device_of_worker, free_memory, loss_of, problem_of
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -58,3 +58,14 @@ def test_worker_processes_are_as_many_as_memory_allows(
     assert [default_workers(device) for device in ("cuda", "cuda:0", "cuda:1")] == [3, 2, 1]
     free[:] = [2**40, 2**40]
     assert default_workers("cuda") == 8
+
+
+def test_device_is_asked_for_a_real_operation(monkeypatch):
+    assert loss_of("cpu") is None
+
+    def lost(*_, **__):
+        raise RuntimeError("CUDA error: no CUDA-capable device is detected\nmore lines")
+
+    monkeypatch.setattr(torch, "ones", lost)
+    expected = "device: cuda:0 does not compute: CUDA error: no CUDA-capable device is detected"
+    assert loss_of("cuda:0") == expected

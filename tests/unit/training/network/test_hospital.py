@@ -408,6 +408,26 @@ def test_hospital_says_how_far_its_step_is_while_it_computes(tmp_path, data, kit
     assert all(done <= planned for _, done, planned in heard)
 
 
+def test_hospital_of_which_the_device_was_lost_ends_and_repeats_its_step_once_it_is_back(
+    tmp_path, data, kits, monkeypatch
+):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    session = hospital._join()
+    start_round(together, 1)
+    task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
+    with monkeypatch.context() as lost:
+        lost.setattr("training.network.hospital.loss_of", lambda device: f"{device} does not compute")
+        with pytest.raises(TrainingError, match=r"cpu does not compute; it did when .* Start this process"):
+            hospital._step(session, hospital._prepared, task)
+    again = together.hospital("birch")
+    session = again._join()
+    same = unpack(Next, again._link.ask("next", pack_session(session)))[0].task
+    assert same == task
+    again._step(session, again._prepared, same)
+    assert together.screens["birch"].lines[-1].startswith("sent train")
+
+
 def test_terminal_of_a_hospital_shows_kinds_bytes_and_the_sum(tmp_path, data, kits, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     together = Together(tmp_path, data, kits)
