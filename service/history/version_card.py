@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,9 +43,7 @@ class TrainingFacts(BaseModel):
     seed: int
     weights: str | None = Field(description="Where its training began with weights from elsewhere.")
     parents: list[str] = Field(description="`name@version` of what it was made from, or the digest.")
-    metrics: dict[str, float] = Field(
-        description="On validation patients of the members, as it was published."
-    )
+    metrics: dict[str, float] = Field(description="What it, or its global model, was published with.")
     details: dict[str, Any] = Field(description="The configuration of the run.")
     software: dict[str, str]
     made_by: JobFacts | None = Field(description="The job that made it at a hospital, with its gate.")
@@ -169,34 +168,30 @@ def _hospitals(session: Session, digest: str) -> set[str]:
 
 def _training(session: Session, store: Store, artefact: Artefact) -> TrainingFacts:
     manifest, job = artefact.manifest, job_of(session, artefact.digest)
-    lineage = manifest.lineage
+    lineage, network = manifest.lineage, _network(store, artefact)
+    statistics = getattr(network, "statistics", None)
     return TrainingFacts(
         method=lineage.method,
         run=lineage.run,
         sites=list(lineage.sites),
-        scans=_scans(store, artefact),
+        scans=None if statistics is None or not statistics.count else statistics.count,
         rounds=lineage.rounds,
         seed=lineage.seed,
         weights=None if lineage.weights is None else str(lineage.weights),
         parents=[reference(store, digest) or digest for digest in lineage.parents],
-        metrics=dict(manifest.metrics),
+        metrics={**network.metrics, **manifest.metrics},
         details=dict(lineage.details),
         software=dict(manifest.software),
         made_by=None if job is None else JobFacts.of(job),
     )
 
 
-def _scans(store: Store, artefact: Artefact) -> int | None:
-    """How many scans the statistics of the version, or of its global model, are of."""
-    manifest: Any = artefact.manifest
+def _network(store: Store, artefact: Artefact) -> Any:
+    """The manifest of the version's one network, or of its global model; its own where that does not open."""
     digest = kind_of(artefact).parts(artefact).global_model
-    if digest not in (None, artefact.digest):
-        try:
-            manifest = store.by_digest(str(digest)).manifest
-        except StoreError:
-            return None
-    statistics = getattr(manifest, "statistics", None)
-    return None if statistics is None or not statistics.count else int(statistics.count)
+    with suppress(StoreError):
+        return artefact.manifest if digest is None else store.by_digest(digest).manifest
+    return artefact.manifest
 
 
 def _at_hospital(session: Session, store: Store, digest: str, hospital: str, name: str) -> AtHospital:

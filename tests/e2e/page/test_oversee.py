@@ -31,6 +31,13 @@ def test_view_shows_health_serving_lineage_and_jobs(page: Any, service: Service)
     # By keyboard.
     models.get_by_role("button", name="organ@1").press("Enter")
     models.get_by_text(offered["organ@1"]["digest"]).wait_for()
+    card = service.client.get("/models/organ/versions/1/card").json()
+    opened = models.get_by_role("link", name="Card of organ@1").get_attribute("href")
+    assert card["artefact"] in service.client.get(f"/{opened}").text
+    # A composite is described by its global model.
+    described = service.client.get("/models/organ.global/versions/1").json()["manifest"]
+    assert card["training"]["scans"] == described["statistics"]["count"]
+    assert card["training"]["metrics"].items() >= described["metrics"].items()
     models.get_by_text("The same as a table").click()
     assert models.get_by_role("row").count() == 1 + len(offered)
 

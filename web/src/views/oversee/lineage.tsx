@@ -257,6 +257,12 @@ function Details({ node, served }: { node: Node; served: Served }) {
       <Scores version={version} />
       <div class="row">
         <Report version={version} words="Report of the federation" />
+        {has("reader") && (
+          <a class="button small" href={`${pathOf(version)}/card.html`} target="_blank" rel="noreferrer">
+            Card
+            <span class="visually-hidden"> of {reference}</span>
+          </a>
+        )}
         {version.hospital !== null && has("reader") && (
           <a class="button small" href={address("adapt", { hospital: version.hospital, model: node.parents[0]?.split("@")[0], job: version.run })}>
             The job that made it
@@ -267,11 +273,12 @@ function Details({ node, served }: { node: Node; served: Served }) {
   );
 }
 
+const pathOf = (version: Version): string => `models/${encodeURIComponent(version.name)}/versions/${version.version}`;
+
 function Report({ version, words }: { version: Version; words: string }) {
   if (!version.report) return null;
-  const path = `models/${encodeURIComponent(version.name)}/versions/${version.version}/report`;
   return (
-    <a class="button small" href={path} target="_blank" rel="noreferrer">
+    <a class="button small" href={`${pathOf(version)}/report`} target="_blank" rel="noreferrer">
       {words}
       <span class="visually-hidden"> for {referenceOf(version)}</span>
     </a>
