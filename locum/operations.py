@@ -687,6 +687,25 @@ def corrections(
     return (yield from listed(path, "corrections", Correction, _said(model=model), most=limit))
 
 
+def find_corrections(
+    hospital: str, pacs: str, query: Mapping[str, str], key: str | None = None
+) -> Operation[Job]:
+    """Start the job that takes the SEGs and RTSTRUCTs of a PACS that a person edited for corrections.
+
+    Args:
+        hospital: of the answers.
+        pacs: its name in the service's settings.
+        query: DICOM attributes of the studies, such as `{"StudyDate": "20261101-20261130"}`.
+        key: Idempotency-Key, as for `adapt`.
+
+    Raises Problem.
+    """
+    headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+    path = f"/hospitals/{quote(hospital)}/corrections/pacs"
+    body = {"pacs": pacs, "query": dict(query)}
+    return parsed(Job, (yield from send(Request("POST", path, headers=headers, json=body))))
+
+
 def answers(
     hospital: str,
     *,

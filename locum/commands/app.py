@@ -844,6 +844,14 @@ def corrections(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Save scans and masks, to train a federation.")
     ] = None,
+    pacs: Annotated[
+        str | None, typer.Option(help="Find masks of this PACS that a person edited; with --query.")
+    ] = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(help="With --pacs: a DICOM attribute, such as StudyDate=20261101-20261130; repeats."),
+    ] = None,
+    follow: Follow = False,
 ) -> None:
     """Show what people changed of a hospital's answers, by label, the newest first.
 
@@ -854,9 +862,12 @@ def corrections(
       locum corrections --hospital dune --json
       locum corrections --hospital dune --may-train
       locum corrections --hospital dune --model phantom --out data/dune
+      locum corrections --hospital dune --pacs main --query StudyDate=20261101-20261130 --follow
     """
-    from locum.commands.correcting import save_corrections, set_consent, show_corrections
+    from locum.commands.correcting import find_edited, save_corrections, set_consent, show_corrections
 
+    if pacs is not None:
+        raise typer.Exit(find_edited(hospital, pacs, query or [], follow))
     if may_train is not None:
         set_consent(hospital, model, may_train)
     elif out is not None:

@@ -12,7 +12,7 @@ from locum.answers import Correction, Report
 from locum.client import Client
 from locum.commands.batch import channels_of, described, find, group
 from locum.commands.exit_codes import DONE, FAILED
-from locum.commands.fitting import split
+from locum.commands.fitting import show_job, split
 from locum.commands.terminal import Terminal, aligned
 from locum.errors import LocumError, Problem, ScanInvalid
 from locum.reading import read
@@ -83,6 +83,16 @@ def show_corrections(hospital: str, model: str | None, limit: int, as_json: bool
     if found:
         _console.print(_summary(found))
     return DONE
+
+
+def find_edited(hospital: str, pacs: str, query: Sequence[str], follow: bool) -> int:
+    """Look in a PACS for masks that a person edited; return the exit code. Raises LocumError."""
+    asked = dict(each.partition("=")[::2] for each in query)
+    if not asked or not all(asked.values()):
+        raise ScanInvalid("--query: expected ATTRIBUTE=VALUE, such as StudyDate=20261101-20261130")
+    with Client() as client:
+        job = client.find_corrections(hospital, pacs, asked)
+    return show_job(job.id, follow)
 
 
 def save_corrections(hospital: str, model: str, out: Path) -> int:

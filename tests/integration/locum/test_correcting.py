@@ -120,3 +120,14 @@ def test_rtstruct_is_saved_and_comes_home_as_a_correction(api: Api, locum: Locum
     (edited / "case7-mask.nii.gz").write_bytes((masks / "case7-mask.nii.gz").read_bytes())
     both = locum("correct", series, "--masks", edited)
     assert "both are the mask case7-mask; leave one of them there" in str(both.exception)
+
+
+def test_edited_masks_of_a_pacs_are_looked_for_by_a_query(locum: Locum) -> None:
+    place = ("corrections", "--hospital", "dune", "--pacs", "main")
+    unknown = locum(*place, "--query", "StudyDate=20261101-20261130")
+    assert unknown.exit_code != 0
+    assert "main" in f"{unknown.output}{unknown.exception}"
+    for query in ((), ("--query", "StudyDate"), ("--query", "StudyDate=")):
+        wrong = locum(*place, *query)
+        assert wrong.exit_code != 0
+        assert "expected ATTRIBUTE=VALUE" in f"{wrong.output}{wrong.exception}"
