@@ -12,7 +12,10 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom.uid import generate_uid
+from typer.testing import CliRunner
 
+from locum.client import Client
+from locum.commands.app import app
 from service.database import Job
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import series
@@ -154,3 +157,20 @@ def test_requests_that_cannot_go_through_are_refused(dune: Hospital, cohort: str
     run_job(job, dune.api.settings)
     ended: httpx.Response = dune.api.client.get(f"/jobs/{job}")
     assert (ended.json()["state"], "no such series" in ended.json()["reason"]) == ("failed", True)
+
+
+def test_command_sends_an_answer_through_the_pacs(
+    dune: Hospital, cohort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCUM_URL", str(dune.api.client.base_url))
+    events = Client.events
+
+    def after(self: Client, job: str, *given: Any, **named: Any) -> Any:
+        run_job(job, dune.api.settings)
+        return events(self, job, *given, **named)
+
+    monkeypatch.setattr(Client, "events", after)
+    words = ["accept", "coded", "--hospital", "dune", "--cohort", cohort, "--actor", "mara"]
+    found = CliRunner().invoke(app, [*words, "--pacs", "main", STUDY, SERIES])
+    assert found.exit_code == 0, found.output
+    assert "geometry through PACS main: equal" in found.output
