@@ -65,6 +65,23 @@ def test_usual_scans_stand_in_for_the_first_answers() -> None:
     assert alarm.at < 10
 
 
+def test_after_usual_scans_false_alarms_are_as_frequent_and_an_early_change_is_found() -> None:
+    draw = np.random.default_rng(4)
+    spacing = 200.0
+
+    def first(values: NDArray[np.float64], usual: int) -> int:
+        level = Level({"": Reference(draw.lognormal(0, 0.5, usual))}) if usual else Level()
+        alarm = level.take(values, spacing)
+        return len(values) if alarm is None else alarm.at
+
+    lengths = [first(draw.lognormal(0, 0.5, 3000), 60) for _ in range(200)]
+    assert 0.75 * spacing < np.mean(lengths) < 1.25 * spacing
+    # One standard deviation from the first answer on: without known scans it is what is usual.
+    changed = {usual: [first(draw.lognormal(0.5, 0.5, 150), usual) for _ in range(60)] for usual in (0, 60)}
+    assert np.median(changed[60]) < 20
+    assert np.mean([length == 150 for length in changed[0]]) > 0.3
+
+
 def test_many_answers_at_once_are_one_after_the_other_and_state_survives_json() -> None:
     values = np.round(shifted(1.5, 150), 1)
     strata = np.array(["a", "b", "b"])[np.arange(len(values)) % 3]
@@ -133,6 +150,23 @@ def test_a_share_that_grows_is_found_and_one_that_shrinks_is_not() -> None:
     assert 600 < more.at < 640
     assert 570 < more.since < more.at
     assert Share().take(np.where(np.arange(800) < 600, draws < 0.4, draws < 0.05), SPACING) is None
+
+
+def test_usual_scans_say_how_large_a_share_is() -> None:
+    known = [number % 10 == 0 for number in range(60)]
+    share, learnt = Share.after(known), Share()
+    # Between 50 and 100 answers the share stays as it was chosen at 50.
+    learnt.take(known[:50], SPACING)
+    chosen = [float(each.state["share"]) for each in (share, learnt)]
+    assert chosen[0] == pytest.approx(chosen[1], abs=0.03)
+    assert share.take([number % 10 == 0 for number in range(40)], SPACING) is None
+    alarm = share.take([True] * 20, SPACING)
+    assert alarm
+    # Numbers go on after the scans that were known.
+    assert 100 < alarm.at < 115
+    assert alarm.since >= 60
+    # Too few of them: the share is chosen after 50 with the answers.
+    assert Share.after(known[:20]).state["share"] == 1.0
 
 
 def test_shares_at_once_are_one_after_the_other_and_state_survives_json() -> None:
