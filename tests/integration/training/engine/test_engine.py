@@ -159,6 +159,26 @@ def test_a_figure_beyond_the_bound_drops_its_site(tmp_path, figure, words):
     assert all(tensor.isfinite().all() for tensor in outcome.server.tensors.values())
 
 
+def test_metrics_that_a_phase_does_not_take_drop_their_site(tmp_path):
+    class Checked(Toy):
+        def plan(self):
+            return tuple(
+                replace(step, check=few) if step.name == "train" else step for step in super().plan()
+            )
+
+    def few(metrics, size):
+        if metrics["seen"] > 1 and size.cases == 7:
+            raise ValueError(f"seen: expected 1, found {metrics['seen']}")
+
+    sites = three_sites()
+    sites[1] = replace(sites[1], cases=7)
+    outcome = run(tmp_path, sites, Checked())
+    first, second, _ = (entry for entry in outcome.history if entry.phase == "train")
+    assert set(first.sites) == {"A", "B", "C"}
+    assert set(second.sites) == {"A", "C"}
+    assert second.dropped["B"] == "site B: seen: expected 1, found 2"
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_share_of_a_site_that_claims_too_much_at_once_is_capped(tmp_path, workers):
     sites = three_sites(B={0: "heavy", 1: "heavy", 2: "heavy"})
