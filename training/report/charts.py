@@ -68,6 +68,8 @@ def line_chart(
                 top = choose(line.points, key=lambda point: point[1])
                 axes.plot(*top, marker="o", markersize=4.5, color=line.colour, markeredgecolor="white")
         _dress(axes, share, unit, zero, along)
+        if len(places := {x for line in lines.values() for x, _ in line.points}) == 1:
+            axes.set_xticks([*places])
         return _svg(figure)
 
 

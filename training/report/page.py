@@ -48,10 +48,10 @@ _ROLES = {
     "inside": "a site's own model",
     "cluster": "the model of a cluster of sites",
     "ssf-pool": "the pool of entries that all sites share",
-    "cross-attention": "the models above together: the shared one is for new hospitals",
-    "routing-space": "the models above together: the service chooses for each scan",
-    "personal-models": "the models above together",
-    "clusters": "the models above together",
+    "cross-attention": "the models below together: the shared one is for new hospitals",
+    "routing-space": "the models below together: the service chooses for each scan",
+    "personal-models": "the models below together",
+    "clusters": "the models below together",
 }
 # What travels, by the name of its group.
 GROUPS = {
