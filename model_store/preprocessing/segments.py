@@ -7,6 +7,7 @@ are matched by code and name alone. Those of no label are left out, with a note:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from model_store.scans.types import Note, Roi, Scan, Segment, Structures
 from model_store.task import Task
 
 BY_NUMBER = "segment-by-number"
-LEFT_OUT, GAPS = "roi-left-out", "contours-missing"
+LEFT_OUT, GAPS, OVERLAP = "roi-left-out", "contours-missing", "rois-overlap"
 _MOST_LISTED = 8
 # Types that exporters write by default (SNOMED CT): tissue, anatomical structure, organ, mass,
 # lesion, abnormal structure.
@@ -116,9 +117,15 @@ def _by_rois(mask: Scan, structures: Structures, task: Task) -> tuple[Scan, tupl
             "its name; give the ROI the label's name"
         )
     values = [0] * len(structures.sets)
-    for value in np.unique(mask.voxels).tolist():
+    overlaps = Counter[tuple[str, ...]]()
+    for value, voxels in zip(*map(list, np.unique(mask.voxels, return_counts=True)), strict=True):
         members = {labels[place] for place in structures.sets[value] if place in labels}
-        values[value] = _value_of_all(members, task)
+        own = _value_of_all(members, task)
+        if own is None:
+            last = max(members, key=[*task.labels].index)
+            own = _value_of(last, -1, task)
+            overlaps[*sorted(members), last] += int(voxels)
+        values[value] = own
     table = np.array(values, np.uint16)
     notes = [Note(LEFT_OUT, f"ROIs that are no label were left out: {listed}")] * bool(others)
     notes += [
@@ -126,22 +133,25 @@ def _by_rois(mask: Scan, structures: Structures, task: Task) -> tuple[Scan, tupl
         for roi in (structures.rois[place] for place in labels)
         if roi.gaps
     ]
+    notes += [
+        Note(
+            OVERLAP,
+            f"{voxels} voxels are in ROIs of {' and '.join(both)}, which do not overlap by the task; they "
+            f"are taken for {last}, the last of its labels",
+        )
+        for (*both, last), voxels in overlaps.items()
+    ]
     return replace(mask, voxels=table[mask.voxels], structures=None), tuple(notes)
 
 
-def _value_of_all(labels: set[str], task: Task) -> int:
+def _value_of_all(labels: set[str], task: Task) -> int | None:
     """A mask value that has these labels and the fewest others; the background's without any."""
     own = min(
         (each for each in task.classes if labels <= {*each.labels}),
         key=lambda each: len(each.labels),
         default=None,
     )
-    if own is None:
-        raise TaskError(
-            f"ROIs of the labels {' and '.join(sorted(labels))} overlap, which labels of task '{task.name}' "
-            "do not; correct the contours"
-        )
-    return min(own.values)
+    return None if own is None else min(own.values)
 
 
 def _label_of(number: int | None, segment: Segment, task: Task) -> str | None:

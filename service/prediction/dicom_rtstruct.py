@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydicom import Dataset
-from pydicom.dataelem import RawDataElement
+from pydicom.dataelem import DataElement
 from pydicom.sequence import Sequence as Items
 from pydicom.tag import Tag
 from pydicom.uid import ImplicitVRLittleEndian, RTStructureSetStorage
@@ -39,6 +39,8 @@ from service.prediction.dicom_source import sources_of
 from service.prediction.overlay import colour_of
 from service.prediction.receipt import Receipt
 
+# Points of the pixels' edges, of which a tolerance may leave most out.
+_MOST_TRACED = 5 * MOST_POINTS
 _TO_LPS = np.array([-1.0, -1.0, 1.0])
 _CONTOUR_DATA = Tag("ContourData")
 # Detached Study Management: retired, and still what an RTSTRUCT names its study by.
@@ -77,24 +79,25 @@ def _drawn(
     """The contours of each label: the slice of each, and its points (column, row)."""
     spacing = series.frames[0].spacing
     assert spacing is not None
-    found: dict[str, list[tuple[int, NDArray[np.float64]]]] = {}
-    points = contours = 0
-    for label in segments_of(task):
-        planes = np.isin(classes, task.label_classes(label)).transpose(2, 1, 0)
-        there = np.flatnonzero(planes.any(axis=(1, 2))).tolist()
-        points += sum(count_points(planes[place]) for place in there)
-        if points > MOST_POINTS:
-            raise ScanTooLarge(
-                f"the contours of this mask have more than {MOST_POINTS} points; ask for output=nifti"
-            )
-        found[label] = [
-            (place, outline)
-            for place in there
-            for outline in outlines(planes[place], tolerance, (spacing[1], spacing[0]))
-        ]
-        contours += len(found[label])
-        if contours > MOST_CONTOURS:
-            raise ScanTooLarge(f"this mask has more than {MOST_CONTOURS} contours; ask for output=nifti")
+    found: dict[str, list[tuple[int, NDArray[np.float64]]]] = {label: [] for label in segments_of(task)}
+    traced = points = contours = 0
+    for place, plane in enumerate(np.ascontiguousarray(classes.transpose(2, 1, 0))):
+        there = np.bincount(plane.ravel(), minlength=len(task.classes)) > 0
+        for label, own in found.items():
+            members = np.zeros(len(there), bool)
+            members[[*task.label_classes(label)]] = True
+            if not (there & members).any():
+                continue
+            mask = members[plane]
+            traced += count_points(mask)
+            drawn = outlines(mask, tolerance, (spacing[1], spacing[0])) if traced <= _MOST_TRACED else []
+            own += [(place, outline) for outline in drawn]
+            points, contours = points + sum(map(len, drawn)), contours + len(drawn)
+            if max(traced / _MOST_TRACED, points / MOST_POINTS, contours / MOST_CONTOURS) > 1:
+                raise ScanTooLarge(
+                    f"the contours of this mask are more than {MOST_CONTOURS} or have more than "
+                    f"{MOST_POINTS} points; give a larger tolerance_mm, or ask for output=nifti"
+                )
     return found
 
 
@@ -203,11 +206,11 @@ def _contour(series: DicomSeries, place: int, points: NDArray[np.float64], numbe
     )
     item.ContourGeometricType = "CLOSED_PLANAR"
     item.NumberOfContourPoints = len(points)
-    # Far below the contour's distance from the pixels' edges. pydicom would make an object of each number.
+    # Far below the contour's distance from the pixels' edges.
     smallest = float(np.linalg.norm(steps, axis=1).min())
     decimals = int(np.clip(np.ceil(-np.log10(smallest * INSET)) + 2, 3, 8))
     values = np.round(frame.position + points @ steps, decimals).ravel().tolist()
     text = "\\".join(map(repr, values)).encode()
-    text += b" " * (len(text) % 2)
-    item[_CONTOUR_DATA] = RawDataElement(_CONTOUR_DATA, None, len(text), text, 0, True, True)
+    # As bytes: pydicom makes an object of each number of a DS. In Implicit VR no type is written.
+    item.add(DataElement(_CONTOUR_DATA, "OB", text + b" " * (len(text) % 2)))
     return item

@@ -40,7 +40,8 @@ def outlines(
     """Outline a mask [rows, columns]: a closed contour [N, 2] for each part of pixels that share edges.
 
     With a `tolerance`, points are left out so that no part of the pixels' edges is farther from the contour;
-    `spacing` is that of columns and rows, in the unit of the tolerance.
+    `spacing` is that of columns and rows, in the unit of the tolerance. A part that would then share pixels
+    with another keeps all of its points.
     """
     from scipy import ndimage
 
@@ -50,20 +51,40 @@ def outlines(
     top, left = box[0][0].start, box[0][1].start
     padded = np.pad(mask[box[0]], 1)
     parts, count = ndimage.label(padded)
-    outer: list[Points] = [np.empty((0, 2))] * (count + 1)
-    holes: list[list[Points]] = [[] for _ in range(count + 1)]
+    rings: list[list[Points]] = [[] for _ in range(count)]
     for part, ring in _rings(padded, parts):
-        thinned = _simplified(ring, tolerance, spacing) if tolerance > 0 else ring
-        if _area(ring) > 0:
-            outer[part] = thinned
-        else:
-            holes[part].append(thinned)
+        rings[part - 1].append(ring)
+    contours = [_joined(own, own) for own in rings]
+    if tolerance > 0:
+        thinned = [_joined([_simplified(ring, tolerance, spacing) for ring in own], own) for own in rings]
+        contours = _apart(thinned, contours, padded.shape)
     offset = np.array([left - 1, top - 1])
-    return [_joined(outer[part], holes[part]) + offset for part in range(1, count + 1)]
+    return [contour + offset for contour in contours]
+
+
+def _apart(thinned: Sequence[Points], exact: Sequence[Points], shape: tuple[int, int]) -> list[Points]:
+    """The thinned contours, but the exact ones of parts that would share pixels."""
+    found = [*thinned]
+    while True:
+        covered = np.zeros(shape, np.int32)
+        windows = []
+        for contour in found:
+            part = filled(contour, shape)
+            rows, columns = part.inside.shape
+            window = covered[part.top : part.top + rows, part.left : part.left + columns]
+            whole = part.inside | part.on
+            window += whole
+            windows.append((window, whole))
+        shared = [bool((window[whole] > 1).any()) for window, whole in windows]
+        again = [place for place, both in enumerate(shared) if both and found[place] is not exact[place]]
+        if not again:
+            return found
+        for place in again:
+            found[place] = exact[place]
 
 
 def _rings(padded: NDArray[np.bool_], parts: NDArray[Any]) -> list[tuple[int, Points]]:
-    """The closed outlines with the part each belongs to: clockwise of a part, the other way of a hole.
+    """The closed outlines with the part each belongs to: first of the part, clockwise, then of its holes.
 
     Where two pixels touch at a corner alone, an outline stays with its own pixel.
     """
@@ -136,13 +157,14 @@ def _simplified(ring: Points, tolerance: float, spacing: tuple[float, float]) ->
     return thinned if len(thinned) > 2 and _area(thinned) * _area(ring) > 0 else ring
 
 
-def _joined(outer: Points, holes: Sequence[Points]) -> Points:
+def _joined(rings: Sequence[Points], exact: Sequence[Points]) -> Points:
     """One contour of a part and its holes: each is reached from the left, over a horizontal keyhole.
 
     A hole is taken after all that begin further to the left: the first outline to its left is joined by then.
+    Where a thinned hole is beyond the thinned outline, the `exact` rings are joined.
     """
-    joined = outer
-    for hole in sorted(holes, key=lambda ring: float(ring[:, 0].min())):
+    joined = rings[0]
+    for hole in sorted(rings[1:], key=lambda ring: float(ring[:, 0].min())):
         ring = _from_the_left(hole)
         x, y = ring[0]
         one, other = joined, np.roll(joined, -1, axis=0)
@@ -151,7 +173,7 @@ def _joined(outer: Points, holes: Sequence[Points]) -> Points:
         at = x1 + (y - y1) / (y2 - y1) * (x2 - x1)
         left = at < x
         if not left.any():
-            continue  # a simplified hole that is no longer inside
+            return _joined(exact, exact)
         nearest = int(np.where(left, at, -np.inf).argmax())
         gate, place = np.array([[at[nearest], y]]), int(crosses[nearest]) + 1
         joined = np.concatenate([joined[:place], gate, ring, ring[:1], gate, joined[place:]])

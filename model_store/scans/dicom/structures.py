@@ -26,8 +26,9 @@ RTSTRUCT_CLASS: Final = "1.2.840.10008.5.1.4.1.1.481.3"
 MOST_ROIS, MOST_CONTOURS, MOST_POINTS = 1000, 20_000, 2_000_000
 # Sets of ROIs that voxels are in: far more than of organs and targets.
 _MOST_SETS = 10_000
-# What filling costs: rows that the edges of a contour cross; pixels of all contours per voxel of the limit.
-_MOST_CROSSINGS, _MOST_FILLED = 2**22, 4
+# What filling costs: pixels of all contours per voxel of the limit, where a row that an edge crosses counts
+# as some pixels; and such rows of one contour, which are in memory at once.
+_MOST_FILLED, _CROSSING, _MOST_CROSSINGS = 4, 16, 2**22
 # Share of the gap between planes by which a contour may be off its plane, and by which it may not be flat.
 _OFF_PLANE = 0.2
 # Pixels by which a contour may reach beyond its image.
@@ -270,8 +271,9 @@ class _Grid:
         shape = self._values.shape[1:]
         for points, _ in contours:
             _, _, height, width = window_of(points, shape)
-            self._left -= height * width
-            if self._left < 0 or crossings(points) > _MOST_CROSSINGS:
+            crossed = crossings(points)
+            self._left -= height * width + _CROSSING * crossed
+            if self._left < 0 or crossed > _MOST_CROSSINGS:
                 raise ScanTooLarge("RTSTRUCT: its contours are too long or too many; send fewer structures")
         by_parity = any(xor for _, xor in contours)
         if not by_parity and len({_plain(points) for points, _ in contours}) < len(contours):

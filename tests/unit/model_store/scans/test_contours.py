@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.path import Path
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
 
 from model_store.scans.dicom.contours import INSET, count_points, filled, outlines
 
@@ -100,6 +101,22 @@ def test_tolerance_leaves_points_out_and_moves_no_edge_farther(tolerance: float)
         assert np.linalg.norm(point - start - share[:, None] * along, axis=1).min() <= tolerance + 1e-9
     found = drawn([thinned], mask.shape)
     assert 2 * (found & mask).sum() / (found.sum() + mask.sum()) > 0.95
+
+
+@pytest.mark.parametrize("tolerance", [0.6, 1.3, 4.0])
+def test_thinned_contours_of_a_plane_share_no_pixel(tolerance: float) -> None:
+    """Readers combine contours by XOR, and our own refuses those that overlap."""
+    thinned = 0
+    for _ in range(40):
+        mask = gaussian_filter(RNG.standard_normal((30, 34)), 1.2) > 0.05
+        contours, covered = outlines(mask, tolerance), np.zeros(mask.shape, int)
+        for part in (filled(contour, mask.shape) for contour in contours):
+            rows, columns = part.inside.shape
+            window = covered[part.top : part.top + rows, part.left : part.left + columns]
+            window += part.inside | part.on
+        assert covered.max() <= 1
+        thinned += sum(map(len, contours)) < 0.9 * sum(map(len, outlines(mask)))
+    assert thinned > 20
 
 
 def test_single_pixels_are_left_by_any_tolerance() -> None:

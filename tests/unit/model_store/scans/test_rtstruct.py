@@ -124,9 +124,19 @@ def test_overlapping_rois_are_labels_that_overlap_by_the_task() -> None:
     content = rtstruct(FILES, {"cup": [box(3.5, 3.5, 5.5, 5.5, 2)], "Disc": [box(1.5, 1.5, 8.5, 8.5, 2)]})
     expected = boxes((slice(2, 3), slice(2, 9), slice(2, 9), 1), (slice(2, 3), slice(4, 6), slice(4, 6), 2))
     np.testing.assert_array_equal(read(content, task=nested), expected)
-    both = rtstruct(FILES, {"Liver": [box(1.5, 1.5, 8.5, 8.5, 2)], "spleen": [box(3.5, 3.5, 5.5, 5.5, 2)]})
-    with pytest.raises(TaskError, match="labels Liver and spleen overlap"):
-        read(both)
+
+
+def test_overlap_that_the_task_excludes_is_the_last_labels_with_a_note() -> None:
+    """As contours of neighbours overlap a little, and a target is inside its organ."""
+    both = rtstruct(FILES, {"spleen": [box(3.5, 3.5, 5.5, 5.5, 2)], "Liver": [box(1.5, 1.5, 8.5, 8.5, 2)]})
+    expected = boxes((slice(2, 3), slice(2, 9), slice(2, 9), 1), (slice(2, 3), slice(4, 6), slice(4, 6), 2))
+    np.testing.assert_array_equal(read(both), expected)
+    _, (note,) = by_labels(decode_mask(both, Limits(), SCAN), TASK)
+    assert note.name == "rois-overlap"
+    assert note.text.startswith(
+        "4 voxels are in ROIs of Liver and spleen, which do not overlap by the task; "
+    )
+    assert note.text.endswith("taken for spleen, the last of its labels")
 
 
 def test_without_a_task_rois_are_kept_by_their_numbers() -> None:
