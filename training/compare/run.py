@@ -222,7 +222,7 @@ class _Budget:
         for seconds in expected:
             left -= seconds
             fit += left >= 0
-        return f"{said}, of which the budget has time for {'all' if fit == len(cells) else fit}"
+        return f"{said}, of which the budget has time for {'all' if fit == len(cells) else fit or 'none'}"
 
 
 def _train(request: Request, trainer: Trainer, rows: Rows, budget: _Budget, say: Say) -> None:

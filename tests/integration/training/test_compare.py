@@ -295,7 +295,7 @@ def test_notebook_trains_and_compares(data: Path, tmp_path: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "fedprox, seed 0: Dice 0." in said
     assert "| fedprox | global" in said
-    scores, rounds = names["figure"].axes
-    assert len(scores.patches) == 2 * len(SITES)
-    assert [len(line.get_ydata()) for line in rounds.lines] == [1, 1]
-    matplotlib.pyplot.close(names["figure"])
+    assert len(names["scores"].patches) == 2 * len(SITES)
+    assert [len(line.get_ydata()) for line in names["rounds"].lines] == [1, 1]
+    for each in ("figure", "curves"):
+        matplotlib.pyplot.close(names[each])
