@@ -78,11 +78,12 @@ class Comparison:
     def note(self) -> str:
         """How the figures are to be read."""
         return (
-            f"{self.title[0].upper()}{self.title[1:]} of the test patients, by the model that answers each hospital: the mean over "
-            "hospitals, and in brackets that of each seed. A difference is of the same patients, each the "
-            "mean of its seeds, with 95 % by Student's t within hospitals. It covers patients, not "
-            "trainings, and stands by itself: one interval of twenty misses. Bytes of one hospital and the "
-            f"time are of one seed. {_FEW}: fewer than {FEW_CASES} patients, neither bold nor ranked."
+            f"{self.title[0].upper()}{self.title[1:]} of the test patients, by the model that answers each "
+            "hospital: the mean over hospitals, and in brackets that of each seed. A difference is of the "
+            "same patients, each the mean of its seeds, with 95 % by Student's t within hospitals. It covers "
+            "patients, not trainings, and stands by itself: one interval of twenty misses. Bytes of one "
+            f"hospital and the time are of one seed. {_FEW}: fewer than {FEW_CASES} patients, neither bold "
+            "nor ranked."
         )
 
     @property

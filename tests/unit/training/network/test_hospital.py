@@ -20,7 +20,7 @@ from training.config import RunConfig
 from training.data.cases import Federation, digest_of_sites
 from training.data.federation import load_federation
 from training.engine.client import RunEnvironment
-from training.engine.tensorfile import write_tensors
+from training.engine.tensorfile import read_tensors, write_tensors
 from training.engine.worker import Task as Part
 from training.errors import ConfigurationError, EgressRefused, PublishError, RoundFailed, TrainingError
 from training.methods.registry import method as find_method
@@ -185,8 +185,12 @@ def test_every_kind_of_method_gives_the_digests_of_one_process(method, tmp_path,
     run = Run(load_federation(data), method, config, settings)
     local = execute(run, tmp_path / "local", workers=0, store=Store(tmp_path / "local-store"))
     assert digests == {str(a): a.digest for a in local.artefacts}
-    # What stays at a hospital is on its own disk, and not in the operator's folder.
-    assert any((tmp_path / "state" / "birch").glob("*/sites/birch/*"))
+    # What stays at a hospital is on its own disk, and not in the operator's folder. FedAvg keeps no network,
+    # and the scores of the test patients.
+    kept = (tmp_path / "state" / "birch").glob("*/sites/birch/memory-*.safetensors")
+    tensors, facts = read_tensors(max(kept, key=lambda path: path.stat().st_mtime_ns))
+    assert bool(tensors) == (method == "fedrep")
+    assert "tested" in facts
     assert not (tmp_path / "run" / "sites").exists()
 
 
