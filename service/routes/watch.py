@@ -51,9 +51,7 @@ class WatchView(BaseModel):
     learning: bool = Field(
         description="Whether there are too few answers, with `known`, to say what is usual (50)."
     )
-    known: int = Field(
-        description="Scans by which the hospital accepted the version, of this scanner: they are usual."
-    )
+    known: int = Field(description="Scans by which the hospital accepted the version: they are usual.")
     answers: int = Field(description="Answers since the series began.")
     began: datetime
     last: datetime = Field(description="The last answer.")

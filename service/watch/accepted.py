@@ -12,12 +12,11 @@ from service.database import Acceptance, Job
 from service.observation import Stored
 
 
-def accepted_scans(
-    session: Session, hospital: str, version: str, precision: str, scanner: str | None
-) -> list[Stored]:
-    """The answers to one scanner's scans by which a hospital accepted a version, by its digest.
+def accepted_scans(session: Session, hospital: str, version: str, precision: str) -> list[Stored]:
+    """The answers to the scans by which a hospital accepted a version, by its digest.
 
-    None where the newest decision on it in this precision rejects it.
+    None where the newest decision on it in this precision rejects it. They are of any scanner: a cohort does
+    not keep which.
     """
     own = (Acceptance.hospital == hospital, Acceptance.version == version, Acceptance.precision == precision)
     newest = session.scalars(select(Acceptance).where(*own).order_by(Acceptance.id.desc()).limit(1)).first()
@@ -26,8 +25,7 @@ def accepted_scans(
     job = session.get(Job, newest.job)
     report: Mapping[str, Any] = {} if job is None or job.result is None else job.result["report"]
     # Reports of earlier versions of Locum have not what was seen.
-    scans = [each for each in report.get("scans", ()) if "seen" in each]
-    return [_stored(each) for each in scans if (each["scanner"] or None) == (scanner or None)]
+    return [_stored(each) for each in report.get("scans", ()) if "seen" in each]
 
 
 def _stored(scan: Mapping[str, Any]) -> Stored:

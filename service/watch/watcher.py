@@ -107,7 +107,7 @@ def _follow(session: Session, key: _Key, rows: Sequence[Stored], hooks: Sequence
         if row["id"] in seen or served(row["at"]) != row["version"]:
             continue
         if watch is None:
-            watch, series = _begun(session, key, row), _series(session, key, row)
+            watch, series = _begun(session, key, row), _series(session, row)
         _note_changes(session, watch, row)
         if row["version"] != watch.version:
             series = _restart(session, watch, row, hooks)
@@ -228,13 +228,12 @@ def _restart(session: Session, watch: Watch, row: Mapping[str, Any], hooks: Sequ
     """Begin another series, with an answer of another version; what alarmed before was of the other."""
     watch.version, watch.began = row["version"], row["at"]
     close(session, watch, row["at"], "service", "another version was assigned", hooks)
-    return _series(session, (watch.hospital, watch.model, watch.scanner), row)
+    return _series(session, row)
 
 
-def _series(session: Session, key: _Key, row: Mapping[str, Any]) -> Series:
+def _series(session: Session, row: Mapping[str, Any]) -> Series:
     """The beginning of a version's series: after the scans by which the hospital accepted it, if it did."""
-    hospital, _, scanner = key
-    return Series.after(accepted_scans(session, hospital, row["version"], row["precision"], scanner))
+    return Series.after(accepted_scans(session, row["hospital"], row["version"], row["precision"]))
 
 
 def turn(session: Session) -> None:

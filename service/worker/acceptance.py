@@ -167,7 +167,6 @@ def _scored(answering: _Answering, file: ScanFile, mask: ScanFile | None) -> dic
         "seconds": round(seconds, 3),
         "unlike": [warning.text for warning in reading.warnings],
         # Every digit of what later answers are ranked among.
-        "scanner": observed.scanner,
         "shift": observed.shift,
         "shift_at": observed.shift_at,
         "confidence": dict(found.confidence),
