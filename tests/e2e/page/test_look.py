@@ -113,7 +113,15 @@ def test_dicom_series_is_shown_below_its_mask(page: Any, service: Service) -> No
     scan = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(service.scans[SCAN].read_bytes())))
     # DICOM's rows go to posterior, its columns to the patient's left; this plane is oblique.
     slices = np.rint(np.flip(scan, (0, 1))).astype(np.int16).transpose(2, 1, 0)
-    show_and_compare(page, service, list(series(slices, turned(8)).items()))
+    files = series(slices, turned(8))
+    show_and_compare(page, service, list(files.items()))
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="as RTSTRUCT").click()
+    assert saved.value.suggested_filename.endswith("structures.dcm")
+    form = {"model": "organ", "output": "dicom-rtstruct"}
+    parts = [("scan", (name, content)) for name, content in files.items()]
+    answer = service.client.post("/segment", files=parts, data=form).raise_for_status()
+    assert Path(saved.value.path()).read_bytes() == answer.content
 
 
 def show_and_compare(page: Any, service: Service, files: list[tuple[str, bytes]]) -> None:

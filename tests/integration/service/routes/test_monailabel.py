@@ -672,6 +672,15 @@ def test_dicom_seg_is_that_of_segment(api: Any) -> None:
     assert seg.SegmentSequence[0].SegmentedPropertyTypeCodeSequence[0].CodeValue == "10200004"
 
 
+def test_rtstruct_is_that_of_segment(api: Any) -> None:
+    content = zipped(series(VOLUME))
+    session = api.client.put("/session/", files={"files": ("s.zip", content)}).json()["session_id"]
+    answer = infer(api, params={"tolerance_mm": 1}, session_id=session, output="dicom_rtstruct")
+    assert answer.headers["content-type"] == "application/dicom"
+    expected = api.segment(content, model="coded", output="dicom-rtstruct", tolerance_mm="1")
+    assert answer.content == expected.content
+
+
 def test_dicom_seg_of_a_nifti_is_refused(api: Any, scan: Path) -> None:
     session = Slicer(url(api), scan.parent).create_session(scan)
     assert slug(infer(api, session_id=session, output="dicom_seg")) == (422, "output-mismatch")

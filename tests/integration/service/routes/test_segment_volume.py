@@ -26,6 +26,7 @@ from scipy import ndimage
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.scan import decode, decode_mask
 from model_store.scans.channels import packed
 from model_store.store import Store
 from model_store.task import Task
@@ -227,6 +228,13 @@ class TestSeveralChannels:
         assert report.status_code == 200, report.text
         again = api.client.post("/segment", files=self.series_of()[::-1], data=data)
         assert again.content == response.content
+        contours = api.client.post(
+            "/segment", files=self.series_of(), data={**data, "output": "dicom-rtstruct"}
+        )
+        assert contours.status_code == 200, contours.text
+        first = {str(n): file[1] for n, (name, file) in enumerate(self.series_of()) if name == "scan.FLAIR"}
+        mask = decode_mask(contours.content, scan=decode(zipped(first))).voxels[..., 0]
+        np.testing.assert_array_equal(mask > 0, self.expected())
 
     @pytest.mark.parametrize(
         ("of_flair", "says"),
