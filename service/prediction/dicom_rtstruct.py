@@ -128,7 +128,10 @@ def _made(
         software_versions=software,
         device_serial_number=network.digest.removeprefix("sha256:"),
         series_description=f"{network.name[:24]} structures, {NOTICE}",
-        specific_character_set=source.get("SpecificCharacterSet"),
+        # A mask that comes back is read by the names of its ROIs.
+        specific_character_set=(
+            source.get("SpecificCharacterSet") if all(map(str.isascii, drawn)) else "ISO_IR 192"
+        ),
         **{name: source.get(keyword) for name, keyword in _STUDY.items()},
     )
     made.copy_patient_and_study_information(source)

@@ -149,6 +149,19 @@ def test_label_that_is_nowhere_has_no_contour_and_one_without_a_code_no_code() -
     assert not any("RTROIIdentificationCodeSequence" in roi for roi in made.RTROIObservationsSequence)
 
 
+@pytest.mark.parametrize("charset", ["ISO_IR 100", "ISO_IR 192"])
+def test_names_of_labels_are_written_whatever_the_characters_of_the_source(charset: str) -> None:
+    task = TASK.model_copy(update={"labels": {"肝臓": (1,), "Läsion": (2, 3)}})
+    classes = np.minimum(noise(), 2)
+    content = zipped(
+        series(classes.astype(np.int16), SpecificCharacterSet=charset, PatientName="Müller^Jürgen")
+    )
+    made = encoded(classes, content, task)
+    assert [roi.ROIName for roi in made.StructureSetROISequence] == ["肝臓", "Läsion"]
+    assert str(made.PatientName) == "Müller^Jürgen"
+    np.testing.assert_array_equal(read_back(content, bytes_of(made), task), classes)
+
+
 def test_same_answer_is_the_same_instance_and_another_tolerance_another() -> None:
     classes, content = shapes(), zipped(series(shapes().astype(np.int16)))
     opened = open_series(content, Limits())
