@@ -151,7 +151,7 @@ def test_label_that_is_nowhere_has_no_contour_and_one_without_a_code_no_code() -
 
 @pytest.mark.parametrize("charset", ["ISO_IR 100", "ISO_IR 192"])
 def test_names_of_labels_are_written_whatever_the_characters_of_the_source(charset: str) -> None:
-    task = TASK.model_copy(update={"labels": {"肝臓": (1,), "Läsion": (2, 3)}})
+    task = Task(name="organs", labels={"肝臓": (1,), "Läsion": (2,)}, size=(16, 16))
     classes = np.minimum(noise(), 2)
     content = zipped(
         series(classes.astype(np.int16), SpecificCharacterSet=charset, PatientName="Müller^Jürgen")
