@@ -35,7 +35,7 @@ from training.local.slices import Slices
 from training.local.volumes import Volumes
 from training.methods.fedavg import FedAvg
 from training.methods.registry import method, methods
-from training.parts.test import FinalScores, Test, predicting, score_once
+from training.parts.test import TESTED, FinalScores, Test, predicting, score_once
 
 PICTURES = Task(name="t", kind="classification", class_names=("no", "yes"), size=(8, 8))
 FUNDUS = Task(name="fundus", labels={"disc": (1, 2), "cup": (2,)}, size=(16, 16))
@@ -369,6 +369,20 @@ def test_an_own_model_is_compared_with_that_of_its_cluster_where_none_is_shared(
     (change, _) = final_changes([RoundEntry("test", 0, 1, 0.0, {"A": entry_of(metrics)})])
     assert (change.model, change.base, change.together.change) == ("personal", "cluster", 0.0)
     assert change.together.low is None
+
+
+def test_site_keeps_the_scores_of_each_patient_beside_what_it_has() -> None:
+    images = np.array([0, 1, 1], np.float32).reshape(3, 1, 1, 1)
+    test = Images(images, np.array([0, 1, 0]), ("b", "a", "b"), ("x", "y", "z"), (0, 0, 0))
+    own = Memory({"w": torch.ones(2)}, {"else": 1})
+    models = {"": predicting(Says(2), 2), "personal": None}
+    result = score_once(models, SiteData("S", test, test, test, None), PICTURES, own)
+    assert result.memory is not None
+    assert TESTED.read(result.memory).scores == {"": {"b": (1.0, 0.0), "a": (1.0,)}}
+    assert result.memory.facts["else"] == 1
+    assert torch.equal(result.memory.tensors["w"], own.tensors["w"])
+    # None of it leaves the site.
+    assert set(result.uploads) == {"tested", "personal_tested"}
 
 
 def test_a_label_that_is_found_in_no_patient_is_a_warning():
