@@ -57,6 +57,9 @@ KNOWN = [
     "listen",
     "deadline",
     "quorum",
+    "silence",
+    "rehearse",
+    "planned",
     "tensorboard",
     "mlflow",
 ]
