@@ -46,7 +46,7 @@ test-pacs: install
 		apt-get install --yes --no-install-recommends orthanc orthanc-dicomweb dicom3tools
 	test -x $(BIN)/segimage2itkimage || $(BIN)/python -m pip install --quiet dcmqi==1.5.7
 	test -x .rtstruct-readers/bin/python || ($(PYTHON) -m venv .rtstruct-readers && \
-		.rtstruct-readers/bin/python -m pip install --quiet dcmrtstruct2nii==5 rt-utils==1.2.7)
+		.rtstruct-readers/bin/python -m pip install --quiet dcmrtstruct2nii==5 rt-utils==1.2.7 'pydicom<3')
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/unit/service/pacs tests/unit/service/dicom_node \
 		tests/integration/service/pacs tests/integration/service/dicom_node tests/integration/service/routes/test_segment_dicom.py \
 		tests/unit/service/prediction/test_dicom_rtstruct.py
