@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Request, Comparison]]:
-    """A comparison in worker processes, as by default, with another package's methods, some of which fail."""
+    """A comparison in a worker process, as by default, with another package's methods, some of which fail."""
     root = tmp_path_factory.mktemp("acme")
     (root / "run.yaml").write_text(CONFIG)
     with pytest.MonkeyPatch.context() as patch, acme_methods(root / "site-packages", patch) as install:
@@ -51,7 +51,7 @@ def compared(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
             rounds=2,
             config=root / "run.yaml",
             out=root / "out",
-            workers=2,
+            workers=1,
         )
         yield request, compare(request, say=lambda _: None)
 
