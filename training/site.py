@@ -18,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+_OTHERS = "`check`, before the first run, says what is wrong here; `agree` agrees to a planned run."
 _NEEDED, _LOCAL = "This hospital", "On this machine"
 
 
@@ -93,10 +94,13 @@ def agree(
     from training.network import calendar
 
     try:
-        calendar.agree(state or kit / "state", run, by)
+        planned = calendar.agree(state or kit / "state", run, by)
     except TrainingError as error:
         raise typer.BadParameter(str(error)) from error
-    typer.echo(f"{by} agreed to {run}; the operator hears it when `locum site` connects")
+    typer.echo(
+        f"{by} agreed to {run}, {planned.what}, on {planned.on}; the operator hears it when `locum site` "
+        "connects"
+    )
 
 
 def main() -> None:
@@ -108,7 +112,7 @@ def main() -> None:
         app.callback()(lambda: None)
         app.command()(own[sys.argv[1]])
     else:
-        app.command(epilog="`check`, before the first run, says what is wrong on this machine.")(site)
+        app.command(epilog=_OTHERS)(site)
     app()
 
 

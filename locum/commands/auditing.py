@@ -99,9 +99,12 @@ def _lines(each: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "evidence", _job(each["made_by"])
     for found in each["acceptances"]:
         what = "accepted" if found["accepted"] else "rejected"
+        against = ", against the verdict" if found["override"] else ""
+        later = ", after this answer" if found["at"] > each["at"] else ""
         yield (
             "acceptance",
-            f"{what} on {found['at']} by {found['actor']}: {found['reason']} (job {found['job']})",
+            f"{what}{against} on {found['at']}{later} by {found['actor']}: {found['reason']} (job "
+            f"{found['job']})",
         )
     shift = "not measured" if each["shift"] is None else f"{each['shift']:.2f} ({each['shift_at']})"
     yield "scanner", f"{each['scanner'] or 'not known'}, shift {shift}"

@@ -248,15 +248,22 @@ def segment_all(
                 follow(job)
 
             made: Segmentation = client.segment(scan.scan, follow=note, resume=pending.job, **asked)
-            if also is not None:
-                file = client.render(scan.scan, also, follow=follow, **asked)
-                write_whole(out / f"{scan.stem}{_ALSO[also]}", file.content)
             made.save(out / f"{scan.stem}-mask{made.suffix}")
-            # Last: a report says that the other files are whole.
+            lacks = ""
+            if also is not None:
+                try:
+                    file = client.render(scan.scan, also, follow=follow, **asked)
+                    write_whole(out / f"{scan.stem}{_ALSO[also]}", file.content)
+                except Problem as problem:
+                    # The mask is there all the same.
+                    if problem.status not in _OF_THE_SCAN:
+                        raise
+                    lacks = f"no {also}: {in_flags(str(problem))}"
+            # Last: a report says that the mask is whole.
             report = json.dumps(made.report.raw, indent=2, ensure_ascii=False)
             write_whole(_report(scan, out), report.encode())
             pending.end()
-            return _Done(scan, made.report)
+            return _Done(scan, made.report, error=lacks)
 
         done, complete = _each(scans, answer, jobs, _volumes)
     rows = [row for each in done for row in _rows(each, out)]
@@ -502,10 +509,11 @@ def _volumes(done: _Done[Report]) -> str:
         for label, each in report.labels.items()
     ]
     by = f"[dim]{escape(report.receipt.network.name)}[/]"
+    said = [*report.warnings, *([done.error] if done.error else [])]
     kept = "  [dim]there already[/]" if done.kept else ""
     if done.outdated:
         kept += "  [yellow]by a version that no longer serves[/]"
-    return f"{_named(done)}  {escape(', '.join(sizes))}  {by}{kept}{_warned(report.warnings)}"
+    return f"{_named(done)}  {escape(', '.join(sizes))}  {by}{kept}{_warned(said)}"
 
 
 def _class(done: _Done[Classification]) -> str:
@@ -547,6 +555,7 @@ def _rows(done: _Done[Report], out: Path) -> list[dict[str, Any]]:
         "scan": done.scan.name,
         "mask": "" if mask is None else mask.relative_to(out).as_posix(),
         "warnings": "; ".join(report.warnings),
+        "error": done.error,
         "model": receipt.model.name,
         "network": receipt.network.name,
         "personalization": receipt.personalization,
@@ -598,4 +607,4 @@ def _summary(done: Sequence[_Done[Any]], scans: Sequence[Found], complete: bool,
 def _code(done: Sequence[_Done[Any]], complete: bool) -> int:
     if not complete:
         return INTERRUPTED
-    return FAILED if any(each.answer is None or each.outdated for each in done) else DONE
+    return FAILED if any(each.answer is None or each.error or each.outdated for each in done) else DONE

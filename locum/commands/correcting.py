@@ -48,7 +48,13 @@ def correct_all(
                 missing = (
                     "which answer it is of (--request)" if of is None else "of which hospital (--hospital)"
                 )
-                _console.print(f"x {scan.name}: {scan.stem}-report.json does not say of {missing}")
+                report_file = masks / f"{scan.stem}-report.json"
+                said = (
+                    f"{report_file} does not say"
+                    if report_file.is_file()
+                    else f"there is no {report_file}, as `locum segment` writes it, that says"
+                )
+                _console.print(f"x {scan.name}: {said} {missing}")
                 continue
             try:
                 stored = client.correct(where, of, mask, scan.scan, note=note, name=scan.stem)

@@ -173,7 +173,7 @@ def choose_output(
     if wanted in DICOM_OUTPUTS:
         if scan.format != "dicom" and not scan.from_dicom:
             raise NoDicomSource(
-                f"A DICOM segmentation refers to the DICOM series of its scan, and this scan is "
+                f"A DICOM answer refers to the DICOM series of its scan, and this scan is "
                 f"{scan.format}; send the series, or ask for another output."
             )
         if wanted != "dicom-rtstruct":

@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field, StringConstraints
 from service import shadow
 from service.catalog.adapted import adapted_for, require_gate
 from service.catalog.assignable import resolve_assignable
+from service.catalog.served import serving
 from service.database.hospitals import require_hospital
-from service.errors import ShadowUnknown
+from service.errors import RequestInvalid, ShadowUnknown
 from service.http.audit import Audited, AuditedRoute
 from service.http.dependencies import AsApprover, AsReader, actor_of
 from service.http.parameters import HospitalId, ModelName
@@ -65,6 +66,10 @@ def begin_shadow(
     artefact = resolve_assignable(context.store, hospital, model, body.version)
     with context.database.write() as session:
         require_hospital(session, hospital)
+        served = serving(context.store, session, hospital, model, None, context.settings.new_versions)
+        if served.digest == artefact.digest:
+            reason = f"{artefact} serves {hospital} already: name the version that is to answer unseen"
+            raise RequestInvalid([{"field": "body.version", "reason": reason}])
         if body.rule is not None and adapted_for(artefact) is not None:
             require_gate(session, artefact, False)
         made = shadow.begin(

@@ -66,7 +66,8 @@ def begin(
     if found is not None:
         raise ShadowRuns(
             f"'{found.artefact}' is the shadow of '{model}' at {hospital} since {found.began:%Y-%m-%d}: end "
-            f"it first (POST /hospitals/{hospital}/serving/{model}/shadow/end)"
+            f"it first (`locum shadow end {hospital} {model}`, POST /hospitals/{hospital}/serving/{model}/"
+            "shadow/end)"
         )
     made = Shadow(
         hospital=hospital,

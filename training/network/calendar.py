@@ -24,7 +24,7 @@ from training.network.messages import Agreed, Name, PlannedRun
 from training.network.roster import Row
 
 FILE = "calendar.json"
-AGREED = "agreed.json"
+AGREED, HEARD = "agreed.json", "planned.json"
 _MOST_RUNS = 1000
 
 
@@ -65,6 +65,8 @@ def add(kit: Kit, what: str, on: date, sites: Sequence[str]) -> Entry:
     problems = [f"'{site}': expected one of {', '.join(known)}" for site in sites if site not in known]
     if not what.isprintable() or not 1 <= len(what) <= 200:
         problems.append("expected a line of 1 to 200 printable characters that says what the run is")
+    if on < datetime.now(UTC).date():
+        problems.append(f"expected a day to come, found {on}")
     if len(before) >= _MOST_RUNS:
         problems.append(f"expected at most {_MOST_RUNS} runs: drop those that ended")
     if problems:
@@ -159,20 +161,35 @@ def agreements(state: Path) -> dict[str, Agreed]:
         return {}
 
 
-def agree(state: Path, id_: str, by: str) -> None:
-    """Note at a hospital that a person agreed to a run. Raises ConfigurationError."""
+def remember(state: Path, runs: Sequence[PlannedRun]) -> None:
+    """Keep at a hospital which planned runs it heard of."""
+    state.mkdir(parents=True, exist_ok=True)
+    content = [each.model_dump(mode="json") for each in runs]
+    write_durably(state / HEARD, json.dumps(content).encode())
+
+
+def agree(state: Path, id_: str, by: str) -> PlannedRun:
+    """Note at a hospital that a person agreed to a run of which it heard. Raises ConfigurationError."""
+    try:
+        heard = [PlannedRun.model_validate(each) for each in json.loads((state / HEARD).read_bytes())]
+    except (FileNotFoundError, ValueError, TypeError, ValidationError):
+        heard = []
+    run = next((each for each in heard if each.id == id_), None)
+    if run is None:
+        known = ", ".join(each.id for each in heard) or "no run: start `locum site` first"
+        raise ConfigurationError(
+            "the agreement cannot be noted", [f"this hospital heard of {known}, and not of '{id_}'"]
+        )
     try:
         said = Agreed(by=by, at=datetime.now(UTC))
-        PlannedRun(id=id_, what="-", on=date.min)
     except ValidationError as error:
         raise ConfigurationError(
-            "the agreement cannot be noted",
-            ["expected the run's id, and a name of 1 to 100 printable characters"],
+            "the agreement cannot be noted", ["expected a name of 1 to 100 printable characters"]
         ) from error
-    state.mkdir(parents=True, exist_ok=True)
     content = {name: each.model_dump(mode="json") for name, each in agreements(state).items()}
     content[id_] = said.model_dump(mode="json")
     write_durably(state / AGREED, json.dumps(content).encode())
+    return run
 
 
 def _write(kit: Kit, entries: Sequence[Entry]) -> None:

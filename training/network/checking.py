@@ -238,6 +238,8 @@ def _data(hospital: Hospital) -> str:
         raise ConfigurationError(
             f"{hospital.data} has no images", ["expected images/ and masks/, or a folder per class"]
         )
+    if all((hospital.data / name / "images").is_dir() for name in counts):
+        raise Warned(f"{hospital.data} looks like a federation's folder: give that of one hospital in it")
     return f"{words}; checked against the operator's task when the hospital joins, or with --task"
 
 

@@ -30,6 +30,7 @@ from training.engine.folder import locked
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError, SiteFailed, TrainingError
 from training.network.about import tell
+from training.network.calendar import remember
 from training.network.cell import Rejected
 from training.network.checking import Hospital as Checked
 from training.network.deadline import ended_after
@@ -187,6 +188,7 @@ class Hospital:
             self._policy = Policy.read(self._policy_file)
             said = tell(self._of_roster, self._policy, site)
             planned, _ = unpack(Planned, self._link.ask("hello", said))
+            remember(self._state, planned.runs)
             for run in planned.runs:
                 if run.id not in said.agreed:
                     self._watcher.planned(run)

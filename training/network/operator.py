@@ -49,7 +49,8 @@ from training.network.rounds import NO_DEADLINE, POLL_S, RoundLimits, Rounds
 from training.network.runs import NetworkRecord, NetworkRun
 from training.network.sessions import OpenSession, Sessions
 
-_GOODBYE_S = 5.0
+# A busy hospital asks late, and one that heard nothing waits for the next run.
+_GOODBYE_S = 20.0
 _REVOKED = "its certificate was revoked"
 _OF_SESSIONS: Mapping[str, type[Session]] = MappingProxyType(
     {"next": Session, "alive": Alive, "read": Slice, "write": Slice, "done": Report, "leave": Leave}
@@ -93,7 +94,8 @@ class Listener:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigurationError(
-                    f"{self.kit.folder} is in use", ["another run listens with this kit; wait for it"]
+                    f"{self.kit.folder} is in use",
+                    ["another run, or `listen`, uses this kit: wait for the run, or stop `listen`"],
                 ) from error
             cell.start()
             opened.callback(cell.stop)
@@ -109,7 +111,7 @@ class Listener:
 class Operator:
     """A run over the network, as the engine's pool. Use it as a context manager.
 
-    `folder` is the run's folder; `warn` receives messages for the operator. `follows` says that another run
+    `folder` is the run's folder; `id` is the run's, as the hospitals see it; `warn` receives messages for the operator. `follows` says that another run
     of this listener follows, for which the hospitals stay. Raises ConfigurationError for a quorum or for
     privacy that the run cannot have.
     """
@@ -140,6 +142,7 @@ class Operator:
         check_privacy(self._plan, run.settings.privacy)
         self._roster = Roster(self._kit)
         record = NetworkRecord(folder)
+        self.id = record.id
         self._changed = threading.Condition()
         self._admission = Admission(self._kit, run.invitation(record.id), record, self._changed)
         # A resumed run keeps the hospitals that were revoked since it began.

@@ -76,7 +76,9 @@ class Expected:
     @property
     def words(self) -> str:
         """Such as 14:50 (400 batches of 2.1 s)."""
-        steps = "" if self.batches is None else f" ({self.batches} batches of {self.of_batch:.2g} s)"
+        # Two roundings may leave nothing of a quick step.
+        each = max(self.of_batch, 0.001)
+        steps = "" if self.batches is None else f" ({self.batches} batches of {each:.2g} s)"
         return f"{duration(self.seconds)}{steps}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,13 @@ def test_acceptance_that_is_demanded_is_approved_by_another_person(
     assert "accepted AGAINST the verdict by ines, measured by mara" in approved.output
     assert locum("assign", "bright@1", "-H", "north", *by).exit_code == 0
     assert "accepted AGAINST" in locum("acceptances", "-H", "north").output
+    today = datetime.now(UTC).date()
+    assert (
+        locum("report", "-H", "north", "--from", today, "--to", today, "-o", tmp_path / "period").exit_code
+        == 0
+    )
+    (page,) = (tmp_path / "period").glob("*.html")
+    assert "accepted, against the verdict" in page.read_text()
     locum("acceptances", "-H", "north", "--no-demand", *by)
 
 

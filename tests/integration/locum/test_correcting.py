@@ -92,7 +92,7 @@ def test_what_cannot_be_sent_is_named(api: Api, locum: Locum, scans: Path, tmp_p
     nib.save(nib.Nifti1Image(np.zeros((40, 40, 4), np.uint8), np.eye(4)), masks / "case0.nii.gz")
     missing = locum("correct", scans / "case0.nii.gz", "--masks", masks)
     assert missing.exit_code == 1
-    assert "case0-report.json does not say of which answer" in missing.output
+    assert "case0-report.json, as `locum segment` writes it, that says which answer" in missing.output
     unknown = ("--hospital", "dune", "--request", "nowhere")
     assert (
         "no answer of request" in locum("correct", scans / "case0.nii.gz", "--masks", masks, *unknown).output
@@ -120,6 +120,21 @@ def test_rtstruct_is_saved_and_comes_home_as_a_correction(api: Api, locum: Locum
     (edited / "case7-mask.nii.gz").write_bytes((masks / "case7-mask.nii.gz").read_bytes())
     both = locum("correct", series, "--masks", edited)
     assert "both are the mask case7-mask; leave one of them there" in str(both.exception)
+
+
+def test_mask_is_kept_where_the_second_file_is_refused(locum: Locum, tmp_path: Path) -> None:
+    series, masks = tmp_path / "case8", tmp_path / "masks"
+    series.mkdir()
+    voxels = np.random.default_rng(5).integers(0, 255, (5, 40, 40)).astype(np.int16)
+    for name, content in dicom_files.series(voxels).items():
+        (series / name).write_bytes(content)
+    asked = ("--model", "organ", "--hospital", "dune", "--out", masks, "--also", "dicom-seg")
+    answered = locum("segment", series, *asked)
+    assert answered.exit_code == 1
+    assert "warning: no dicom-seg:" in answered.output
+    assert (masks / "case8-mask.nii.gz").is_file()
+    assert (masks / "case8-report.json").is_file()
+    assert "no dicom-seg" in (masks / "volumes.csv").read_text()
 
 
 def test_edited_masks_of_a_pacs_are_looked_for_by_a_query(locum: Locum) -> None:

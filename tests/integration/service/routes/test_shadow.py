@@ -77,6 +77,9 @@ def test_shadow_answers_unseen_and_is_compared_with_what_is_served(
     _, before, body = segment(api, content)
     assert api.client.get(f"{SERVING}/shadow").json() == {"shadows": []}
     assert api.client.post(f"{SERVING}/shadow/end", json=WHO).status_code == 404
+    itself = api.client.put(f"{SERVING}/shadow", json={"version": 1, **WHO})
+    assert itself.status_code == 422
+    assert "serves north already" in itself.text
     began = api.client.put(f"{SERVING}/shadow", json={"version": 2, "every": 1, **WHO})
     assert began.status_code == 201, began.text
     assert (began.json()["artefact"], began.json()["answers"]) == ("bright@2", 0)

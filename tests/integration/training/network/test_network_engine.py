@@ -155,7 +155,7 @@ def state_of(consortium: Consortium, site: str) -> str:
 def test_hospital_that_stays_is_in_the_roster_between_runs_and_takes_part_in_both(consortium, monkeypatch):
     monkeypatch.setattr("training.network.hospital._IDLE_S", 0.2)
     own = Kit.open(consortium.root / "kits/server", server=True)
-    planned = calendar.add(own, "hearts, two rounds", date(2026, 12, 5), ())
+    planned = calendar.add(own, "hearts, two rounds", date(2100, 12, 5), ())
     listener = listening(consortium)
     sites = {site: consortium.start_site(site, more=("--stay",)) for site in SITES}
     for site in SITES:

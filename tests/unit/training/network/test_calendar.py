@@ -13,11 +13,11 @@ from training.network import calendar
 from training.network.__main__ import app
 from training.network.calendar import Entry as Planned
 from training.network.kits import Kit, provision
-from training.network.messages import PROTOCOL, About, Agreed
+from training.network.messages import PROTOCOL, About, Agreed, PlannedRun
 from training.network.roster import Entry, Row
 
 SITES = ("aster", "birch")
-DAY = date(2026, 12, 5)
+DAY = date(2100, 12, 5)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +77,17 @@ def test_run_that_fails_has_not_ended(own: Kit) -> None:
 def test_what_cannot_be_planned_is_named(own: Kit, what: str, sites: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         calendar.add(own, what, DAY, sites)
+    with pytest.raises(ConfigurationError, match="a day to come, found 2020-01-01"):
+        calendar.add(own, "hearts", date(2020, 1, 1), ())
     with pytest.raises(ConfigurationError, match="no planned run 'none'"), calendar.noted(own, "none"):
         pass
 
 
 def test_person_at_a_hospital_agrees(tmp_path: Path) -> None:
     assert calendar.agreements(tmp_path) == {}
+    with pytest.raises(ConfigurationError, match="start `locum site` first, and not of 'a1b2c3'"):
+        calendar.agree(tmp_path, "a1b2c3", "Ada")
+    calendar.remember(tmp_path, [PlannedRun(id=each, what="hearts", on=DAY) for each in ("a1b2c3", "d4e5f6")])
     calendar.agree(tmp_path, "a1b2c3", "Ada")
     calendar.agree(tmp_path, "d4e5f6", "Ben")
     assert {id_: said.by for id_, said in calendar.agreements(tmp_path).items()} == {
@@ -98,10 +103,10 @@ def test_person_at_a_hospital_agrees(tmp_path: Path) -> None:
 
 def test_command_plans_shows_and_drops(own: Kit) -> None:
     kits = ("calendar", "--kits", str(own.folder.parent))
-    made = CliRunner().invoke(app, [*kits, "--add", "hearts, 25 rounds", "--on", "2026-12-05"])
+    made = CliRunner().invoke(app, [*kits, "--add", "hearts, 25 rounds", "--on", "2100-12-05"])
     assert made.exit_code == 0, made.output
     (entry,) = calendar.read(own)
-    for words in (entry.id, "2026-12-05", "hearts, 25 rounds", "waits for the"):
+    for words in (entry.id, "2100-12-05", "hearts, 25 rounds", "waits for the"):
         assert words in made.output
     assert CliRunner().invoke(app, [*kits, "--add", "hearts"]).exit_code == 2
     assert CliRunner().invoke(app, [*kits, "--drop", "none"]).exit_code == 2

@@ -185,6 +185,13 @@ def test_check_reads_the_data_by_the_task_and_trains_a_step(root, tmp_path):
     assert {found["data"].state, found["step"].state} == {"wrong"}
 
 
+def test_check_tells_the_folder_of_a_federation_from_one_of_a_hospital(tmp_path):
+    data = write_federation(tmp_path / "phantom", ("aster", "birch"), patients_per_site=3, size=16)
+    found = findings(Hospital(data=data))["data"]
+    assert (found.state, "give that of one hospital" in found.words) == ("warning", True)
+    assert findings(Hospital(data=data / "aster"))["data"].state == "ok"
+
+
 def test_check_writes_where_a_run_will_write(tmp_path, monkeypatch):
     data = tmp_path / "data"
     (data / "images").mkdir(parents=True)
