@@ -111,9 +111,9 @@ class Listener:
 class Operator:
     """A run over the network, as the engine's pool. Use it as a context manager.
 
-    `folder` is the run's folder; `id` is the run's, as the hospitals see it; `warn` receives messages for the operator. `follows` says that another run
-    of this listener follows, for which the hospitals stay. Raises ConfigurationError for a quorum or for
-    privacy that the run cannot have.
+    `folder` is the run's folder; `id` is the run's, as the hospitals see it; `warn` receives messages for the
+    operator. `follows` says that another run of this listener follows, for which the hospitals stay. Raises
+    ConfigurationError for a quorum or for privacy that the run cannot have.
     """
 
     def __init__(

@@ -216,7 +216,7 @@ def _tiles(record: RunRecord) -> list[tuple[str, str, bool]]:
         if best is not None:
             few = sum(bool(_few(record, site)) for site in record.sites)
             note = f"; {few} of {len(record.sites)} sites on fewer than {FEW_CASES} {of}" if few else ""
-            what = f"best validation {heading(metric)}, mean{note}"
+            what = f"best validation {heading(metric)} of a round, mean{note}"
             tiles.append((number(best), what, total < FEW_CASES))
     traffic_size = size(sum(traffic["sent"].values()) + sum(traffic["received"].values()))
     return [*tiles, (traffic_size, "exchanged", False), (duration(record.seconds), "in rounds", False)]

@@ -128,7 +128,7 @@ class TestReport:
             "learning_rate | 0.001",
             "For research use only",
             # Of round 3; round 2 has a better score, but of north alone.
-            "0.562 | best validation Dice, mean; 2 of 2 sites on fewer than 10 patients",
+            "0.562 | best validation Dice of a round, mean; 2 of 2 sites on fewer than 10 patients",
             "0.750 | of 2 patients",
             "9.1 kB | exchanged",
         ):
@@ -256,7 +256,7 @@ class TestReport:
             for round_, (north, south) in enumerate([(0.75, 0.25), (0.5, 0.625)])
         )
         text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
-        assert "0.688 | best validation own Dice, mean" in text
+        assert "0.688 | best validation own Dice of a round, mean" in text
 
     @pytest.mark.parametrize("metric", ["val_dice", "joined_val_dice", "val_accuracy"])
     def test_best_score_ignores_a_site_that_has_no_score(self, tmp_path: Path, metric: str) -> None:
