@@ -49,7 +49,10 @@ def test_description_declares_every_error_as_a_problem(document: dict[str, Any])
 @pytest.mark.parametrize(
     ("path", "own"),
     [
-        ("/segment", {"compress", "voxels", "output", "preset", "segmentation_type", "shape_weight"}),
+        (
+            "/segment",
+            {"compress", "voxels", "output", "preset", "segmentation_type", "shape_weight", "tolerance_mm"},
+        ),
         ("/classify", {"cluster"}),
     ],
 )
