@@ -68,6 +68,12 @@ def assert_accessible(page: Any, state: str) -> None:
         # The page has the system's theme until a person chooses another.
         page.emulate_media(color_scheme=theme)
         page.locator(f"html[data-theme={theme}]").wait_for()
+        # What fades in has its colours at the end alone.
+        page.evaluate(
+            "Promise.all(document.getAnimations()"
+            ".filter((each) => each.effect.getComputedTiming().iterations !== Infinity)"
+            ".map((each) => each.finished.catch(() => null)))"
+        )
         found = axe.Axe().run(page, options=RULES)
         violations = [
             (each["id"], [node["html"][:160] for node in each["nodes"]])

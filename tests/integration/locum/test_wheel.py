@@ -297,12 +297,14 @@ def test_wheel_that_serves_says_what_training_needs(serving: Installed) -> None:
 
 
 def test_installed_wheel_trains_on_folders_of_hospitals(installed: Installed) -> None:
-    (train,) = ways_in()["Train on your hospitals' folders"]
+    train, compare = ways_in()["Train on your hospitals' folders"]
     write_federation(installed.folder / "federation", ("aster", "birch"), patients_per_site=3, size=32)
 
     installed.run(f"{train} --rounds 1")
 
     assert [*installed.folder.glob("store/*/1/manifest.json")]
+    installed.run(f"{compare} --methods fedavg,fedbn --rounds 1 --seeds 1")
+    assert [*installed.folder.rglob("compare.html")]
 
 
 def test_client_alone_has_the_whole_package_and_few_needs(wheels: dict[str, Path]) -> None:
