@@ -40,7 +40,8 @@ def test_every_release_left_its_state() -> None:
 def unpacked(version: str, root: Path) -> tuple[Settings, dict[str, Any]]:
     with tarfile.open(KEPT / f"{version}.tar.xz") as packed:
         # Python 3.11.2, which Debian has, knows no filter yet.
-        packed.extractall(root, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        how: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        packed.extractall(root, **how)
     said: dict[str, Any] = json.loads((root / "said.json").read_text())
     settings = Settings(
         store=root / "store", state_dir=root / "state", device="cpu", threads=1, redis_url=NO_REDIS
