@@ -40,11 +40,28 @@ def test_plan_is_written_from_a_file_shown_and_ended(locum: Locum, tmp_path: Pat
     assert "no change plan" in ended.output
 
 
-def test_shadow_is_begun_shown_and_ended(locum: Locum) -> None:
-    began = locum("shadow", "begin", "dune", "organ", "1", "--every", 4, *WHO)
+def test_shadow_is_begun_shown_and_ended(
+    start: Callable[..., Api],
+    tmp_path: Path,
+    publish_bright: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for at in (100, 180):
+        publish_bright(tmp_path, at=at)
+    api = start(tmp_path)
+    monkeypatch.setenv("LOCUM_URL", str(api.client.base_url))
+    api.client.put("/hospitals/north", json={"name": "north"}).raise_for_status()
+
+    def locum(*arguments: object) -> Any:
+        return CliRunner().invoke(app, [str(each) for each in arguments])
+
+    assert locum("assign", "bright@1", "-H", "north", *WHO).exit_code == 0
+    itself = locum("shadow", "begin", "north", "bright", "1", *WHO)
+    assert "bright@1 serves north already" in str(itself.exception)
+    began = locum("shadow", "begin", "north", "bright", "2", "--every", 4, *WHO)
     assert began.exit_code == 0, began.output
-    assert "organ@1 answers one scan in 4 of dune, unseen" in began.output
-    (found,) = json.loads(locum("shadow", "show", "dune", "organ", "--json").output)
+    assert "bright@2 answers one scan in 4 of north, unseen" in began.output
+    (found,) = json.loads(locum("shadow", "show", "north", "bright", "--json").output)
     assert (found["every"], found["answers"], found["ended"]) == (4, 0, None)
-    ended = locum("shadow", "end", "dune", "organ", *WHO)
-    assert "organ@1: 0 scans, one in 4" in ended.output
+    ended = locum("shadow", "end", "north", "bright", *WHO)
+    assert "bright@2: 0 scans, one in 4" in ended.output
