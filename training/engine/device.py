@@ -25,7 +25,7 @@ def problem_of(device: str) -> str | None:
     return f"device: {device} is not there: torch {torch.__version__}, built for {build}, finds {found}"
 
 
-def loss_of(device: str) -> str | None:
+def fault_of(device: str) -> str | None:
     """Ask a device for a real operation, and say why it does not compute; None if it does.
 
     A card that torch has no code for, or that a host took from a container, is counted all the same.

@@ -103,7 +103,12 @@ class Schedule:
 
     def planned(self, count: int) -> int:
         """The number of batches, of so many examples."""
-        return self.steps or max(self.epochs * math.ceil(count / self.batch_size), self.least_steps)
+        return planned_batches(count, self.epochs, self.batch_size, self.steps, self.least_steps)
+
+
+def planned_batches(count: int, epochs: int, batch_size: int, steps: int | None, least_steps: int) -> int:
+    """The batches of a round, of so many examples: `steps`, or those of the epochs, and `least_steps`."""
+    return steps or max(epochs * math.ceil(count / batch_size), least_steps)
 
 
 class Batch(NamedTuple):

@@ -28,7 +28,7 @@ from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.cases import Federation, data_warnings
 from training.data.federation import load_site
-from training.engine.device import default_workers, free_memory, loss_of, problem_of
+from training.engine.device import default_workers, fault_of, free_memory, problem_of
 from training.errors import ConfigurationError, TrainingError, no_network_engine
 from training.network.handshake import refusal
 from training.network.kits import Kit
@@ -131,7 +131,7 @@ def _software(_: Hospital) -> str:
 
 def _device(hospital: Hospital) -> str:
     device = hospital.device or "cpu"
-    if problem := problem_of(device) or loss_of(device):
+    if problem := problem_of(device) or fault_of(device):
         raise TrainingError(problem)
     if device != "cpu":
         return f"{device}: {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from training.algorithm import Phase, Plan
 from training.data.cases import Site
-from training.engine.device import loss_of
+from training.engine.device import fault_of
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.folder import locked
 from training.engine.worker import Delivery, Failure, Task
@@ -253,7 +253,7 @@ class Hospital:
             raise TrainingError(
                 f"the operator asked for step {said.step}, round {said.round}, of another plan"
             )
-        if problem := loss_of(prepared.device):
+        if problem := fault_of(prepared.device):
             raise TrainingError(
                 f"{problem}; it did when this hospital joined. Start this process again, and it "
                 "repeats its step"

@@ -6,7 +6,6 @@ in their steps tell the seconds of a step from those of everything else.
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from training.algorithm import Phase, Plan
 from training.config import MethodConfig
 from training.data.cases import Federation
 from training.engine.history import RoundEntry
+from training.local.schedule import planned_batches
 from training.network.operator import Listener, Operator
 from training.network.rounds import RoundLimits
 from training.network.runs import NetworkRun
@@ -135,14 +135,7 @@ def _expected(
 
 def _batches(config: MethodConfig, images: int) -> int | None:
     """A round's batches at a hospital; None of a method that counts no steps."""
-    fields = type(config).model_fields
-    if not {"local_steps", "local_epochs", "batch_size", "least_steps"} <= fields.keys():
+    fields = ("local_epochs", "batch_size", "local_steps", "least_steps")
+    if not {*fields} <= type(config).model_fields.keys():
         return None
-    planned: dict[str, int | None] = {name: getattr(config, name) for name in fields if name in _COUNTS}
-    if planned["local_steps"]:
-        return planned["local_steps"]
-    passes = (planned["local_epochs"] or 1) * math.ceil(images / (planned["batch_size"] or 1))
-    return max(passes, planned["least_steps"] or 0)
-
-
-_COUNTS = ("local_steps", "local_epochs", "batch_size", "least_steps")
+    return planned_batches(images, *(getattr(config, name) for name in fields))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from training.config import RunConfig
 from training.engine import device as devices
-from training.engine.device import default_workers, device_of_worker, free_memory, loss_of, problem_of
+from training.engine.device import default_workers, device_of_worker, fault_of, free_memory, problem_of
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -61,11 +61,11 @@ def test_worker_processes_are_as_many_as_memory_allows(
 
 
 def test_device_is_asked_for_a_real_operation(monkeypatch):
-    assert loss_of("cpu") is None
+    assert fault_of("cpu") is None
 
     def lost(*_, **__):
         raise RuntimeError("CUDA error: no CUDA-capable device is detected\nmore lines")
 
     monkeypatch.setattr(torch, "ones", lost)
     expected = "device: cuda:0 does not compute: CUDA error: no CUDA-capable device is detected"
-    assert loss_of("cuda:0") == expected
+    assert fault_of("cuda:0") == expected

@@ -421,7 +421,7 @@ def test_hospital_of_which_the_device_was_lost_ends_and_repeats_its_step_once_it
     start_round(together, 1)
     task = unpack(Next, hospital._link.ask("next", pack_session(session)))[0].task
     with monkeypatch.context() as lost:
-        lost.setattr("training.network.hospital.loss_of", lambda device: f"{device} does not compute")
+        lost.setattr("training.network.hospital.fault_of", lambda device: f"{device} does not compute")
         with pytest.raises(TrainingError, match=r"cpu does not compute; it did when .* Start this process"):
             hospital._step(session, hospital._prepared, task)
     again = together.hospital("birch")
