@@ -104,7 +104,9 @@ class Database:
             yield session
 
     def dispose(self) -> None:
-        """Close every connection."""
+        """Close every connection; one that a thread still uses is closed when it comes back."""
+        # The pool of before takes it back, and nothing closes the connections of that pool.
+        event.listen(self.engine, "checkin", lambda _connection, record: record.invalidate())
         self.engine.dispose()
 
 

@@ -276,6 +276,16 @@ def test_silent_database_host_is_unavailable_within_seconds(monkeypatch: pytest.
     database.dispose()
 
 
+def test_connection_in_use_when_the_database_is_disposed_of_is_closed_on_return(database: Database) -> None:
+    closed: list[object] = []
+    event.listen(database.engine, "close", lambda connection, _record: closed.append(connection))
+    with database.read() as session:
+        used = session.connection().connection.dbapi_connection
+        database.dispose()
+        assert used not in closed
+    assert used in closed
+
+
 def test_connection_options_of_the_database_url_are_kept() -> None:
     given: dict[str, object] = {}
     database = Database("postgresql+psycopg://u:p@db/x?connect_timeout=60&keepalives_idle=7")
