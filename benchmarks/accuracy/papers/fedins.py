@@ -124,7 +124,7 @@ ImageNet-21k. Here are white blood cells (wbc5_28_shift) and chest X-rays (pneum
 pixels, and the test images of the first are of another camera. So the paper's figures stand beside these for
 the order of the arms, not for the level. The network is trained before on few images: in seeds 0, 1 and 2 on
 43, 45 and 56 of wbc5_28_shift, and on 513, 82 and 27 of pneumoniamnist. Clients with images of several
-styles (Fig. 5b) are in [instance_adaptive](instance_adaptive.cpu.md)."""
+styles (Fig. 5b) were in an earlier study ([what it showed](summary.md#earlier-studies))."""
 _METHOD_NOTE = f"""\
 The images are divided by a Dirichlet distribution into six parts: five clients, and one part that no client
 holds, on which a small ViT is trained before. The paper has 300 rounds of 10 local epochs by SGD. Profile

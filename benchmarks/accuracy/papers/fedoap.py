@@ -112,7 +112,7 @@ _DATA_NOTE = """\
 **What differs from the paper.** The paper has breast MRI, brain MRI and liver CT, each a set of thousands
 of slices; here are bladder MRI, brain FLAIR and breast ultrasound, of at most a few hundred images, so its
 figures stand beside these for the order of the arms, not for the level. Other organs from outside,
-zero-shot and with a few labels, are in [cross_organ](cross_organ.cpu.md)."""
+zero-shot and with a few labels, were in an earlier study ([what it showed](summary.md#earlier-studies))."""
 _METHOD_NOTE = """\
 The paper trains for 5 rounds at width 64, and FedOAP for two epochs more than its rivals. Profile `cpu` has 8
 rounds at width 16, profile `gpu` 50 at width 64, and both add two rounds: FedOAP's second stage, or rounds of

@@ -43,7 +43,7 @@ PATH = RESULTS / "summary.md"
 VOLUMES = "volumes.cpu"
 _LEGEND = """\
 Every arm of every benchmark of accuracy is on this page, which is written from the recorded rows and from
-nothing else; superseded tables are linked at its end. A figure is the change against the baseline on the
+nothing else; earlier studies are named at its end. A figure is the change against the baseline on the
 same patients or images, in points (hundredths) of Dice or of accuracy; the baseline's level, the mean of
 sites, is in bold. ▲ *helps*, ▼ *harms*: the 95 % interval (paired bootstrap over patients within sites, seeds
 averaged first) leaves zero out, and each of three seeds or more agrees. Without a sign no difference is
@@ -55,21 +55,22 @@ question, in the order of the columns; – is an arm that a table has not got.
 Besides what a line says leaves the hospital, each site of a federation sends the number of its images, its
 scores and summary statistics of its intensities ([threat model](../explanation/threat-model.md))."""
 # What was measured before the papers' tables and `unseen`, and not since.
-_SUPERSEDED = (
-    "## Superseded tables",
+_EARLIER = (
+    "## Earlier studies",
     """\
-Frozen, and made by smaller benchmarks than the tables above. What only they have:
+Smaller benchmarks came before the tables above. Their pages, rows and code are in the history, in `docs/results`
+and `benchmarks` of the commit that is named:
 
-- a hospital of another organ, from outside, without labels and with 5, 10 and 20 of them, and FedOAP at twice
-  the rounds: [cross_organ](cross_organ.cpu.md), [longer](cross_organ.longer.md);
-- averages, ensembles, Tent and routing with batch norm's statistics of training, of a batch and of a cohort,
-  learned and reported on the same or on later scans: outside, on [brain_lgg_flair](outside.cpu.md),
-  [retina_vessels](outside.retina.cpu.md), a [plainly trained](outside.plainly-trained.md) federation and the
-  [phantom](outside.phantom.md);
-- clients with images of several styles, and segmentation by a pool:
-  [instance_adaptive](instance_adaptive.cpu.md);
-- picking a cluster on real images, and alpha 0.5: [one_shot](one_shot.cpu.md);
-- personal models and fine-tuning at width 16: [inside](inside.cpu.md).""",
+- `inside` (`a4dbd5def7f5`): by the paper's recipe, IOP-FL's personal models are 9 points below the global one on
+  gliomas, and fine-tuned ones 2;
+- `outside` (`a4dbd5def7f5`): by that recipe, routing loses 1 to 3 points on gliomas and 1 on vessels, Tent next to
+  nothing, and statistics of the cohort gain 1 on gliomas;
+- `cross_organ` (`57696fa04a18`): with one recipe for every arm, FedOAP is 4 points below each site alone, and level
+  after twice the rounds; zero-shot on another organ is worth next to nothing;
+- `instance_adaptive` (`cfb51d4909fc`): a pool of FedIns gains 1 to 3 points of Dice over its frozen network, and on a
+  small ViT nothing over random entries;
+- `one_shot` (`f5bd7dcbd1ca`): FedBiCross beats the other one-shot methods at home, and not what a hospital had
+  before.""",
 )
 _SIGNS = {"helps": " ▲", "harms": " ▼", "no difference shown": ""}
 
@@ -332,7 +333,7 @@ def sections() -> list[str]:
         *_volumes(),
         *_picking(),
         *_not_computed(),
-        *_SUPERSEDED,
+        *_EARLIER,
     ]
 
 
