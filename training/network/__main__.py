@@ -5,6 +5,7 @@ python -m training.network renew --kits KITS
 python -m training.network revoke --kits KITS --site cedar
 python -m training.network roster --kits KITS
 python -m training.network listen --kits KITS
+python -m training.network page --kits KITS
 python -m training.network calendar --kits KITS --add 'hearts, 25 rounds' --on 2026-12-05
 """
 
@@ -148,6 +149,26 @@ def listen(
 
     try:
         _run(hear)
+    except KeyboardInterrupt:
+        console.print("stopped")
+
+
+@app.command()
+def page(
+    kits_folder: KitsFolder = Path(".locum/kits"),
+    at: Annotated[
+        str, typer.Option(help="HOST:PORT of the page. It has no TLS: leave it on this machine.")
+    ] = "127.0.0.1:8003",
+) -> None:
+    """Serve the roster and the calendar as a page behind a key, until Ctrl-C, beside `listen` or a run."""
+    from training.network import kits
+    from training.network.page import KEY_FILE, serve
+
+    console.print(
+        f"http://{at} asks for a password, of any user: it is in {kits_folder / kits.SERVER / KEY_FILE}"
+    )
+    try:
+        _run(lambda: serve(kits_folder, at))
     except KeyboardInterrupt:
         console.print("stopped")
 
