@@ -58,19 +58,19 @@ scores and summary statistics of its intensities ([threat model](../explanation/
 _EARLIER = (
     "## Earlier studies",
     """\
-Smaller benchmarks came before the tables above. Their pages, rows and code are in the history, in `docs/results`
-and `benchmarks` of the commit that is named:
+Smaller benchmarks came before the tables above. Their pages, rows and code are in the history, in
+`docs/results` and `benchmarks` of the commit that is named:
 
-- `inside` (`a4dbd5def7f5`): by the paper's recipe, IOP-FL's personal models are 9 points below the global one on
-  gliomas, and fine-tuned ones 2;
-- `outside` (`a4dbd5def7f5`): by that recipe, routing loses 1 to 3 points on gliomas and 1 on vessels, Tent next to
-  nothing, and statistics of the cohort gain 1 on gliomas;
-- `cross_organ` (`57696fa04a18`): with one recipe for every arm, FedOAP is 4 points below each site alone, and level
-  after twice the rounds; zero-shot on another organ is worth next to nothing;
-- `instance_adaptive` (`cfb51d4909fc`): a pool of FedIns gains 1 to 3 points of Dice over its frozen network, and on a
-  small ViT nothing over random entries;
-- `one_shot` (`f5bd7dcbd1ca`): FedBiCross beats the other one-shot methods at home, and not what a hospital had
-  before.""",
+- `inside` (`a4dbd5def7f5`): by the paper's recipe, IOP-FL's personal models are 9 points below the global one
+  on gliomas, and fine-tuned ones 2;
+- `outside` (`a4dbd5def7f5`): by that recipe, routing loses 1 to 3 points on gliomas and 1 on vessels, Tent
+  next to nothing, and statistics of the cohort gain 1 on gliomas;
+- `cross_organ` (`57696fa04a18`): with one recipe for every arm, FedOAP is 4 points below each site alone, and
+  level after twice the rounds; zero-shot on another organ is worth next to nothing;
+- `instance_adaptive` (`cfb51d4909fc`): a pool of FedIns gains 1 to 3 points of Dice over its frozen network,
+  and on a small ViT nothing over random entries;
+- `one_shot` (`f5bd7dcbd1ca`): FedBiCross beats the other one-shot methods at home, and not what a hospital
+  had before.""",
 )
 _SIGNS = {"helps": " ▲", "harms": " ▼", "no difference shown": ""}
 
