@@ -21,14 +21,14 @@ from PIL import Image
 
 from benchmarks.accuracy.dose.classification import Classifiers
 from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
-from benchmarks.accuracy.dose.report import changes_by_severity, not_computed, sections
+from benchmarks.accuracy.dose.report import changes, not_computed, sections
 from benchmarks.accuracy.unseen.experiment import PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.figures import strip_chart
 from training.choices.fedavg import FedAvgConfig
 from training.data.cases import Federation
 from training.data.federation import load_federation
-from training.report.charts import forest_chart
 from training.tasks import template
 
 POLYPS = "polyp_centres"
@@ -118,17 +118,17 @@ class Dose(Experiment[Profile]):
         planned: dict[tuple[str, str, str], list[int]] = {}
         for seed, part, training, set_ in _planned(self.profile, tuple(self.profile.sets)):
             planned.setdefault((part, training, set_), []).append(seed)
-        drawn = {severity: self._file(severity) for severity in changes_by_severity(rows)}
-        return [*sections(rows, drawn), *not_computed(rows, planned, self.command)]
+        figure = self._figure if changes(rows) else ""
+        return [*sections(rows, figure), *not_computed(rows, planned, self.command)]
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
-        """A figure per severity."""
-        return {
-            self._file(severity): forest_chart(own) for severity, own in changes_by_severity(rows).items()
-        }
+        """What `auto` changes at each hospital, by set and rung."""
+        found = changes(rows)
+        return {self._figure: strip_chart(found, "points")} if found else {}
 
-    def _file(self, severity: str) -> str:
-        return f"{self.rows_path.stem}.severity-{severity}.svg"
+    @property
+    def _figure(self) -> str:
+        return f"{self.rows_path.stem}.svg"
 
     @cached_property
     def _federations(self) -> dict[str, Federation[Any]]:

@@ -5,25 +5,19 @@ The unit is a hospital of a set on a rung (of the ladder, or a kind of shift); i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, TypeAlias
 
-from scipy.stats import t
-
+from benchmarks.accuracy.dose.kinds import KINDS
 from benchmarks.accuracy.unseen import masks
 from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import table
-from training.report.charts import Change
 
 PHANTOM, POLYPS = "phantom", "polyp_centres"
 POINT = 0.01
-# Amendments of the protocol that changed the gate; cells that were finished keep their verdicts. Since the
-# eighth rows say by which they were judged, and since the fourth they have this check.
-ADDED = "shift_left"
-GATES = {0: "before the fourth amendment", 4: "since the fourth amendment", 8: "since the eighth amendment"}
 LADDER_RUNGS = ("0", "1", "2", "3")
+_GROUPS = {**{f"severity {rung}": (rung,) for rung in LADDER_RUNGS}, "seven kinds": tuple(KINDS)}
 NOT_ARMS = ("global", "patients")
 # set, rung, hospital
 Unit: TypeAlias = tuple[str, str, str]
@@ -32,55 +26,25 @@ Values: TypeAlias = dict[Unit, list[float]]
 At: TypeAlias = Mapping[str, Any]
 
 
-def changes_by_severity(rows: Sequence[Row]) -> dict[str, list[Change]]:
-    """Severity -> what `auto` changes at each hospital, by the dose served now after the default training.
-
-    With a 95 % interval over the hospital's patients, of several seeds in the mean.
-    """
-    own = [row for row in _segmented(rows) if row["cell"]["part"] == "served" and of_now(row)]
-    own = [row for row in own if row["cell"]["training"] == "before"]
-    found = {}
-    for severity in LADDER_RUNGS:
-        units: dict[str, list[tuple[float, float]]] = {}
-        for row in sorted(own, key=lambda row: str(row["cell"]["set"])):
-            if at := row["result"]["at"].get(severity):
-                name = f"{row['cell']['set']}, {row['cell']['site']}"
-                units.setdefault(name, []).append(_interval(at))
-        changes = []
-        for name, each in units.items():
-            value, half = (fmean(column) for column in zip(*each, strict=True))
-            changes.append(Change(name, value, value - half, value + half))
-        if changes:
-            found[severity] = changes
+def changes(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
+    """Set -> rung -> what `auto` changes in points, by hospital and seed, as `_now` says."""
+    found: dict[str, dict[str, list[float]]] = {}
+    served = [row for row in _segmented(rows) if row["cell"]["part"] == "served"]
+    for (set_, rung, _), values in _values(_now(served, "before"), _change("auto")).items():
+        found.setdefault(set_, {}).setdefault(_rung(rung), []).extend(100 * each for each in values)
     return found
 
 
-def _interval(at: At) -> tuple[float, float]:
-    """Mean change of `auto` over patients, and half of Student's interval of it."""
-    (mean, deviation, _), count = at["arms"]["auto"], at["arms"]["patients"]
-    half = t.ppf(0.975, count - 1) * deviation / math.sqrt(count - 1) if count > 1 else 0.0
-    return mean, float(half)
-
-
-def sections(rows: Sequence[Row], drawn: Mapping[str, str]) -> list[str]:
-    """All sections for which there are rows. `drawn` has the file of each severity's figure."""
+def sections(rows: Sequence[Row], figure: str) -> list[str]:
+    """All sections for which there are rows. `figure` is the file of the figure, or nothing."""
     with_masks = [row for row in rows if row["cell"]["part"] == "masks"]
     about, rows = _about(rows), [row for row in rows if row["cell"]["part"] == "served"]
-    by_training = {
-        name: [row for row in rows if row["cell"]["training"] == name] for name in ("before", "after")
-    }
-    after, before = by_training["after"], by_training["before"]
+    by_training = {name: own for name in ("before", "after") if (own := _now(rows, name))}
     found = [about]
-    if drawn:
-        images = [f"![severity {severity}]({file})" for severity, file in drawn.items()]
-        found += [
-            "## What `auto` changes, by hospital",
-            "As they are (severity 0) and behind a scanner that is turned up, with the default training and "
-            "the dose that is served now. Bars are 95 % intervals over patients.",
-            *images,
-        ]
-    by_dose = _by_dose(rows)
-    criteria = {name: {a: rest for a, *rest in _criteria(_segmented(rows))} for name, rows in by_dose.items()}
+    criteria = {
+        name: {asked: rest for asked, *rest in _criteria(_segmented(own))}
+        for name, own in by_training.items()
+    }
     # By their numbers: the trainings need not have the same ones.
     asked = sorted({name for each in criteria.values() for name in each})
     if asked:
@@ -90,18 +54,19 @@ def sections(rows: Sequence[Row], drawn: Mapping[str, str]) -> list[str]:
             for name in asked
         ]
         found += ["## Criteria of what is served", table(head, body)]
+    if figure:
+        found += [
+            "Each hospital and seed, after the usual training (before), in points against the global model:",
+            f"![what `auto` changes]({figure})",
+        ]
+    after, before = ([r for r in rows if r["cell"]["training"] == name] for name in ("after", "before"))
     if after and before:
         training = [*_training_criteria(_segmented(after), _segmented(before))]
         found += ["## Criteria of the training", table(["criterion", "found", "met"], training)]
-        found += ["## Training: the global model after, minus before", _training(after, before)]
-    for name, own in by_dose.items():
+    for name, own in by_training.items():
         found += [f"## Served, {name}: minus the global model", _served(own)]
-    for name, own_rows in by_dose.items():
-        if segmented := _segmented(own_rows):
-            for since, words in GATES.items():
-                if judged := [row for row in segmented if _gate_of(row) == since]:
-                    found += [f"## Training {name}: the gate {words}", *_gate(judged)]
-            found += [f"## Every hospital, {name}: `auto`", _hospitals(segmented)]
+        if segmented := _segmented(own):
+            found += [f"## The gate, {name}", _gate(segmented)]
     return [*found, *masks.section(with_masks)]
 
 
@@ -139,24 +104,17 @@ def _about(rows: Sequence[Row]) -> str:
         "The third amendment of [the protocol](protocol-outside.md) was fixed before anything was run; the "
         "fourth to the eighth changed gate and dose, and say what was known by then. Figures are points of "
         "Dice (hundredths; of balanced accuracy for polyp_centres), means over hospitals of the means over "
-        "seeds, except where it says otherwise. "
-        "*After* and *before* are the trainings. *First dose* is the dose by shift until the seventh "
-        "amendment, which moved to a uniform one from R = 4 on, and not from 16. "
+        "seeds. *After* and *before* are the trainings, with batches of one kind and without. The rows also "
+        "have cells of the first dose, which this page leaves out but for the criteria of the training. A "
+        "cell that was finished before an amendment of the gate keeps its verdicts. "
         f"Seeds: {', '.join(map(str, seeds))}. {len(rows)} cells are finished. "
         f"Trained on: {', '.join(devices)}."
     )
 
 
-def _by_dose(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by training, and by what the dose was; the dose that is served now comes first."""
-    found: dict[str, list[Row]] = {}
-    for training in ("before", "after"):
-        for now in (True, False):
-            name = training if now else f"{training}, first dose"
-            own = [row for row in rows if row["cell"]["training"] == training and of_now(row) == now]
-            if own:
-                found[name] = own
-    return found
+def _now(rows: Sequence[Row], training: str) -> list[Row]:
+    """The rows of a training with the dose that is served now."""
+    return [row for row in rows if row["cell"]["training"] == training and of_now(row)]
 
 
 def _segmented(rows: Sequence[Row]) -> list[Row]:
@@ -316,81 +274,45 @@ def _criterion(asked: str, found: str, *, met: bool) -> tuple[str, str, str]:
 # ---------------------------------------------------------------------- tables
 
 
-def _training(after: Sequence[Row], before: Sequence[Row]) -> str:
-    gains, home = _paired(after, before), _home(after, before)
-    level = _values(before, _level)
-    body = [
-        [
-            set_,
-            _rung(rung),
-            f"{100 * _mean(level, set_, rung):.1f}",
-            _points(_mean(gains, set_, rung)),
-            _points(_worst(gains, set_, rung)),
-        ]
-        for set_, rung in _places(gains)
-    ]
-    body += [[set_, "at home", "", _points(mean), ""] for set_, mean in home.items()]
-    return table(["set", "rung", "before", "after minus before", "worst hospital"], body)
-
-
 def _served(rows: Sequence[Row]) -> str:
-    arms, level = _arms(rows), _values(rows, _level)
+    level = _values(rows, _level)
     doses = _values(rows, lambda at: fmean(cohort["dose"] for cohort in at["cohorts"]))
     shifts = _values(rows, lambda at: fmean(cohort["shift"] for cohort in at["cohorts"]))
-    changes = {arm: _values(rows, _change(arm)) for arm in arms}
+    changes = {arm: _values(rows, _change(arm)) for arm in _arms(rows)}
     body = []
-    for set_, rung in _places(level):
-        line: list[Any] = [set_, _rung(rung), f"{100 * _mean(level, set_, rung):.1f}"]
-        line += [f"{_mean(shifts, set_, rung):.1f}", f"{_mean(doses, set_, rung):.2f}"]
-        for found in changes.values():
-            there = (set_, rung) in _places(found)
-            line.append(
-                f"{_points(_mean(found, set_, rung))} ({_points(_worst(found, set_, rung))})" if there else ""
-            )
-        body.append(line)
-    note = (
-        "*R*: the hospital's shift over the natural one; *a*: the dose; in brackets the worst hospital.\n\n"
-    )
-    return note + table(["set", "rung", "global", "R", "a", *arms], body)
+    for set_ in dict.fromkeys(unit[0] for unit in level):
+        for name, rungs in _GROUPS.items():
+            there = [rung for s, rung in _places(level) if s == set_ and rung in rungs]
+            if not there:
+                continue
+            line: list[Any] = [set_, name]
+            for values, form in ((level, "{:.1f}"), (shifts, "{:.1f}"), (doses, "{:.2f}")):
+                mean = fmean(_mean(values, set_, rung) for rung in there)
+                line.append(form.format(100 * mean if values is level else mean))
+            for found in changes.values():
+                own = [rung for rung in there if (set_, rung) in _places(found)]
+                line.append(
+                    f"{_points(fmean(_mean(found, set_, rung) for rung in own))} "
+                    f"({_points(min(_worst(found, set_, rung) for rung in own))})"
+                    if own
+                    else ""
+                )
+            body.append(line)
+    note = "*R*: the hospital's shift over the natural one; *a*: the dose; in brackets the worst hospital."
+    return f"{note}\n\n{table(['set', 'rung', 'global', 'R', 'a', *changes], body)}"
 
 
-def _gate(rows: Sequence[Row]) -> list[str]:
-    cohorts, planted = _cohorts(rows), _planted(rows)
-    body = []
-    kinds = {"what `auto` makes of a cohort": cohorts}
-    for each in planted:
+def _gate(rows: Sequence[Row]) -> str:
+    kinds = {"what `auto` makes of a cohort": _cohorts(rows)}
+    for each in _planted(rows):
         kinds.setdefault(f"planted: {each['kind']}", []).append(each)
+    body = []
     for kind, found in kinds.items():
         gained = [each for each in found if each["change"] > POINT]
         lost = [each for each in found if each["change"] < -POINT]
-        body.append(
-            [
-                kind,
-                f"{_accepted(found)} of {len(found)}",
-                f"{_accepted(gained)} of {len(gained)}",
-                f"{_accepted(lost)} of {len(lost)}",
-            ]
-        )
-    refused = [name for each in cohorts for name in each["failed"]]
-    reasons = [[name, refused.count(name)] for name in dict.fromkeys(refused)]
+        body.append([kind, *(f"{_accepted(some)} of {len(some)}" for some in (found, gained, lost))])
     head = ["candidate", "accepted", "accepted of those that gain a point", "accepted of those that lose one"]
-    tables = [table(head, body)]
-    if reasons:
-        tables.append(table(["check that refused a cohort's candidate", "times"], reasons))
-    return tables
-
-
-def _hospitals(rows: Sequence[Row]) -> str:
-    auto, level = _values(rows, _change("auto")), _values(rows, _level)
-    rungs = list(dict.fromkeys(rung for _, rung in _places(auto)))
-    body = []
-    for set_, site in dict.fromkeys((unit[0], unit[2]) for unit in auto):
-        line: list[Any] = [set_, site]
-        for rung in rungs:
-            unit = (set_, rung, site)
-            line.append(f"{100 * fmean(level[unit]):.1f} {_spread(auto[unit])}" if unit in auto else "")
-        body.append(line)
-    return table(["set", "left out", *(f"{_rung(rung)}: global, auto" for rung in rungs)], body)
+    return table(head, body)
 
 
 def _cohorts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
@@ -399,12 +321,6 @@ def _cohorts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
 
 def _planted(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
     return [each for row in rows for at in row["result"]["at"].values() for each in at["planted"]]
-
-
-def _gate_of(row: Row) -> int:
-    """The amendment that made the gate by which a cell was judged; 0 for the first gate."""
-    earlier = 4 if any(ADDED in cohort["checks"] for cohort in _cohorts([row])) else 0
-    return int(row["result"].get("amendment", earlier))
 
 
 def of_now(row: Row) -> bool:
@@ -422,8 +338,3 @@ def _rung(rung: str) -> str:
 
 def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
-
-
-def _spread(values: Sequence[float]) -> str:
-    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{_points(fmean(values))}{spread}"

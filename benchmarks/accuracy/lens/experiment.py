@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from benchmarks.accuracy.dose.experiment import FOREIGN, POLYPS, png_frames
 from benchmarks.accuracy.lens.hospital import Cohort, Hospitals
-from benchmarks.accuracy.lens.report import sections
+from benchmarks.accuracy.lens.report import figure_of, sections
 from benchmarks.accuracy.lens.rungs import rungs_of
 from benchmarks.accuracy.unseen.experiment import PHANTOM, federation_of
 from benchmarks.accuracy.unseen.hospital import MOST_SLICES
@@ -149,7 +149,15 @@ class LensExperiment(Experiment[Profile]):
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The criteria first, then every set."""
         planned = {name: len(self.profile.seeds) for name in self.profile.sets}
-        return sections(rows, planned, self.command)
+        return sections(rows, planned, self.command, self._figure)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
+        """What is served to each hospital, by set and rung."""
+        return {self._figure: figure_of(rows)}
+
+    @property
+    def _figure(self) -> str:
+        return f"{self.rows_path.stem}.svg"
 
     def run_of(self, name: str) -> Callable[[str, int], Run]:
         """The run that trains a set without a site, by the site and the seed."""

@@ -1,4 +1,4 @@
-"""The page of `lens`: the protocol's criteria first, then every set and rung, with each seed.
+"""The page of `lens`: the protocol's criteria first, then every set, arm and step by groups of rungs.
 
 The unit is a hospital of a set on a rung; its seeds are averaged first.
 """
@@ -11,17 +11,27 @@ from typing import Any
 
 from benchmarks.accuracy.lens.rungs import AS_THEY_ARE, DETECTOR, DRAWN, GREY, INVERTED, UNDRAWN
 from benchmarks.harness.cells import Row
+from benchmarks.harness.figures import strip_chart
 from benchmarks.harness.tables import table
+from model_store.lens import STEPS
 
 POINT = 0.01
 INSTANCE, PHANTOM, POLYPS = "phantom, instance norm", "phantom", "polyp_centres"
 _ARMS = ("auto", "dose", "lens", "lens then dose", "served", "best", "each scan")
+_GROUPS = {
+    "as they are": (AS_THEY_ARE,),
+    **{f"severity {rung}": (rung,) for rung in DRAWN},
+    "seven kinds": UNDRAWN,
+    **{rung: (rung,) for rung in (INVERTED, DETECTOR, GREY)},
+}
+_STEPS = tuple(f"{how} {step}" for how in ("only", "without") for step in STEPS)
 # set, rung, hospital
 Unit = tuple[str, str, str]
 
 
-def sections(rows: Sequence[Row], planned: Mapping[str, int], command: str) -> list[str]:
-    """All sections for which there are rows; `planned` has the number of seeds of each set."""
+def sections(rows: Sequence[Row], planned: Mapping[str, int], command: str, figure: str) -> list[str]:
+    """All sections for which there are rows; `planned` has the number of seeds of each set, and `figure` the
+    file of the figure."""
     seeds = sorted({row["cell"]["seed"] for row in rows})
     found = [
         "[The protocol](protocol-lens.md) was fixed before anything was run. Figures are points of Dice "
@@ -32,12 +42,19 @@ def sections(rows: Sequence[Row], planned: Mapping[str, int], command: str) -> l
     if not rows:
         return found
     found += ["## Criteria of what is served", table(["criterion", "found", "met"], [*_criteria(rows)])]
-    sets = list(dict.fromkeys(row["cell"]["set"] for row in rows))
-    for name in sets:
-        own = [row for row in rows if row["cell"]["set"] == name]
-        found += [f"## {name}", _by_rung(own), f"Each seed and hospital, served, in points: {_each(own)}"]
+    found += [
+        "What is served, each hospital and seed:",
+        f"![what is served]({figure})",
+        "## What is served",
+        "In brackets the worst hospital on a rung of the group.",
+        _served(rows),
+        "## Every arm",
+        "Means of the sets that have the arm.",
+        _arms(rows, _ARMS),
+    ]
     if any(row["cell"]["ablation"] for row in rows):
-        found += ["## Each step alone, and left out", _steps(rows)]
+        own = [row for row in rows if row["cell"]["ablation"]]
+        found += ["## Each step alone, and left out", _arms(own, ("lens", *_STEPS))]
     found += ["## The gate", *_gate(rows)]
     lacking = [
         f"- {name}: `{command} --only set={name.replace(' ', '?')}`"
@@ -164,48 +181,38 @@ def _level(rows: Sequence[Row], name: str, rung: str) -> float:
     return fmean(each["global"] + each["served"][0] for each in arms)
 
 
-def _by_rung(rows: Sequence[Row]) -> str:
-    rungs = list(dict.fromkeys(rung for row in rows for rung in row["result"]["at"]))
+def figure_of(rows: Sequence[Row]) -> str:
+    """What is served to each hospital, in points, by set and rung."""
+    parts: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for rung, at in row["result"]["at"].items():
+            own = parts.setdefault(row["cell"]["set"], {}).setdefault(_name(rung), [])
+            own.append(100 * at["arms"]["served"][0])
+    return strip_chart(parts, "points")
+
+
+def _name(rung: str) -> str:
+    return rung if rung in UNDRAWN else next(name for name, rungs in _GROUPS.items() if rung in rungs)
+
+
+def _served(rows: Sequence[Row]) -> str:
     body = []
-    for rung in rungs:
-        there = [row["result"]["at"][rung]["arms"] for row in rows if rung in row["result"]["at"]]
-        level = fmean(each["global"] for each in there)
-        cells = []
-        for arm in _ARMS:
-            found = changes(rows, arm, (rung,))
-            cells.append(
-                f"{_points(fmean(found.values()))} ({_points(min(found.values()))})" if found else ""
-            )
-        body.append([rung, f"{100 * level:.1f}", *cells])
-    return table(["rung", "global", *(f"{arm} (worst)" for arm in _ARMS)], body)
+    for name in dict.fromkeys(row["cell"]["set"] for row in rows):
+        own = [row for row in rows if row["cell"]["set"] == name]
+        line = [name, str(len({row["cell"]["seed"] for row in own}))]
+        for rungs in _GROUPS.values():
+            found = changes(own, "served", rungs).values()
+            line.append(f"{_points(fmean(found))} ({_points(min(found))})" if found else "")
+        body.append(line)
+    return table(["set", "seeds", *_GROUPS], body)
 
 
-def _each(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in sorted(rows, key=lambda row: (row["cell"]["site"], row["cell"]["seed"])):
-        cell, at = row["cell"], row["result"]["at"]
-        values = ", ".join(f"{rung} {_points(each['arms']['served'][0])}" for rung, each in at.items())
-        lines.append(f"\n- {cell['site']}, seed {cell['seed']}: {values}")
-    return "".join(lines)
-
-
-def _steps(rows: Sequence[Row]) -> str:
-    names = [
-        f"{how} {step}"
-        for how in ("only", "without")
-        for step in ("polarity", "field", "spectrum", "quantiles")
-    ]
-    rungs = ((AS_THEY_ARE,), ("2",), ("3",), UNDRAWN, (INVERTED,), (DETECTOR,), (GREY,))
-    own = [row for row in rows if row["cell"]["ablation"]]
+def _arms(rows: Sequence[Row], arms: Iterable[str]) -> str:
     body = []
-    for arm in ("lens", *names):
-        cells = []
-        for rung in rungs:
-            found = of_sets(own, arm, rung)
-            cells.append(_points(fmean(found.values())) if found else "")
-        body.append([arm, *cells])
-    head = ["arm", "as they are", "severity 2", "severity 3", "seven kinds", INVERTED, DETECTOR, GREY]
-    return table(head, body)
+    for arm in arms:
+        means = [of_sets(rows, arm, rungs).values() for rungs in _GROUPS.values()]
+        body.append([arm, *(_points(fmean(found)) if found else "" for found in means)])
+    return table(["arm", *_GROUPS], body)
 
 
 def _gate(rows: Sequence[Row]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy.lens.experiment import INSTANCE, LensExperiment
-from benchmarks.accuracy.lens.report import sections
+from benchmarks.accuracy.lens.report import figure_of, sections
 from benchmarks.harness.experiment import Options
 from model_store.lens import STEPS
 
@@ -57,7 +57,9 @@ def test_planted_cohorts_and_lenses_are_judged(row: dict[str, Any]) -> None:
 
 
 def test_the_page_has_the_criteria_and_says_what_lacks(row: dict[str, Any]) -> None:
-    page = "\n".join(sections([row], {INSTANCE: 3}, "make it"))
+    page = "\n".join(sections([row], {INSTANCE: 3}, "make it", "lens.svg"))
     assert "9. R of a member's own scans" in page
-    assert "each scan (worst)" in page
+    assert "| each scan " in page
+    assert "![what is served](lens.svg)" in page
+    assert ">phantom, instance norm</text>" in figure_of([row])
     assert "make it --only set=phantom,?instance?norm" in page

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.accuracy.dose.report import changes_by_severity, not_computed, sections
-from training.report.charts import forest_chart
+from benchmarks.accuracy.dose.report import changes, not_computed, sections
+from benchmarks.harness.figures import strip_chart
 
 REAL = ("lungs_cxr", "retina_vessels")
 
@@ -20,7 +20,15 @@ def at(level: float, auto: float, early: float, *, failed: tuple[str, ...] = ())
             "early": [early, 0.0, 0.0],
         },
         "cohorts": [
-            {"slices": 4, "shift": 2.0, "dose": 0.5, "checks": {}, "failed": list(failed), "change": early}
+            {
+                "slices": 4,
+                "shift": 2.0,
+                "dose": 0.5,
+                "doses": [0.5, 0.25, 0.0],
+                "checks": {},
+                "failed": list(failed),
+                "change": early,
+            }
         ]
         * 2,
         "planted": [{"kind": "shuffled weights", "failed": ["agreement"], "change": -0.5}],
@@ -55,7 +63,7 @@ def line(text: str, opening: str) -> list[str]:
 
 
 def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
-    page = "\n".join(sections(rows(), {}))
+    page = "\n".join(sections(rows(), ""))
     assert line(page, "1. lungs_cxr at severity 0")[1:] == ["+0.0", "yes", "+0.0", "yes"]
     # (10 + 2) / 2 in each set; the best arm without a gate has 8.
     assert line(page, "2. real sets at severity 3")[3:] == ["+6.0, best arm +8.0", "yes"]
@@ -71,61 +79,41 @@ def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
 
 
 def test_a_criterion_without_rows_is_left_out() -> None:
-    page = "\n".join(sections([each for each in rows() if each["cell"]["training"] == "before"], {}))
+    page = "\n".join(sections([each for each in rows() if each["cell"]["training"] == "before"], ""))
     assert "## Criteria of what is served" in page
     assert "## Criteria of the training" not in page
     assert "## Served, before" in page
     assert "## Served, after" not in page
 
 
-def test_cells_that_the_amended_gate_judged_have_a_table_of_their_own() -> None:
-    found = rows()
-    for each in found:
-        if each["cell"]["seed"] == 4:
-            for rung in each["result"]["at"].values():
-                rung["cohorts"] = [{**cohort, "checks": {"shift_left": 0.5}} for cohort in rung["cohorts"]]
-            if each["cell"]["set"] == REAL[0]:
-                each["result"]["amendment"] = 8
-    page = "\n".join(sections(found, {}))
-    tables = page.split("## Training after, first dose: the gate ")[1:]
-    assert [table.splitlines()[0] for table in tables] == [
-        "before the fourth amendment",
-        "since the fourth amendment",
-        "since the eighth amendment",
-    ]
-    # Two sets, two hospitals, three rungs, two cohorts by the first gate; those behind speckle are refused.
-    accepted = [line(table, "what `auto`")[1] for table in tables]
-    assert accepted == ["16 of 24", "8 of 12", "8 of 12"]
-
-
-def test_the_doses_before_and_since_the_seventh_amendment_are_apart() -> None:
+def test_cells_of_the_first_dose_are_left_out() -> None:
     found = [each for each in rows() if each["cell"]["training"] == "after"]
     for each in found:
-        if each["cell"]["seed"] == 4:
+        if each["cell"]["seed"] == 3:
             for rung in each["result"]["at"].values():
-                rung["cohorts"] = [{**cohort, "doses": [0.5, 0.25, 0.0]} for cohort in rung["cohorts"]]
-    page = "\n".join(sections(found, {}))
-    assert line(page, "criterion") == ["criterion", "after", "met", "after, first dose", "met"]
+                rung["cohorts"] = [{**cohort} for cohort in rung["cohorts"]]
+                for cohort in rung["cohorts"]:
+                    del cohort["doses"]
+    page = "\n".join(sections(found, ""))
+    assert line(page, "criterion") == ["criterion", "after", "met"]
     # Seed 4 alone gains 2 behind speckle; seed 3 alone loses 3.
-    assert line(page, "4. no hospital below -1")[1:] == [
-        "+0.0 (a of lungs_cxr, severity 0)",
-        "yes",
-        "-3.0 (a of lungs_cxr, speckle)",
-        "**no**",
-    ]
+    assert line(page, "4. no hospital below -1")[1:] == ["+0.0 (a of lungs_cxr, severity 0)", "yes"]
 
 
-def test_a_figure_has_each_hospital_by_the_dose_of_now() -> None:
-    found = rows()
-    assert changes_by_severity(found) == {}
-    for each in found:
-        for rung in each["result"]["at"].values():
-            rung["cohorts"] = [{**cohort, "doses": [0.5, 0.25, 0.0]} for cohort in rung["cohorts"]]
-    drawn = {severity: forest_chart(own) for severity, own in changes_by_severity(found).items()}
-    assert list(drawn) == ["0", "3"]
-    assert all(f">{set_}, {site}</text>" in drawn["3"] for set_ in REAL for site in "ab")
-    page = "\n".join(sections(found, {"3": "three.svg"}))
-    assert "![severity 3](three.svg)" in page
+def test_kinds_of_shift_are_a_line_with_the_worst_hospital() -> None:
+    page = "\n".join(sections(rows(), "")).split("## Served, after")[1]
+    kinds = next(each for each in page.splitlines() if "lungs_cxr" in each and "seven kinds" in each)
+    # Global, R, dose, then what `auto` changes: (-3 + 2) / 2 at both hospitals.
+    assert [cell.strip() for cell in kinds.split("|")[3:7]] == ["50.0", "2.0", "0.50", "-0.5 (-0.5)"]
+
+
+def test_a_figure_has_a_dot_for_each_hospital_and_seed() -> None:
+    found = changes(rows())
+    assert found["lungs_cxr"] == {"severity 0": [0.0] * 4, "severity 3": [0.0] * 4, "speckle": [0.0] * 4}
+    svg = strip_chart(found, "points")
+    assert all(f">{name}</text>" in svg for name in (*REAL, "severity 3", "speckle"))
+    assert svg == strip_chart(found, "points")
+    assert "![what `auto` changes](dose.svg)" in sections(rows(), "dose.svg")
 
 
 def test_what_is_planned_and_has_no_row_is_listed_with_its_command() -> None:
