@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ def strip_chart(parts: Mapping[str, Mapping[str, Sequence[float]]], along: str) 
     rows = list(dict.fromkeys(row for part in parts.values() for row in part))
     columns = min(_COLUMNS, len(parts))
     lines = -(-len(parts) // columns)
-    style = {"svg.fonttype": "none", "font.size": 8, "text.color": _INK, "svg.hashsalt": ",".join(parts)}
+    style: Any = {"svg.fonttype": "none", "font.size": 8, "text.color": _INK, "svg.hashsalt": ",".join(parts)}
     with mpl.rc_context(style):
         figure = Figure(figsize=(1.2 + 2.1 * columns, lines * (0.9 + 0.17 * len(rows))), layout="constrained")
         grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
