@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date, datetime
 from typing import Any
@@ -704,6 +704,51 @@ def find_corrections(
     path = f"/hospitals/{quote(hospital)}/corrections/pacs"
     body = {"pacs": pacs, "query": dict(query)}
     return parsed(Job, (yield from send(Request("POST", path, headers=headers, json=body))))
+
+
+def follow_up(
+    hospital: str,
+    pacs: str,
+    study: str,
+    series: str,
+    *,
+    model: str | None = None,
+    earlier: Sequence[tuple[str, str]] | None = None,
+    repeats: str | None = None,
+    most: int | None = None,
+    key: str | None = None,
+) -> Operation[Job]:
+    """Start the job that compares a series of a PACS with the patient's earlier ones, by one version.
+
+    Args:
+        hospital: of the scans.
+        pacs: its name in the service's settings.
+        study: UID of the newest study.
+        series: UID of the series there.
+        model: `name`, `name@3` or `name@sha256:…`; by default the one that is offered.
+        earlier: UIDs of study and series of each; by default those with a SEG or SR in the PACS.
+        repeats: id of a cohort with repeated scans, by which the version's spread is measured.
+        most: earlier series that are read; the newest count.
+        key: Idempotency-Key, as for `adapt`.
+
+    Raises Problem.
+    """
+    body = {"hospital": hospital, "study": study, "series": series}
+    more = _said(model=model, repeats=repeats, most=most)
+    if earlier is not None:
+        more["earlier"] = [{"study": of, "series": each} for of, each in earlier]
+    headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+    path = f"/pacs/{quote(pacs)}/follow-up"
+    return parsed(Job, (yield from send(Request("POST", path, headers=headers, json={**body, **more}))))
+
+
+def followed_up(job: str) -> Operation[dict[str, Any]]:
+    """Read what a follow-up found: `series`, oldest first, and `spread`, as the service says.
+
+    Raises Problem 404 before the job's end, and after the answer has expired.
+    """
+    found: dict[str, Any] = json_of((yield from send(Request("GET", f"/jobs/{quote(job)}/result"))))
+    return found
 
 
 def answers(

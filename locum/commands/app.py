@@ -878,6 +878,39 @@ def corrections(
         raise typer.Exit(show_corrections(hospital, model, limit, as_json))
 
 
+@app.command("follow-up", rich_help_panel=_SCANS)
+def follow_up(
+    pacs: Annotated[str, typer.Argument(help="Name of the PACS in the service's settings.")],
+    study: Annotated[str, typer.Argument(help="Study Instance UID of the newest study.")],
+    series: Annotated[str, typer.Argument(help="Series Instance UID there.")],
+    hospital: Named,
+    model: Model = None,
+    earlier: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An earlier series, as STUDY/SERIES; repeats. By default those with a SEG or SR there.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        str | None,
+        typer.Option(help="A cohort with repeated scans of patients: which change is more than the spread."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the JSON, too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a series of a PACS with the patient's earlier ones: every one is read by one version.
+
+    Figures of other versions in the PACS are shown with a warning, and never compared.
+
+    \b
+      locum follow-up main 1.2.840… 1.2.840… --hospital north --model liver
+      locum follow-up main 1.2.840… 1.2.840… -H north -m liver@3 --repeats 5c0e… --json
+    """
+    from locum.commands.follow_up import follow_up as run
+
+    raise typer.Exit(run(pacs, (study, series), hospital, model, earlier, repeats, out, as_json))
+
+
 @app.command(rich_help_panel=_WATCH)
 def observations(
     hospital: Named,

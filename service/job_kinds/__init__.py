@@ -29,6 +29,7 @@ _NAMES = (
     "shadow",
     "pacs-correction",
     "acceptance",
+    "pacs-follow-up",
 )
 
 

@@ -120,7 +120,7 @@ class PacsClient:
         def page(offset: int) -> Sequence[Found]:
             found: Sequence[Found] = self._qido.search_for_series(
                 search_filters=dict(filters),
-                fields=["PatientID", "Modality", "NumberOfSeriesRelatedInstances"],
+                fields=["PatientID", "StudyDate", "StudyTime", "Modality", "NumberOfSeriesRelatedInstances"],
                 limit=min(_PAGE, most + 1),
                 offset=offset,
             )

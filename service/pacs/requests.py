@@ -10,19 +10,19 @@ import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from sqlalchemy.orm import Session
 
-from service.catalog.network import Selection, resolve_network
+from service.catalog.network import Personalization, Selection, resolve_network
 from service.cohorts import cohorts
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
 from service.errors import DiskFull, ParametersContradict
-from service.job_kinds import pacs_cohort, pacs_correction, pacs_segment
+from service.job_kinds import pacs_cohort, pacs_correction, pacs_follow_up, pacs_segment
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.records import Asked, Work
@@ -31,7 +31,7 @@ from service.prediction.answer import check_routing
 from service.prediction.dicom_seg import check_codes
 from service.prediction.options import SegmentOptions
 from service.prediction.output import DICOM_OUTPUTS
-from service.validation import DICOM_UID, HOSPITAL_ID, PRINTABLE
+from service.validation import COHORT_ID, DICOM_UID, HOSPITAL_ID, PRINTABLE
 
 
 class SeriesSegmentation(SegmentOptions):
@@ -131,6 +131,55 @@ class FillOptions(BaseModel):
     most: int
 
 
+class SeriesUids(BaseModel):
+    """A series of a PACS."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    study: str = Field(pattern=DICOM_UID, max_length=64, description="StudyInstanceUID.")
+    series: str = Field(pattern=DICOM_UID, max_length=64, description="SeriesInstanceUID.")
+
+
+class FollowUp(SeriesUids):
+    """A series, which is compared with earlier ones of the same patient."""
+
+    hospital: str = Field(pattern=HOSPITAL_ID, description="The hospital of the scans.")
+    model: str | None = Field(
+        None,
+        max_length=256,
+        description="`name`, `name@3` or `name@sha256:…`: one version reads every series. Optional when one "
+        "model is offered.",
+    )
+    personalization: Literal["auto", "global", "member", "hospital"] = Field(
+        "auto", description="As for `POST /segment`."
+    )
+    site: str | None = Field(None, max_length=256, description="As for `POST /segment`.")
+    earlier: list[SeriesUids] | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="The earlier series. By default those of other studies to which a SEG or SR in the PACS "
+        "refers, if it was made before.",
+    )
+    repeats: str | None = Field(
+        None,
+        pattern=COHORT_ID,
+        description="A cohort of the hospital with repeated scans of patients who did not change in between: "
+        "the version answers them, and the spread of its volumes says which change is more than that.",
+    )
+    most: int = Field(20, ge=1, le=100, description="Earlier series that are read; the newest count.")
+
+
+class FollowUpOptions(BaseModel):
+    """The options of a job that follows a patient up."""
+
+    pacs: str
+    hospital: str
+    personalization: Literal["auto", "global", "member", "hospital"] = "auto"
+    site: str | None = None
+    most: int
+
+
 @dataclass(frozen=True)
 class PacsSubmission:
     """A request of one client on one PACS. `key` is its idempotency key."""
@@ -200,6 +249,30 @@ class PacsSubmission:
         work = Work(kind=pacs_correction.KIND, hospital=hospital, options=options)
         return self._submit(hospital, work, {"query": asked.query.model_dump(exclude_none=True)})
 
+    def follow_up(self, asked: FollowUp) -> tuple[str, bool]:
+        """Create the job that compares a series with earlier ones, or find that of the idempotency key.
+
+        Raises:
+            HospitalUnknown, PacsUnknown: not with this PACS.
+            SelectionError, NoVolumeToReport, StoreError: not with this model.
+            CohortUnknown, CohortDeleted, QueueFull, IdempotencyConflict, DiskFull.
+        """
+        self._server(asked.hospital)
+        options = FollowUpOptions(
+            pacs=self.pacs, **asked.model_dump(include={"hospital", "personalization", "site", "most"})
+        )
+        selection = self._network(asked.model, options.hospital, options.personalization, options.site)
+        work = Work(
+            kind=pacs_follow_up.KIND,
+            hospital=asked.hospital,
+            model=selection.offered.name,
+            parent=selection.offered.digest,
+            cohort=asked.repeats,
+            options=options.model_dump(mode="json"),
+        )
+        wanted = asked.model_dump(mode="json", include={"study", "series", "earlier"})
+        return self._submit(asked.hospital, work, wanted)
+
     def _server(self, hospital: str) -> None:
         """Raises HospitalUnknown, PacsUnknown."""
         with self.context.database.read() as session:
@@ -208,26 +281,34 @@ class PacsSubmission:
 
     def _select(self, options: SegmentOptions) -> Selection:
         """Choose the network now: the job answers with this version, whatever is assigned later."""
-        store, database = self.context.store, self.context.database
         if options.preset is not None or options.shape_weight is not None:
             raise ParametersContradict(
                 "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave them "
                 "out."
             )
-        selection = resolve_network(
-            store,
-            database,
-            options.model,
-            options.hospital,
-            options.personalization,
-            options.site,
-            kind="segmentation",
-            new_versions=self.context.settings.new_versions,
-        )
+        selection = self._network(options.model, options.hospital, options.personalization, options.site)
         check_routing(options, selection.offered)
         if options.output in ("dicom-seg", "dicom-sr"):
             check_codes(selection.manifest.task, options.segmentation_type or "binary")
         return selection
+
+    def _network(
+        self,
+        model: str | None,
+        hospital: str | None,
+        personalization: Personalization | Literal["scan"],
+        site: str | None,
+    ) -> Selection:
+        return resolve_network(
+            self.context.store,
+            self.context.database,
+            model,
+            hospital,
+            personalization,
+            site,
+            kind="segmentation",
+            new_versions=self.context.settings.new_versions,
+        )
 
     def _submit(
         self, hospital: str, work: Work, wanted: Mapping[str, Any], found: Mapping[str, Any] | None = None

@@ -18,7 +18,7 @@ from service.http.parameters import IDEMPOTENT, CohortId, HospitalId, Idempotenc
 from service.http.problems import problem_responses
 from service.jobs.views import JobView
 from service.pacs.configuration import load_servers
-from service.pacs.requests import CohortFill, EditedSearch, PacsSubmission, SeriesSegmentation
+from service.pacs.requests import CohortFill, EditedSearch, FollowUp, PacsSubmission, SeriesSegmentation
 from service.validation import HOSPITAL_ID
 
 router = APIRouter(tags=["pacs"], route_class=AuditedRoute)
@@ -76,6 +76,31 @@ async def segment_series(
     concerns(request, hospital=body.hospital, pacs=pacs)
     submission = PacsSubmission(context, pacs, idempotency_key, request.state.request_id)
     return await to_thread.run_sync(_accepted, context, response, lambda: submission.segment(body))
+
+
+@router.post(
+    "/pacs/{pacs}/follow-up",
+    status_code=202,
+    responses={202: IDEMPOTENT, **problem_responses(400, 404, 408, 409, 410, 413, 422, 503, 507)},
+)
+async def follow_up(
+    request: Request,
+    context: Annotated[AsOperator, Audited("job.started")],
+    pacs: PacsName,
+    body: FollowUp,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Compare a series with earlier ones of the same patient, all read by one version, in the background.
+
+    The answer, `GET /jobs/{job}/result`, has the volume of each label at each time, the change up to this
+    series, and each figure that the PACS has in a SEG or SR, with a warning where another version made it.
+    With `repeats` it has that version's scan-to-rescan spread. The PACS says which series are the patient's;
+    the UIDs are in the result alone, which expires.
+    """
+    concerns(request, hospital=body.hospital, pacs=pacs)
+    submission = PacsSubmission(context, pacs, idempotency_key, request.state.request_id)
+    return await to_thread.run_sync(_accepted, context, response, lambda: submission.follow_up(body))
 
 
 @router.post(

@@ -24,7 +24,7 @@ from pydicom import dcmread
 from model_store.digest import sha256
 from model_store.errors import ScanError
 from service.audit import trail
-from service.catalog.network import resolve_network
+from service.catalog.network import Selection, resolve_network
 from service.cohorts import cohorts
 from service.cohorts.intake import check_and_deidentify, uid_key
 from service.errors import (
@@ -40,7 +40,7 @@ from service.jobs.leases import fenced
 from service.observation import Observed
 from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
-from service.pacs.requests import FillOptions, SeriesOptions
+from service.pacs.requests import FillOptions, FollowUpOptions, SeriesOptions
 from service.prediction.answer import EncodedAnswer
 from service.prediction.options import SegmentOptions
 from service.runtime.spool import Upload, pack_into
@@ -106,7 +106,7 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     attempt.set_stage("storing")
     about: dict[str, Any] = {"pacs": pacs.name}
     new = False
-    network, observed, *instances = _unpacked(kept)
+    network, observed, *instances = unpacked(kept)
 
     def check_version() -> None:
         opened = attempt.settings.open_store()
@@ -142,7 +142,10 @@ def _packed(answer: EncodedAnswer, network: str) -> bytes:
     return packed.getvalue()
 
 
-def _unpacked(kept: bytes) -> list[bytes]:
+def unpacked(kept: bytes) -> list[bytes]:
+    """The parts of a stored zip, in order; what is no zip is its own."""
+    if not zipfile.is_zipfile(io.BytesIO(kept)):
+        return [kept]
     with zipfile.ZipFile(io.BytesIO(kept)) as archive:
         return [archive.read(name) for name in archive.namelist()]
 
@@ -166,23 +169,26 @@ def _fetch(attempt: Attempt, pacs: PacsClient) -> bytes:
 
 def _answer(attempt: Attempt, options: SegmentOptions, data: bytes) -> tuple[EncodedAnswer, str]:
     """The answer, and the digest of the network that gave it."""
-    job, settings = attempt.job, attempt.settings
-    selection = resolve_network(
-        settings.open_store(),
-        attempt.database,
-        # The version that the request was accepted with.
-        f"{job.model}@{job.parent}",
-        options.hospital,
-        options.personalization,
-        options.site,
-        kind="segmentation",
-    )
+    selection = selection_of(attempt, options)
     # A version that is named, as here, has no warning of the watch by itself.
     selection = replace(selection, alarmed=wanted(attempt).get("alarmed", False))
     answer = segment_scan(attempt, options, selection, StoredScan(data, sha256(data), len(data)))
     for warning in filter(None, answer.headers.get("Locum-Warning-Names", "").split(", ")):
         attempt.warn(warning)
     return answer, selection.model.digest
+
+
+def selection_of(attempt: Attempt, options: SegmentOptions | FollowUpOptions) -> Selection:
+    """Choose the network of the version that the request was accepted with."""
+    return resolve_network(
+        attempt.settings.open_store(),
+        attempt.database,
+        f"{attempt.job.model}@{attempt.job.parent}",
+        options.hospital,
+        options.personalization,
+        options.site,
+        kind="segmentation",
+    )
 
 
 def _fill(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:

@@ -75,9 +75,9 @@ def _take(attempt: Attempt, pacs: PacsClient, desk: Desk, study: str, series: st
         header = dcmread(io.BytesIO(content), stop_before_pixels=True)
     except InvalidDicomError:
         return "several instances"
-    source = _source_of(header)
+    source = source_of(header)
     with attempt.database.read() as session:
-        answer = corrections.find_series(session, hospital, source, _devices(header)) if source else None
+        answer = corrections.find_series(session, hospital, source, devices_of(header)) if source else None
     if answer is None:
         return "not of an answer"
     scan = pacs.fetch_series(study, source, limits)
@@ -96,7 +96,7 @@ def _take(attempt: Attempt, pacs: PacsClient, desk: Desk, study: str, series: st
     return "taken"
 
 
-def _source_of(header: Dataset) -> str:
+def source_of(header: Dataset) -> str:
     """The UID of the series that a segmentation is of; "" where it names none."""
     named = [*(header.get("ReferencedSeriesSequence") or [])]
     for frame in header.get("ReferencedFrameOfReferenceSequence") or []:
@@ -105,6 +105,6 @@ def _source_of(header: Dataset) -> str:
     return str(named[0].get("SeriesInstanceUID", "")) if named else ""
 
 
-def _devices(header: Dataset) -> set[str]:
+def devices_of(header: Dataset) -> set[str]:
     """The UIDs of the devices that took part."""
     return {str(each.get("DeviceUID", "")) for each in header.get("ContributingEquipmentSequence") or []}

@@ -45,7 +45,7 @@ def test_what_a_kind_names_is_there(name: str) -> None:
 
 
 def test_names_where_asks_the_declarations() -> None:
-    assert names_where(lambda kind: kind.answers) == ("scan", "segment", "pacs-segment")
+    assert names_where(lambda kind: kind.answers) == ("scan", "segment", "pacs-segment", "pacs-follow-up")
     assert names_where(lambda kind: kind.of_its_maker) == ("scan", "segment")
     assert names_where(lambda kind: kind.adds_scans) == ("pacs-cohort",)
     assert names_where(lambda kind: kind.of_candidate) == ("mask-check", "mask-verdict")
