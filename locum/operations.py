@@ -654,7 +654,8 @@ def correct(
         hospital: of the answer.
         request: id of the request, as its receipt has it.
         mask: a file, a nibabel image or an array.
-        scan: as it was segmented; not needed while a cohort of the hospital has it.
+        scan: as it was segmented; not needed while a cohort of the hospital has it, or the hospital keeps
+            the answered mask.
         affine: of an array that is a volume.
         seconds: how long the person worked on it.
         note: for people; it must not name a patient.
@@ -685,6 +686,34 @@ def corrections(
     """List the corrections of a hospital's answers, newest first. Raises Problem 404."""
     path = f"/hospitals/{quote(hospital)}/corrections"
     return (yield from listed(path, "corrections", Correction, _said(model=model), most=limit))
+
+
+def kept_answers(hospital: str) -> Operation[dict[str, Any]]:
+    """Tell whether a hospital keeps answered masks, and how many there are. Raises Problem 404."""
+    found: dict[str, Any] = json_of((yield from send(Request("GET", _kept_answers(hospital)))))
+    return found
+
+
+def keep_answers(
+    hospital: str,
+    days: int | None,
+    reason: str,
+    *,
+    quota_bytes: int | None = None,
+    actor: str | None = None,
+) -> Operation[dict[str, Any]]:
+    """Keep the masks of a hospital's answers for so many days, to compare corrections with them.
+
+    None keeps none, and deletes those that are kept. Raises Problem 403, 404, 422.
+    """
+    said = {name: value for name, value in (("quota_bytes", quota_bytes), ("actor", actor)) if value}
+    body = {"days": days, "reason": reason, **said}
+    found: dict[str, Any] = json_of((yield from send(Request("PUT", _kept_answers(hospital), json=body))))
+    return found
+
+
+def _kept_answers(hospital: str) -> str:
+    return f"/hospitals/{quote(hospital)}/kept-answers"
 
 
 def find_corrections(

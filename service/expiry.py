@@ -1,4 +1,4 @@
-"""Delete expired scans of cohorts and viewers, observations, messages, job files and orphaned files.
+"""Delete expired scans of cohorts and viewers, kept answers, observations, messages, files of jobs, orphans.
 
 A folder without a row may be another database's: of a service with the wrong LOCUM_DATABASE_URL or
 LOCUM_FILES, or beside a database that was restored from an older backup. So a cohort's folder without a row
@@ -17,6 +17,7 @@ from sqlalchemy import select
 from service import corrections, observation, shadow
 from service.cohorts import cohorts
 from service.cohorts.files import COHORTS, CohortFolder
+from service.corrections import kept_answers
 from service.database import Cohort, Database, Job
 from service.database.job_states import TERMINAL
 from service.errors import CohortInUse
@@ -41,6 +42,7 @@ def expire(database: Database, settings: Settings) -> None:
     files = settings.open_files()
     _expire_observations(database, settings)
     _expire_messages(database)
+    kept_answers.trim_all(database, settings)
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings, files)
     sweep(database, settings)

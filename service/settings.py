@@ -344,8 +344,8 @@ class Settings(BaseSettings):
     cohort_quota_bytes: int = Field(
         20 * 1024 * MEBIBYTE,
         ge=0,
-        description="bytes of all cohorts' scans together, of all scan jobs, and of all viewers' scans; "
-        "half of them for one hospital where several are registered",
+        description="bytes of all cohorts' scans together, of all scan jobs, of all viewers' scans, and of a "
+        "hospital's kept answers; half of them for one hospital where several are registered",
     )
     reserve_bytes: int = Field(
         16 * MEBIBYTE,

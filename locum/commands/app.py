@@ -852,6 +852,17 @@ def corrections(
         typer.Option(help="With --pacs: a DICOM attribute, such as StudyDate=20261101-20261130; repeats."),
     ] = None,
     follow: Follow = False,
+    keep_answers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=3650,
+            metavar="DAYS",
+            help="Keep answered masks for so long, so that corrections need no scan; 0: none. With --reason.",
+        ),
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Why; with --keep-answers.")] = None,
+    actor: Actor = None,
 ) -> None:
     """Show what people changed of a hospital's answers, by label, the newest first.
 
@@ -863,9 +874,21 @@ def corrections(
       locum corrections --hospital dune --may-train
       locum corrections --hospital dune --model phantom --out data/dune
       locum corrections --hospital dune --pacs main --query StudyDate=20261101-20261130 --follow
+      locum corrections --hospital dune --keep-answers 30 --reason 'our workstation sends no scans'
     """
-    from locum.commands.correcting import find_edited, save_corrections, set_consent, show_corrections
+    from locum.commands.correcting import (
+        find_edited,
+        keep_answers_for,
+        save_corrections,
+        set_consent,
+        show_corrections,
+    )
 
+    if keep_answers is not None:
+        if not reason:
+            raise typer.BadParameter("--keep-answers needs --reason, which the audit trail keeps")
+        keep_answers_for(hospital, keep_answers, reason, actor)
+        return
     if pacs is not None:
         raise typer.Exit(find_edited(hospital, pacs, query or [], follow))
     if may_train is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from locum.answers import Correction, Report
 from locum.client import Client
 from locum.commands.batch import channels_of, described, find, group
+from locum.commands.deciding import actor_of
 from locum.commands.exit_codes import DONE, FAILED
 from locum.commands.fitting import show_job, split
 from locum.commands.terminal import Terminal, aligned
@@ -74,19 +75,21 @@ def accept_answer(hospital: str, request: str, note: str | None) -> None:
 
 
 def show_corrections(hospital: str, model: str | None, limit: int, as_json: bool) -> int:
-    """Print what people changed, newest first. Raises LocumError."""
+    """Print the newest of what people changed, and sum up all of it. Raises LocumError."""
     with Client() as client:
-        found = client.corrections(hospital, model, limit)
+        found = client.corrections(hospital, model, limit if as_json else None)
     if as_json:
         rows = [row for each in found for row in _flat(each)]
         # ASCII alone: no name moves the cursor.
         _console.out(json.dumps(rows, indent=2), highlight=False)
         return DONE
     header = ("answered", "model", "scanner", "label", "Dice", "surface", "+ mL", "- mL", "by", "request")
-    lines = [line for each in found for line in _lines(each)]
+    lines = [line for each in found[:limit] for line in _lines(each)]
     for line in aligned([header, *lines]) if lines else ["no answer of this hospital was corrected yet"]:
         _console.print(line)
     if found:
+        if len(found) > limit:
+            _console.print(f"the newest {limit} of {len(found)} are shown (--limit); counted are all:")
         _console.print(_summary(found))
     return DONE
 
@@ -145,6 +148,19 @@ def set_consent(hospital: str, model: str | None, agreed: bool) -> None:
             )
     if not own:
         _console.print(f"{hospital} has no corrections yet")
+
+
+def keep_answers_for(hospital: str, days: int, reason: str, actor: str | None) -> None:
+    """Keep the masks of a hospital's answers for so many days, 0 for none. Raises LocumError."""
+    with Client() as client:
+        found = client.keep_answers(hospital, days or None, reason, actor=actor_of(client, actor))
+    if found["days"] is None:
+        _console.print(f"{hospital} keeps no answered masks")
+    else:
+        _console.print(
+            f"{hospital} keeps answered masks for {found['days']} days, in at most "
+            f"{found['quota_bytes'] / 2**20:.0f} MiB; {found['count']} are kept now"
+        )
 
 
 def _report(path: Path) -> Report | None:

@@ -28,6 +28,7 @@ _EVENTS = {
     "shadow": ("110113", "Security Alert", "U"),
     "watch": ("110113", "Security Alert", "U"),
     "acceptance": ("110113", "Security Alert", "U"),
+    "answers": ("110113", "Security Alert", "U"),
     "observation": ("110103", "DICOM Instances Accessed", "R"),
     "correction": ("110103", "DICOM Instances Accessed", "U"),
     "observations": ("110105", "DICOM Study Deleted", "D"),

@@ -20,7 +20,17 @@ from service.backup.databases import copied
 from service.backup.folder import FILES, STORE, Manifest, writer_of
 from service.cohorts.files import COHORTS
 from service.cohorts.intake import UID_KEY
-from service.database import Cohort, CohortMask, CohortScan, Database, Job, ViewerScanRow, is_current
+from service.corrections.kept_answers import ANSWERS
+from service.database import (
+    Cohort,
+    CohortMask,
+    CohortScan,
+    Database,
+    Job,
+    KeptAnswer,
+    ViewerScanRow,
+    is_current,
+)
 from service.database.schema import head
 from service.errors import BackupError, FileDamaged
 from service.files import Files
@@ -97,12 +107,18 @@ def take(settings: Settings, folder: Path) -> Manifest:
 
 
 def _named(session: Session, files: Files) -> Iterator[str]:
-    """Keys of the files that the rows of the database name. A job's are those that it has now."""
+    """Keys of the files that the rows of the database name. A job's and a kept answer's are those that it has
+    now.
+    """
     for table in (CohortScan, CohortMask):
         query = select(table.cohort, table.sha256).join(Cohort, Cohort.id == table.cohort)
         found = session.execute(query.where(Cohort.deleted_at.is_(None)).distinct())
         yield from (f"{COHORTS}/{cohort}/{digest}" for cohort, digest in found.all())
     yield from (f"{VIEWERS}/{number}/scan" for number in session.scalars(select(ViewerScanRow.id)).all())
+    answers = set(session.scalars(select(KeptAnswer.id)))
+    for name in files.names(ANSWERS) if answers else ():
+        if name.partition("/")[0] in answers and not name.rpartition("/")[2].startswith("."):
+            yield f"{ANSWERS}/{name}"
     jobs = set(session.scalars(select(Job.id)))
     for job, _ in files.folders(JOBS):
         if job in jobs:

@@ -16,14 +16,14 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from model_store.preprocessing import classes_on
-from model_store.scan import decode, decode_mask, is_contours, open_series
+from model_store.scan import Scan, decode, decode_mask, is_contours, open_series
 from model_store.store import Store
 from model_store.task import Task
 from service import observation, shadow
 from service.cohorts import cohorts, masks
 from service.cohorts.drawn import take_in_mask
 from service.cohorts.intake import check_and_deidentify
-from service.corrections import rows
+from service.corrections import kept_answers, rows
 from service.corrections.rows import CorrectionView, LabelChange, New
 from service.database import (
     Cohort,
@@ -216,8 +216,6 @@ def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | 
         )
     if sent.mask is None:
         return _put(desk, _right(answers), sent, None, accepted=True)
-    with desk.database.read() as session:
-        keyed = keyed_with(session)
     own: Upload | None = None
     try:
         found, scan = _scan_of(desk, hospital, answers, sent)
@@ -226,14 +224,7 @@ def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | 
             reason = f"the answer of '{found.row.model}' is a class, which has no mask"
             raise RequestInvalid([{"field": "body.mask", "reason": reason}])
         if scan is None:
-            # Contours are no mask without their scan.
-            alone = None if is_contours(sent.mask.read()) else _digest_alone(sent.mask, task, desk.settings)
-            if alone is None or keyed(alone) != found.row.mask:
-                raise AnsweredScanGone(
-                    f"the scan of request '{found.row.request}' is not kept here: send it as `scan`, with "
-                    "the mask"
-                )
-            return _put(desk, found, sent, None, accepted=True)
+            return _keep_alone(desk, found, sent, task)
         own = scan
         scan_format = check_and_deidentify(scan, desk.settings, sent.series)
         below = decode(scan.read(), cohort_limits(desk.settings))
@@ -244,8 +235,7 @@ def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | 
                 "send the whole scan"
             )
         decoded = take_in_mask(sent.mask, below, task, desk.settings, sent.names)
-        drawn = classes_on(below, decode_mask(sent.mask.read(), scan_limits(desk.settings)), task)
-        accepted = keyed(observation.mask_digest(drawn)) == found.row.mask
+        accepted = _is_answer(desk, found, sent.mask, below, task)
         if accepted and sent.edited:
             return None
         place = _keep_files(desk, found, sent, scan, scan_format, decoded)
@@ -253,6 +243,34 @@ def keep(desk: Desk, hospital: str, answers: list[Found], sent: Sent) -> Kept | 
     finally:
         if own is not None and own is not sent.scan:
             own.close()
+
+
+def _keep_alone(desk: Desk, found: Found, sent: Sent, task: Task) -> Kept:
+    """Store a correction of a scan that is not there: beside the answered mask, where that is kept."""
+    assert sent.mask is not None
+    # Contours are no mask without their scan.
+    if not is_contours(sent.mask.read()):
+        answered = kept_answers.find(desk.database, desk.settings, found.row)
+        if answered is not None:
+            take_in_mask(sent.mask, answered.scan, task, desk.settings, sent.names)
+            accepted = _is_answer(desk, found, sent.mask, answered.scan, task)
+            if not accepted:
+                kept_answers.add_corrected(desk.database, desk.settings, answered, sent.mask)
+            return _put(desk, found, sent, None, accepted=accepted)
+        alone = decode_mask(sent.mask.read(), scan_limits(desk.settings))
+        if _is_answer(desk, found, sent.mask, alone, task):
+            return _put(desk, found, sent, None, accepted=True)
+    raise AnsweredScanGone(
+        f"the scan of request '{found.row.request}' is not kept here: send it as `scan`, with the mask"
+    )
+
+
+def _is_answer(desk: Desk, found: Found, mask: Upload, below: Scan, task: Task) -> bool:
+    """Whether a mask has the voxels of the answer."""
+    with desk.database.read() as session:
+        keyed = keyed_with(session)
+    drawn = classes_on(below, decode_mask(mask.read(), scan_limits(desk.settings)), task)
+    return keyed(observation.mask_digest(drawn)) == found.row.mask
 
 
 def _right(answers: list[Found]) -> Found:
@@ -309,12 +327,6 @@ def _series_of(scan: Upload, settings: Settings) -> str | None:
         return None
     uid = open_series(scan.read(), limits).headers[0].get("SeriesInstanceUID")
     return None if uid is None else str(uid)
-
-
-def _digest_alone(mask: Upload, task: Task, settings: Settings) -> str:
-    """That of a mask on its own grid."""
-    drawn = decode_mask(mask.read(), scan_limits(settings))
-    return observation.mask_digest(classes_on(drawn, drawn, task))
 
 
 def _upload(settings: Settings, content: bytes) -> Upload:
@@ -388,7 +400,9 @@ def _put(desk: Desk, found: Found, sent: Sent, place: tuple[str, str] | None, *,
             accepted=accepted,
             seconds=sent.seconds,
             note=sent.note,
-            mask=None if mask is None or place is None else mask.sha256.removeprefix("sha256:"),
+            mask=None
+            if mask is None or (place is None and accepted)
+            else mask.sha256.removeprefix("sha256:"),
             cohort=None if place is None else place[0],
             scan=None if place is None else place[1],
         )

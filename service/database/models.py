@@ -321,6 +321,44 @@ class CorrectedLabel(Base):
     removed_ml: Mapped[float | None]
 
 
+class KeptAnswer(Base):
+    """An answered mask that is kept; see `service.corrections.kept_answers`.
+
+    `mask` is the digest that the answer's observation has, `size` the bytes of all its files.
+    """
+
+    __tablename__ = "kept_answer"
+    __table_args__ = (
+        UniqueConstraint("hospital", "request", "mask"),
+        Index("ix_kept_answer_hospital_at", "hospital", "at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    request: Mapped[str] = mapped_column(String(36))
+    mask: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class KeptAnswerRule(Base):
+    """For how many days, and in how many bytes, a hospital keeps answered masks; the newest row counts.
+
+    `days` is null where it keeps none.
+    """
+
+    __tablename__ = "kept_answer_rule"
+    __table_args__ = (Index("ix_kept_answer_rule_hospital_id", "hospital", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    days: Mapped[int | None]
+    quota_bytes: Mapped[int] = mapped_column(BigInteger)
+    actor: Mapped[str] = mapped_column(String(300))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class Shadow(Base):
     """A version that answers a hospital's scans unseen, beside the one that serves; see `service.shadow`.
 

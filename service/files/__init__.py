@@ -3,6 +3,7 @@
     cohorts/<cohort id>/<sha256>       a scan or a mask
     jobs/<job id>/...                  see `service.jobs.files`
     viewers/<scan id>/scan             see `service.viewers.scans`
+    answers/<id>/...                   see `service.corrections.kept_answers`
     dicom-uid.key                      the installation's key for UIDs
 
 A key is such a path. No part of it was written by a client. No file is kept in a cache: it would outlive the

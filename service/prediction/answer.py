@@ -24,6 +24,7 @@ from service.errors import ParametersContradict, ScanUnlikeTask
 from service.inference.pipeline import (
     OpenedScan,
     PreparedScan,
+    Segmentation,
     Stopwatch,
     open_scan,
     prepare_opened,
@@ -49,7 +50,8 @@ class EncodedAnswer:
     """The body, media type and headers of a response.
 
     `observed` is what is stored of it. `picked` are the entries picked from a pool, for the drift;
-    `segmentation` is the SEG that a DICOM report refers to; `unlike` are the guard's warnings.
+    `segmentation` is the SEG that a DICOM report refers to; `unlike` are the guard's warnings; `found` is
+    what the body was encoded from, of a mask.
     """
 
     body: bytes
@@ -59,6 +61,7 @@ class EncodedAnswer:
     picked: tuple[PoolPick, ...] | None = None
     segmentation: bytes | None = None
     unlike: tuple[GuardWarning, ...] = ()
+    found: Segmentation | None = None
 
 
 def obey_guard(options: ScanOptions, warnings: Sequence[GuardWarning], task: str) -> None:

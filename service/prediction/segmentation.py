@@ -76,7 +76,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         headers = self._headers(graph, reading, filename, more) | {"Locum-Labels": label_header(task)}
         observed = self._observed(graph, reading, seen, found.shift, mask)
         return EncodedAnswer(
-            body, media_type, headers, observed, found.picked, segmentation, reading.warnings
+            body, media_type, headers, observed, found.picked, segmentation, reading.warnings, found
         )
 
     def segment(self, reading: PreparedScan, graph: LoadedGraph) -> Segmentation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from anyio import to_thread
@@ -11,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from model_store.scan import MOST_FILES, list_formats
 from service import corrections
 from service.context import ServiceContext
-from service.corrections import CorrectionFigures, CorrectionView, Desk, Found, Kept, Sent
+from service.corrections import CorrectionFigures, CorrectionView, Desk, Found, Kept, Sent, kept_answers
 from service.database.hospitals import require_hospital
 from service.http.audit import Audited, AuditedRoute, concerns
-from service.http.dependencies import AsOperator, AsReader
-from service.http.parameters import HospitalId, Limit, Page
+from service.http.dependencies import AsApprover, AsOperator, AsReader, actor_of
+from service.http.parameters import HospitalId, Limit, Page, Reason, Text
 from service.http.problems import problem_responses
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.jobs import submission
@@ -70,7 +71,7 @@ _FORM: dict[str, Any] = {
                             **_BINARY,
                             "description": "The scan as it was sent to /segment; the files of a DICOM series "
                             "each in a field. Not needed while a cohort of the hospital, or the caller's "
-                            "viewer, has it here.",
+                            "viewer, has it here, or the hospital keeps the answered mask.",
                         },
                         **CorrectionForm.model_json_schema()["properties"],
                     },
@@ -95,6 +96,73 @@ class CorrectionSummary(BaseModel):
     """
 
     groups: list[CorrectionFigures]
+
+
+class KeepingBody(BaseModel):
+    """Whether answered masks are kept, for how long and in how much room."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    days: Annotated[int, Field(ge=1, le=3650)] | None = Field(
+        description="Days until a mask is deleted, at most LOCUM_OBSERVATION_DAYS. Null: keep none, and "
+        "delete those that are kept."
+    )
+    quota_bytes: int = Field(
+        2**30, ge=1, le=_LARGEST, description="Bytes of all of them; the oldest are deleted for the newest."
+    )
+    reason: Reason
+    actor: Text | None = Field(None, description="As in an assignment.")
+
+
+class KeptAnswers(BaseModel):
+    """What a hospital chose, and what is kept now."""
+
+    days: int | None = Field(description="Null where none is kept.")
+    quota_bytes: int | None
+    actor: str | None
+    reason: str | None
+    since: datetime | None
+    count: int = Field(description="Masks that are kept now.")
+    bytes: int
+
+
+@router.get("/hospitals/{hospital}/kept-answers", responses=problem_responses(404, 422))
+def get_kept_answers(context: AsReader, hospital: HospitalId) -> KeptAnswers:
+    """Say whether the hospital keeps answered masks, and how many there are."""
+    with context.database.read() as session:
+        require_hospital(session, hospital)
+        rule = kept_answers.rule_of(session, hospital)
+        count, size = kept_answers.size_of(session, hospital)
+    return KeptAnswers(
+        days=None if rule is None else rule.days,
+        quota_bytes=None if rule is None else rule.quota_bytes,
+        actor=None if rule is None else rule.actor,
+        reason=None if rule is None else rule.reason,
+        since=None if rule is None else rule.at,
+        count=count,
+        bytes=size,
+    )
+
+
+@router.put("/hospitals/{hospital}/kept-answers", responses=problem_responses(400, 403, 404, 408, 413, 422))
+def keep_answers(
+    context: Annotated[AsApprover, Audited("answers.chosen", refused_only=True)],
+    hospital: HospitalId,
+    body: KeepingBody,
+) -> KeptAnswers:
+    """Keep the masks of the hospital's answers from now on, or none.
+
+    A correction is then compared with the mask that was served, and needs no scan. Without it the version
+    that answered answers again. What is beyond a smaller choice is deleted at once.
+    """
+    with context.database.write() as session:
+        require_hospital(session, hospital)
+        actor = actor_of(context.database.caller, body.actor)
+        kept_answers.choose(
+            session, context.settings, hospital, body.days, body.quota_bytes, actor, body.reason
+        )
+    kept_answers.trim(context.database, context.settings, hospital)
+    return get_kept_answers(context, hospital)
 
 
 @router.get("/hospitals/{hospital}/corrections", responses=problem_responses(404, 422))
@@ -150,8 +218,8 @@ async def put_correction(
 
     The mask of a later correction takes the place of the earlier one; the same again changes nothing. A mask
     that equals the answer counts as accepted. Scan and mask are kept, without the patient, in a cohort of the
-    hospital's own, from which no model learns until the hospital agrees (`may_train`). A worker then compares
-    the mask with the answer.
+    hospital's own, from which no model learns until the hospital agrees (`may_train`); without the scan the
+    mask is kept beside the answered one, as long. A worker then compares the mask with the answer.
     """
     answers: list[Found] = []
 

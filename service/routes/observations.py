@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from service import corrections, observation
 from service.context import ServiceContext
+from service.corrections import kept_answers
 from service.database import CohortScan, caller_of
 from service.database.hospitals import require_hospital
 from service.errors import ObservationUnknown, RequestInvalid
@@ -173,7 +174,8 @@ def look_at_observation(
 def delete_observations(
     context: Annotated[AsAdmin, Audited("observations.deleted")], hospital: HospitalId
 ) -> None:
-    """Delete all observations of a hospital, its corrections' figures, and what its watches hold of them.
+    """Delete all observations of a hospital, its kept answers, its corrections' figures, and what its watches
+    hold of them.
 
     The audit trail keeps who did it; what the watches called stays in their history.
     """
@@ -187,6 +189,7 @@ def delete_observations(
     while going:
         with context.database.write() as session:
             going = corrections.delete_of(session, hospital) > 0
+    kept_answers.delete_of(context.database, context.settings, hospital)
     with context.database.write() as session:
         forget(session, hospital)
 

@@ -31,6 +31,7 @@ from model_store.scan import MOST_FILES, choose_series, kind_of, series_of
 from service.catalog.adapted import origin_of
 from service.catalog.network import Selection
 from service.context import ServiceContext
+from service.corrections import kept_answers
 from service.http.audit import concerns, observes
 from service.http.problems import Problem
 from service.http.uploads.multipart import malformed, missing, shown
@@ -307,6 +308,8 @@ def answer_prepared(
         pool, picked = selection.offered.expect(SsfPoolManifest), answer.picked
         noting.add_task(key_usage.note, context.database, options.hospital, pool, picked)
     observed, hospital = answer.observed, options.hospital
+    own = (context.database, context.settings)
+    noting.add_task(kept_answers.keep, *own, hospital, predictor.request_id, observed, answer.found)
     # What a person asked of another network says nothing of the one that serves.
     unseen = context.shadows.taken(hospital, observed.model, predictor.request_id) if observed.usual else None
     if unseen is not None and hospital is not None and observed.choice is not None:
@@ -317,6 +320,5 @@ def answer_prepared(
             choice=dict(observed.choice),
         )
         received = (predictor.input_sha256, predictor.input_bytes)
-        own = (context.database, context.settings, context.queue)
-        noting.add_task(keep, *own, hospital, observed.model, reading.data, received, second)
+        noting.add_task(keep, *own, context.queue, hospital, observed.model, reading.data, received, second)
     return Response(answer.body, headers=answer.headers, media_type=answer.media_type, background=noting)

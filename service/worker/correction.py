@@ -1,7 +1,8 @@
-"""Measure corrections: the version that answered answers again, and what a person changed is counted.
+"""Measure corrections: what a person changed of an answer is counted.
 
-A job of kind `correction` measures all that wait of a hospital and model. The digest of the answer shows that
-it has the voxels of the one that was served; on another kind of processor a few may differ.
+A job of kind `correction` measures all that wait of a hospital and model. The answer is the mask that the
+hospital keeps, or the version that answered answers again. The digest of the answer shows that it has the
+voxels of the one that was served; made again on another kind of processor a few may differ.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from personalization.errors import PersonalizationError
 from personalization.surfaces import surface_distances
 from service import observation, shadow
 from service.cohorts import cohorts
-from service.corrections import rows
+from service.corrections import kept_answers, rows
+from service.corrections.kept_answers import KeptMask
 from service.corrections.rows import CorrectionView, LabelChange
 from service.database import CohortMask, Observation, Shadow
 from service.errors import CohortError, FileDamaged, ScanGone
@@ -99,10 +101,14 @@ def _measured(
             answer = session.get(Observation, found.observation)
         if answer is None:
             raise ScanGone("the observation of the answer was deleted, so nothing says how it was made")
+        if (kept := kept_answers.find(attempt.database, attempt.settings, answer)) is not None:
+            task = attempt.settings.open_store().by_digest(answer.version).manifest.task
+            drawn = classes_on(kept.scan, _outlined(attempt, found, kept), task)
+            return changes(kept.classes, drawn, task, kept.scan), None, True
         if answer.choice is None:
             raise ScanGone(
                 "the answer was adapted to its scan by a job, or is of an earlier Locum, so that it cannot "
-                "be made again"
+                "be made again, and the hospital does not keep its mask"
             )
         content, outlined = _kept(attempt, found)
         again = repeat(attempt, content, answer.version, answer.choice)
@@ -113,11 +119,21 @@ def _measured(
         return None, str(error), None
 
 
+def _outlined(attempt: Attempt, found: CorrectionView, kept: KeptMask) -> Scan:
+    """The decoded mask of a correction. Raises those of `_CANNOT`."""
+    if found.cohort is not None:
+        return _kept(attempt, found)[1]
+    content = kept_answers.read_corrected(attempt.settings, kept, found.mask or "")
+    if content is None:
+        raise ScanGone("the corrected mask is not kept any more: send it again")
+    return decode_mask(content, scan_limits(attempt.settings))
+
+
 def _kept(attempt: Attempt, found: CorrectionView) -> tuple[bytes, Scan]:
     """The file of the scan, and the decoded mask. Raises those of `_CANNOT`."""
     settings = attempt.settings
-    assert found.cohort is not None
-    assert found.scan is not None
+    if found.cohort is None or found.scan is None:
+        raise ScanGone("the correction came without its scan, and the answered mask is not kept any more")
     with attempt.database.read() as session:
         cohorts.usable(session, found.hospital, found.cohort)
         row = cohorts.named(session, found.cohort, found.scan)

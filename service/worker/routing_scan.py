@@ -19,6 +19,7 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import SCAN_STEP, dose_by_shift
 from personalization.test_time.recipe import recipe_of
 from service.catalog.network import adapted_to_scan
+from service.corrections import kept_answers
 from service.database.hospitals import site_of_hospital
 from service.errors import ScanGone
 from service.inference.pipeline import Stopwatch
@@ -74,6 +75,14 @@ def run_routing_scan(attempt: Attempt, store: Store, parent: Artefact) -> Attemp
     reference = Reference(None, Reference.of(parent, loaded.global_model).fingerprint)
     session = load(graph, attempt.settings, reference)
     answer = predictor.make(reading, LoadedGraph(session, network, parent.name))
+    kept_answers.keep(
+        attempt.database,
+        attempt.settings,
+        options.hospital,
+        predictor.request_id,
+        answer.observed,
+        answer.found,
+    )
     attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
     result = {

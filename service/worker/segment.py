@@ -13,6 +13,7 @@ from typing_extensions import override
 from model_store.manifest import GRAPH, SsfPoolManifest
 from service.catalog.adapted import origin_of
 from service.catalog.network import Selection, chosen_before
+from service.corrections import kept_answers
 from service.errors import ScanGone, ScanJobTooLong
 from service.inference.pipeline import Stopwatch
 from service.inference.shift import Reference
@@ -105,6 +106,9 @@ def segment_scan(
     session = load(selection.model.read(GRAPH), settings, reference)
     graph = LoadedGraph(session, receipt_of(selection.model), behind.name)
     answer = predictor.make(reading, graph)
+    kept_answers.keep(
+        attempt.database, settings, options.hospital, predictor.request_id, answer.observed, answer.found
+    )
     if answer.picked is not None and options.hospital is not None:
         pool = selection.offered.expect(SsfPoolManifest)
         key_usage.note(attempt.database, options.hospital, pool, answer.picked)

@@ -74,6 +74,17 @@ def test_edited_mask_comes_home_and_unedited_ones_count_as_accepted(
     assert changed["surface_dice"] < 1
     table = locum("corrections", "--hospital", "dune").output
     assert "2 answers were right as they were, 1 were corrected" in table
+    # What is shown bounds no sum.
+    newest = locum("corrections", "--hospital", "dune", "--limit", "1").output
+    assert "2 answers were right as they were, 1 were corrected" in newest
+    assert "the newest 1 of 3 are shown" in newest
+    assert len(newest.splitlines()) == 4
+    keeping = ("corrections", "--hospital", "dune", "--keep-answers")
+    assert locum(*keeping, "7").exit_code == 2
+    chosen = locum(*keeping, "7", "--reason", "no scans", "--actor", "ada")
+    assert "dune keeps answered masks for 7 days, in at most 1024 MiB" in chosen.output, chosen.output
+    ended = locum(*keeping, "0", "--reason", "no more", "--actor", "ada").output
+    assert "keeps no answered masks" in ended
     # Masks leave the hospital for no training that it has not agreed to.
     out = tmp_path / "data"
     saving = ("corrections", "--hospital", "dune", "--model", "organ", "--out", out)

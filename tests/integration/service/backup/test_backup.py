@@ -24,6 +24,7 @@ from model_store.store import Store
 from service.__main__ import app
 from service.settings import Settings
 from tests.helpers.service.api import NO_REDIS, Api, running
+from tests.helpers.waiting import wait_for
 
 
 def run(*words: str | Path) -> Result:
@@ -38,11 +39,14 @@ def set_up(api: Api, scan: bytes) -> str:
     """A hospital that was served, and has a cohort with the scan; returns the cohort's id."""
     api.client.put("/hospitals/north", json={"name": "North"}).raise_for_status()
     api.client.put("/hospitals/south", json={"name": "South"}).raise_for_status()
+    choice = {"days": 1, "reason": "to compare corrections", "actor": "ada"}
+    api.client.put("/hospitals/north/kept-answers", json=choice).raise_for_status()
     for hospital in ("north", "south"):
         assert api.segment(scan, hospital=hospital, model="bright").status_code == 200
     made = api.client.post("/hospitals/north/cohorts")
     made.raise_for_status()
     cohort: str = made.json()["id"]
+    wait_for(lambda: api.settings.open_files().names("answers"))
     kept = api.client.put(f"/hospitals/north/cohorts/{cohort}/scans/a.png", content=scan)
     kept.raise_for_status()
     return cohort
@@ -116,6 +120,8 @@ def test_backup_under_writes_restores_to_the_same_answers_and_history(
         assert api.segment(scan, hospital="north", model="bright").content == answer
         listed = api.client.get(f"/hospitals/north/cohorts/{cohort}").json()
         assert listed["scans"]
+        assert api.settings.open_files().names("answers")
+        assert api.client.get("/hospitals/north/kept-answers").json()["days"] == 1
     rehearsal = run("restore", tmp_path / name, "--rehearse")
     assert rehearsal.exit_code == 0, rehearsal.output
 

@@ -52,6 +52,7 @@ WITHOUT_ROW = {
     ("GET", "/hospitals/{hospital}/corrections"),
     ("GET", "/hospitals/{hospital}/corrections/summary"),
     ("GET", "/hospitals/{hospital}/corrections/{request}"),
+    ("GET", "/hospitals/{hospital}/kept-answers"),
     ("GET", "/hospitals/{hospital}/cohorts"),
     ("GET", "/hospitals/{hospital}/cohorts/{cohort}"),
     ("GET", "/jobs"),

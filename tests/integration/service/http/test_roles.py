@@ -73,6 +73,8 @@ STATED: dict[Operation, Role | None] = {
     ("GET", "/hospitals/{hospital}/corrections/{request}"): "reader",
     ("PUT", "/hospitals/{hospital}/corrections/{request}"): "reader",
     ("DELETE", "/hospitals/{hospital}/corrections/{request}"): "operator",
+    ("GET", "/hospitals/{hospital}/kept-answers"): "reader",
+    ("PUT", "/hospitals/{hospital}/kept-answers"): "approver",
     ("GET", "/jobs"): "reader",
     ("GET", "/jobs/{job}"): "reader",
     ("GET", "/jobs/{job}/events"): "reader",

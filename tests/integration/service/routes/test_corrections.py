@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from sqlalchemy import select, update
 
 from model_store.scan import decode
-from service.database import Correction, Job, Observation
+from service.database import Correction, Job, KeptAnswer, Observation
 from service.expiry import expire
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import rtstruct, series, squares, zipped
 from tests.helpers.service.api import Api
+from tests.helpers.waiting import wait_for
 
 NORTH = "/hospitals/north"
 
@@ -317,3 +318,131 @@ def test_what_cannot_be_measured_says_why(api: Api, scans: Scans) -> None:
     with api.context.database.read() as session:
         chosen = session.scalars(select(Observation.choice).where(Observation.request == request)).one()
     assert (chosen or {})["personalization"] == "global"
+
+
+def choose(api: Api, days: int | None, hospital: str = "north", **more: Any) -> dict[str, Any]:
+    body = {"days": days, "reason": "agreed with the physicists", "actor": "ada", **more}
+    said = api.client.put(f"/hospitals/{hospital}/kept-answers", json=body)
+    assert said.status_code == 200, said.text
+    found: dict[str, Any] = said.json()
+    return found
+
+
+@pytest.fixture
+def keeping(api: Api) -> Iterator[Api]:
+    """North keeps its answers, and keeps none afterwards."""
+    choose(api, 30)
+    yield api
+    assert choose(api, None)["count"] == 0
+    assert api.settings.open_files().names("answers") == []
+
+
+def kept(api: Api, count: int) -> None:
+    """A mask is kept once its answer was sent."""
+
+    def there() -> bool:
+        ids = [path.partition("/")[0] for path in api.settings.open_files().names("answers")]
+        return len(ids) == count == api.client.get(f"{NORTH}/kept-answers").json()["count"]
+
+    wait_for(there)
+
+
+def labels_of(api: Api, request: str) -> Any:
+    found = api.client.get(f"{NORTH}/corrections/{request}").json()
+    assert (found["state"], found["exact"]) == ("measured", True), found
+    return found["labels"]
+
+
+def test_kept_answer_gives_the_figures_of_the_one_that_is_made_again(
+    api: Api, scans: Scans, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+) -> None:
+    turned = np.array([[0.0, -2, 0, 9], [2.5, 0, 0.3, -7], [0, 0.1, 3, 4], [0, 0, 0, 1]])
+    volume = np.array(decode(scans.scan(50)).voxels[..., 0])
+    for content in (scans.scan(51), scans.nifti(volume, turned), make_png(picture)):
+        again = api.segment(content, hospital="north", model="bright", guard="warn")
+        choose(api, 30)
+        served = api.segment(content, hospital="north", model="bright", guard="warn")
+        kept(api, 1)
+        assert again.content == served.content
+        decoded = decode(served.content)
+        mask = np.array(decoded.voxels[..., 0], np.uint8)
+        mask[tuple(side // 2 for side in mask.shape)] ^= 1
+        mask[1] = 0
+        sent = make_png(mask) if decoded.affine is None else scans.nifti(mask, decoded.affine)
+        requests = [answer.headers["locum-request"] for answer in (again, served)]
+        for request in requests:
+            assert send(api, request, mask=sent, scan=content).status_code == 201
+        measure(api)
+        first, second = (labels_of(api, request) for request in requests)
+        assert first == second
+        assert choose(api, None)["count"] == 0
+
+
+def test_kept_answer_is_corrected_without_its_scan(keeping: Api, scans: Scans) -> None:
+    api, scan = keeping, scans.scan(52)
+    request, mask = answered(api, scan)
+    kept(api, 1)
+    drawn = mask.copy()
+    drawn[5, 5, 2], drawn[0, 0, :2] = 0, 1
+    moved = scans.affine.copy()
+    moved[0, 3] = 7.0
+    assert send(api, request, mask=scans.mask(drawn, moved)).status_code == 422
+    stored = send(api, request, mask=scans.mask(drawn))
+    assert stored.status_code == 201, stored.text
+    assert (stored.json()["cohort"], stored.json()["accepted"]) == (None, False)
+    assert send(api, request, mask=scans.mask(drawn)).status_code == 200
+    measure(api)
+    (change,) = labels_of(api, request).values()
+    assert (change["added_voxels"], change["removed_voxels"]) == (2, 1)
+    assert send(api, request, mask=scans.mask(mask)).json()["accepted"]
+    # Another hospital's mask leads to nothing, nor does one of an answer from before the choice.
+    other, _ = answered(api, scans.scan(53), "south")
+    assert problem(send(api, other, "south", mask=scans.mask(drawn))) == (409, "scan-gone")
+
+
+def test_answer_of_a_job_is_kept(keeping: Api, scans: Scans) -> None:
+    api = keeping
+    form = {"hospital": "north", "model": "bright"}
+    files, headers = {"scan": ("s", scans.scan(54))}, {"Prefer": "respond-async"}
+    started = api.client.post("/segment", files=files, data=form, headers=headers)
+    assert started.status_code == 202, started.text
+    run_job(started.json()["id"], api.settings)
+    kept(api, 1)
+    mask = np.array(decode(api.client.get(f"/jobs/{started.json()['id']}/result").content).voxels[..., 0])
+    mask[5, 5, 2] = 0
+    request = started.headers["locum-request"]
+    assert send(api, request, mask=scans.mask(mask.astype(np.uint8))).status_code == 201
+    measure(api)
+    (change,) = labels_of(api, request).values()
+    assert change["removed_voxels"] == 1
+
+
+def test_kept_answers_are_bounded_by_days_and_bytes_and_go_with_the_observations(
+    keeping: Api, scans: Scans
+) -> None:
+    api = keeping
+    requests = []
+    for count, seed in enumerate((55, 56, 57), 1):
+        requests.append(answered(api, scans.scan(seed))[0])
+        kept(api, count)
+    found = choose(api, 30)
+    assert choose(api, 30, quota_bytes=found["bytes"] - 1)["count"] == 2
+    with api.context.database.write() as session:
+        newest = select(KeptAnswer).where(KeptAnswer.request == requests[2])
+        session.scalars(newest).one().at = datetime.now(UTC) - timedelta(days=31)
+    expire(api.context.database, api.settings)
+    with api.context.database.read() as session:
+        (left,) = session.scalars(select(KeptAnswer))
+    assert left.request == requests[1]
+    assert api.settings.open_files().names("answers") == [f"{left.id}/mask"]
+    # One of other voxels is not taken for the answer: it is made again.
+    api.settings.open_files().write(f"answers/{left.id}/mask", scans.mask(np.zeros((16, 14, 5), np.uint8)))
+    assert send(api, requests[1], mask=scans.mask(np.ones((16, 14, 5), np.uint8)), scan=scans.scan(56))
+    measure(api)
+    (change,) = labels_of(api, requests[1]).values()
+    assert change["removed_voxels"] == 0
+    too_much = {"days": 1, "quota_bytes": 2**50, "reason": "all of it", "actor": "ada"}
+    refused = api.client.put(f"{NORTH}/kept-answers", json=too_much)
+    assert problem(refused) == (422, "invalid-request")
+    # Nothing is kept by itself.
+    assert api.client.get("/hospitals/south/kept-answers").json()["days"] is None
