@@ -377,6 +377,7 @@ class Settings(BaseSettings):
         None, description="file (YAML) of the PACS that scans come from, and segmentations go to"
     )
     dicom_node: FolderPath | None = Field(None, description="file (YAML) of `python -m service.dicom_node`")
+    worklist: FolderPath | None = Field(None, description="file (YAML) of `python -m service.worklist`")
 
     # logging
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -54,6 +54,7 @@ class PacsServer(BaseModel):
 
     Attributes:
         url: the root of DICOMweb; `qido`, `wado` and `stow` where a service has another.
+        ups: the root of UPS-RS, for `python -m service.worklist`; by default `url`.
         hospitals: ids of those that may use it.
         username: of HTTP's basic authentication; its password is in `password_file` or `password_env`.
         token_file, token_env: a bearer token instead.
@@ -74,6 +75,7 @@ class PacsServer(BaseModel):
     qido: Url | None = None
     wado: Url | None = None
     stow: Url | None = None
+    ups: Url | None = None
     hospitals: tuple[_Hospital, ...] = Field(min_length=1)
     username: str | None = None
     password_file: Path | None = None
@@ -95,7 +97,7 @@ class PacsServer(BaseModel):
         urls = [self.qido_url, self.wado_url, *([self.stow_url] if self.store else [])]
         if not all(urls):
             raise ValueError("expected url, or qido, wado and (to store) stow")
-        open_text = [url for url in urls if url and not _is_private(url)]
+        open_text = [url for url in (*urls, self.ups) if url and not _is_private(url)]
         if open_text and not self.plain_http:
             raise ValueError("http:// sends patients' data in the clear: use https://, or set plain_http")
         passwords = [one for one in (self.password_file, self.password_env) if one]
@@ -122,6 +124,11 @@ class PacsServer(BaseModel):
     def stow_url(self) -> str | None:
         """Where instances are stored."""
         return self.stow or self.url
+
+    @property
+    def ups_url(self) -> str | None:
+        """Where its worklist is."""
+        return self.ups or self.url
 
     def password(self) -> str | None:
         """The password; None without a username. Raises PacsRefused."""

@@ -26,7 +26,13 @@ print("torch" in sys.modules, "pydicom" in sys.modules)
         *("training.compare", "training.plan", "training.weights", "training.network", "locum.demo"),
         *("model_store", "service", "locum", "benchmarks"),
         *("service keys", "service keys create", "service audit verify", "service doctor"),
-        *("service.worker", "service.dicom_node", "service.quantisation", "service.distance"),
+        *(
+            "service.worker",
+            "service.worklist",
+            "service.dicom_node",
+            "service.quantisation",
+            "service.distance",
+        ),
     ],
 )
 def test_help_imports_neither_torch_nor_the_readers_of_scans(module: str) -> None:
