@@ -29,7 +29,7 @@ from locum.errors import ScanInvalid
 
 Channel: TypeAlias = str | Path | SpatialImage | NDArray[Any]
 """A path of a file or of a folder with one DICOM series, a nibabel image, or an array (a volume with its
-affine).
+affine). A header (.hdr) is sent with the voxels (.img) beside it.
 """
 
 Scan: TypeAlias = Channel | Mapping[str, Channel]
@@ -42,6 +42,8 @@ _PIECE = 2**20
 _DICOM_AT, _DICOM = 128, b"DICM"
 # A zip's earliest date: a scan's digest must not depend on when it was sent.
 _NO_DATE = (1980, 1, 1, 0, 0, 0)
+# A scan of two files: the end of the header's name, and that of its voxels'.
+PAIRS = {".hdr": ".img", ".hdr.gz": ".img.gz"}
 _CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 _NUMBER = re.compile(r"(?:(?P<case>.*)_)?(?P<number>\d{4})", re.DOTALL)
 
@@ -116,7 +118,10 @@ def opened(scan: Scan, affine: NDArray[Any] | None = None) -> Iterator[Upload]:
     elif isinstance(scan, SpatialImage):
         yield _of_image(scan)
     elif (path := Path(scan)).is_dir():
-        with _series(path) as upload:
+        with _zipped(_series_in(path), path.name) as upload:
+            yield upload
+    elif (voxels := voxels_of(path)) is not None:
+        with _zipped([path, voxels], path.name) as upload:
             yield upload
     else:
         try:
@@ -187,12 +192,22 @@ def series_files(folder: Path) -> list[Path]:
     return [path for path in files if is_dicom(path)]
 
 
+def voxels_of(header: Path) -> Path | None:
+    """The file of the voxels beside a header; None where there is none, and for every other file."""
+    lower = header.name.lower()
+    for own, other in PAIRS.items():
+        if lower.endswith(own):
+            end = other.upper() if header.name.endswith(own.upper()) else other
+            voxels = header.with_name(header.name[: -len(own)] + end)
+            return voxels if voxels.is_file() else None
+    return None
+
+
 @contextmanager
-def _series(folder: Path) -> Iterator[Upload]:
-    files = _series_in(folder)
+def _zipped(files: Iterable[Path], name: str) -> Iterator[Upload]:
     with tempfile.TemporaryFile(prefix="locum-") as file:
         _zip(files, file)
-        yield Upload(f"{folder.name}.zip", file)
+        yield Upload(f"{name}.zip", file)
 
 
 def _series_in(folder: Path) -> list[Path]:

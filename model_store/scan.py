@@ -21,7 +21,7 @@ from model_store.scans.dicom.reading import DicomSeries
 from model_store.scans.dicom.structures import is_rtstruct, read_rtstruct
 from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
 from model_store.scans.foreign import advice, is_dicom
-from model_store.scans.formats import format_of, kind_of, list_formats, series_of, strip_suffix
+from model_store.scans.formats import beside, format_of, kind_of, list_formats, series_of, strip_suffix
 from model_store.scans.types import MIN_SIDE, Limits, Note, Parts, Scan, Segment
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Parts",
     "Scan",
     "Segment",
+    "beside",
     "choose_series",
     "decode",
     "decode_mask",

@@ -35,7 +35,10 @@ from locum.scans import Scan, opened, series_files, split_name
 T = TypeVar("T")
 
 TABLE = "volumes.csv"
-_SUFFIXES = (".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".mha", ".png", ".tif", ".tiff", ".dcm", ".zip")
+_SUFFIXES = (
+    *(".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".mha", ".hdr", ".hdr.gz"),
+    *(".png", ".tif", ".tiff", ".dcm", ".zip"),
+)
 _ALSO = {
     "overlay": "-overlay.png",
     "dicom-seg": "-seg.dcm",

@@ -132,6 +132,7 @@ def save_corrections(hospital: str, model: str, out: Path) -> int:
 
 def _suffix(content: bytes) -> str:
     kinds = {b"\x1f\x8b": ".nii.gz", b"\x89PNG": ".png", b"NRRD": ".nrrd", b"PK": ".zip", b"II": ".tif"}
+    kinds |= {b"ObjectType": ".mha", b"NDims": ".mha"}
     return next((suffix for start, suffix in kinds.items() if content.startswith(start)), ".nii")
 
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from pydicom import Dataset
 
-from model_store.errors import DamagedScan, ScanError, ScanMismatch, ScanTooLarge, UnsupportedScan
+from model_store.errors import DamagedScan, ScanError, ScanMismatch, UnsupportedScan
+from model_store.scans.archive import names_in, unpacked
 from model_store.scans.dicom.deidentify import deidentify as deidentify_dicom
-from model_store.scans.dicom.files import BOUNDED, ZIP, count_entries, reported
+from model_store.scans.dicom.files import reported
 from model_store.scans.dicom.reading import open_series
-from model_store.scans.foreign import is_dicom
 from model_store.scans.formats import strip_suffix
 from model_store.scans.types import Limits, Parts, Scan, largest_shift
 from model_store.volume import MOST_CHANNELS
@@ -33,7 +33,6 @@ from model_store.volume import MOST_CHANNELS
 FOLDER = "channels"
 # More files than a scan may have, and folders.
 _MOST_ENTRIES = 40_000
-_SYSTEM = re.compile(r"(__MACOSX/|(.*/)?\.|(.*/)?(Thumbs\.db|desktop\.ini)$)")
 _NUMBER = re.compile(r"^(?P<case>.*?)_?(?P<number>\d{4})$", re.DOTALL)
 # Share of a voxel by which the corners of two channels' grids may differ: programs round affines.
 _SAME_GRID = 0.01
@@ -117,15 +116,7 @@ def _other_grid(one: Scan, other: Scan) -> str | None:
 
 def sniff(data: bytes) -> bool:
     """Whether it is a zip of channels: all of it in the folder `channels`, or NIfTI files, two at least."""
-    if not data.startswith(ZIP) or is_dicom(data) or count_entries(data) > _MOST_ENTRIES:
-        return False
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = [entry.filename for entry in archive.infolist() if _is_content(entry)]
-    except MemoryError:
-        raise
-    except Exception:  # zipfile raises many kinds for a damaged archive
-        return False
+    names = names_in(data, _MOST_ENTRIES)
     in_folder = all(name.startswith(f"{FOLDER}/") for name in names)
     volumes = len(names) > 1 and all(name.lower().endswith((".nii", ".nii.gz")) for name in names)
     return bool(names) and (in_folder or volumes)
@@ -200,31 +191,14 @@ def pack_into(stream: Any, channels: Mapping[str, Sequence[Callable[[], bytes]]]
                 archive.writestr(zipfile.ZipInfo(f"{FOLDER}/{name}/{number:05d}"), read())
 
 
-def _is_content(entry: zipfile.ZipInfo) -> bool:
-    return not entry.is_dir() and _SYSTEM.match(entry.filename) is None
-
-
 def _contents(data: bytes, limits: Limits) -> dict[str, bytes | Parts]:
     """The file of each channel, or the files of its series, by name in the order of names."""
     found: dict[str, dict[str, bytes]] = {}
-    with reported("the zip"):
-        archive = zipfile.ZipFile(io.BytesIO(data))
-        entries = [entry for entry in archive.infolist() if _is_content(entry)]
-        if any(entry.flag_bits & 1 for entry in entries):
-            raise UnsupportedScan("the zip of channels is encrypted; send it without a password")
-        if any(entry.compress_type not in BOUNDED for entry in entries):
-            raise UnsupportedScan("expected a zip of stored or deflated files; zip the channels again")
-        size = sum(entry.file_size for entry in entries)
-        if size > limits.max_decompressed:
-            raise ScanTooLarge(
-                f"expected at most {limits.max_decompressed} bytes of channels in the zip, found {size}"
-            )
-        for entry in entries:
-            path = PurePosixPath(entry.filename)
-            parts = path.parts[1:] if path.parts[0] == FOLDER else path.parts
-            name = parts[0] if len(parts) > 1 else strip_suffix(parts[-1])
-            with archive.open(entry) as file:
-                found.setdefault(name, {})[str(path)] = file.read(entry.file_size)
+    for entry, content in unpacked(data, limits, "channels").items():
+        path = PurePosixPath(entry)
+        parts = path.parts[1:] if path.parts[0] == FOLDER else path.parts
+        name = parts[0] if len(parts) > 1 else strip_suffix(parts[-1])
+        found.setdefault(name, {})[str(path)] = content
     if len(found) > MOST_CHANNELS:
         raise UnsupportedScan(f"expected at most {MOST_CHANNELS} channels in the zip, found {len(found)}")
     if not found:

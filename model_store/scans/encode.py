@@ -16,6 +16,8 @@ from model_store.scans.nifti_forms import NiftiForms
 # The lowest level already shrinks a mask about a hundredfold; higher levels take longer than the network.
 _COMPRESSION = 1
 _NIFTI1_LONGEST = 32767
+# Largest cosine between two axes: beyond it ITK takes an affine for one with a shear.
+_PERPENDICULAR = 1e-4
 _UNIT_CODES = {1000.0: 1, 1.0: 2, 0.001: 3}
 
 
@@ -28,7 +30,7 @@ def encode_nifti(
     """Encode a label map or a grey volume [I, J, K], or a colour one uint8 [I, J, K, 3], as .nii.gz.
 
     Both forms are `forms`, those of the scan, so that every reader puts both in one place. Without them the
-    affine is in sform and, as far as possible, in qform. No time and no name are written, so equal voxels
+    affine is in sform and, unless it has a shear, in qform. No time and no name are written, so equal voxels
     give equal bytes (with one version of zlib).
     """
     kind: Any = nib.Nifti1Header if max(voxels.shape) <= _NIFTI1_LONGEST else nib.Nifti2Header
@@ -36,8 +38,8 @@ def encode_nifti(
     header.set_data_dtype("RGB" if voxels.ndim == 4 else voxels.dtype)
     header.set_data_shape(voxels.shape[:3])
     if forms is None:
-        # strip_shears: a qform cannot hold shears. The sform has the exact affine and takes precedence.
-        header.set_qform(affine, code=1, strip_shears=True)
+        # A qform cannot hold the shear of a tilted gantry, and some readers would prefer it to the sform.
+        header.set_qform(affine, code=int(_is_perpendicular(affine)), strip_shears=True)
         header.set_sform(affine, code=1)
     else:
         forms.write(header)
@@ -49,6 +51,11 @@ def encode_nifti(
     samples_first = np.moveaxis(voxels, 3, 0) if voxels.ndim == 4 else voxels
     data = samples_first.astype(voxels.dtype.newbyteorder("<"), copy=False).tobytes(order="F")
     return gzip.compress(header.binaryblock + bytes(4) + data, _COMPRESSION, mtime=0)
+
+
+def _is_perpendicular(affine: NDArray[np.float64]) -> bool:
+    axes = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    return bool(np.abs(axes.T @ axes - np.eye(3)).max() <= _PERPENDICULAR)
 
 
 def encode_nrrd(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from model_store.scans import metaimage, nifti, nrrd, png, tiff
+from model_store.scans import metaimage, nifti, nrrd, pair, png, tiff
 from model_store.scans.dicom.deidentify import deidentify as deidentify_dicom
 from model_store.scans.dicom.files import sniff as sniff_dicom
 from model_store.scans.dicom.reading import read_dicom, read_series
@@ -54,6 +54,7 @@ class Format:
         deidentify: the same scan without what may name the patient or a date, for a file that `read` has
             read. Equal bytes and key give equal bytes. `key` maps UIDs.
         series: for a format that may also be several files.
+        beside: of a scan of two files in one folder, the suffix of the one that names it and of the other.
         read_mask: how a mask's bytes are read, where that is not by `read`.
     """
 
@@ -64,6 +65,7 @@ class Format:
     read: Callable[[bytes, Limits], Scan]
     deidentify: Callable[[bytes, Limits, bytes], bytes]
     series: Series | None = None
+    beside: tuple[tuple[str, str], ...] = ()
     read_mask: Callable[[bytes, Limits], Scan] | None = None
 
 
@@ -117,6 +119,16 @@ FORMATS: tuple[Format, ...] = (
         metaimage.deidentify_metaimage,
     ),
     Format(
+        "analyze",
+        ("ANALYZE (.hdr with its .img)",),
+        (".hdr", ".hdr.gz"),
+        pair.sniff,
+        pair.read_zip,
+        pair.deidentify_zip,
+        Series(pair.is_header, pair.read_pair),
+        beside=((".hdr", ".img"), (".hdr.gz", ".img.gz")),
+    ),
+    Format(
         "dicom",
         ("DICOM (.dcm, or a .zip of a series)",),
         (".dcm", ".zip"),
@@ -136,7 +148,10 @@ def format_of(data: bytes) -> Format | None:
 def kind_of(head: bytes) -> str:
     """What a file is, by its first bytes, in words."""
     if nifti.is_half(head):
-        return "this is a header (.hdr) of NIfTI or ANALYZE, without the voxels (.img): save both as one .nii"
+        return (
+            "this is a header (.hdr) of NIfTI or ANALYZE, without the voxels (.img): send both, or save them "
+            "as one .nii"
+        )
     if nrrd.is_half(head):
         return "this is a header (.nhdr) of NRRD, without the voxels (.raw): save both as one .nrrd"
     if metaimage.is_half(head):
@@ -158,6 +173,15 @@ def strip_suffix(name: str) -> str:
     """A file name without the suffix of a format (`.nii.gz` is one suffix), in any case of letters."""
     suffixes = (suffix for known in FORMATS for suffix in known.suffixes if name.lower().endswith(suffix))
     return name[: len(name) - len(max(suffixes, key=len, default=""))]
+
+
+def beside(name: str) -> str | None:
+    """The name of the file that belongs to a scan's file of this name; None of a scan of one file."""
+    for own, other in (names for known in FORMATS for names in known.beside):
+        if name.lower().endswith(own):
+            stem = name[: -len(own)]
+            return stem + (other.upper() if name.endswith(own.upper()) else other)
+    return None
 
 
 def list_formats(conjunction: Literal["and", "or"]) -> str:

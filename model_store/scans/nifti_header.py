@@ -128,10 +128,13 @@ def _check_magic(block: bytes, version: int) -> None:
     if magic == single:
         return
     if magic[:3] in (b"ni1", b"ni2"):
-        raise UnsupportedScan("NIfTI: a .hdr/.img pair cannot be sent in one part; save it as one .nii file")
+        raise UnsupportedScan(
+            "NIfTI: this is the header of a .hdr/.img pair, without its voxels; send both, or save them as "
+            "one .nii"
+        )
     raise UnsupportedScan(
-        f"NIfTI: expected the magic {single!r}, found {magic!r}; an ANALYZE file has no orientation: "
-        "save it as NIfTI, from the original images"
+        f"NIfTI: expected the magic {single!r}, found {magic!r}; of a header (.hdr) of "
+        "ANALYZE send the voxels (.img) too"
     )
 
 

@@ -280,9 +280,9 @@ def _in_source_order(series: DicomSeries, frames: NDArray[np.uint8]) -> NDArray[
 
 def _correct(seg: Any, series: DicomSeries, source: Dataset, key: str) -> None:
     """Replace what highdicom takes from the clock, from chance, or from a header's wrong spacing."""
-    if series.affine is not None and "SharedFunctionalGroupsSequence" in seg:
+    if series.gap is not None and "SharedFunctionalGroupsSequence" in seg:
         measures = seg.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
-        measures.SpacingBetweenSlices = round(float(np.linalg.norm(series.affine[:3, 2])), 6)
+        measures.SpacingBetweenSlices = round(series.gap, 6)
     if series.affine is None:
         # Required, if only empty, of an image that has no orientation in the patient (PS3.3 C.7.6.1).
         seg.PatientOrientation = source.get("PatientOrientation") or ""

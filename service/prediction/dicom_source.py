@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 from pydicom import Dataset
 from pydicom.charset import convert_encodings, default_encoding
 from pydicom.config import RAISE
@@ -54,8 +53,8 @@ def sources_of(series: DicomSeries) -> list[Dataset]:
     """The headers in slice order, the first with what the answer repeats; a file with many frames once."""
     order = list(dict.fromkeys(frame.file for frame in series.frames))
     first = _repaired(series.headers[order[0]])[0]
-    if series.affine is not None and not first.get("SliceThickness"):
-        first.SliceThickness = round(float(np.linalg.norm(series.affine[:3, 2])), 6)
+    if series.gap is not None and not first.get("SliceThickness"):
+        first.SliceThickness = round(series.gap, 6)
     if len(order) == 1:
         _describe_frames(first, series)
     return [first, *(_turned_as(first, series.headers[file]) for file in order[1:])]

@@ -15,6 +15,7 @@ from model_store.preprocessing import join_channels
 from model_store.scan import (
     Parts,
     Scan,
+    beside,
     decode,
     decode_mask,
     is_contours,
@@ -39,12 +40,14 @@ def scans_in(folder: Path | None) -> dict[str, Path]:
     """List the visible scans in a folder by name; empty if there is no such folder.
 
     Every file counts, because decoding is checked later, but for those of operating systems. A folder counts
-    if a format recognises one of its files. Names are composed (NFC): macOS writes accents as characters of
-    their own, Linux and Windows do not.
+    if a format recognises one of its files. A header and its voxels are one scan, called as the header. Names
+    are composed (NFC): macOS writes accents as characters of their own, Linux and Windows do not.
     """
     if folder is None or not folder.is_dir():
         return {}
-    visible = (path for path in folder.iterdir() if not is_system_file(path.name))
+    found = [path for path in folder.iterdir() if not is_system_file(path.name)]
+    others = {other for path in found if (other := _beside(path)) is not None}
+    visible = (path for path in found if path not in others)
     return {
         unicodedata.normalize("NFC", path.name): path
         for path in sorted(visible)
@@ -77,9 +80,11 @@ def stem_of(path: Path) -> str:
 
 
 def read_content(path: Path) -> bytes | Parts:
-    """Read a scan's file, or the visible files of its folder, as input for `decode`."""
+    """Read a scan's file, it and the other one of two, or the visible files of its folder, for `decode`."""
     if path.is_dir():
         return {file.name: file.read_bytes() for file in _files(path)}
+    if (other := _beside(path)) is not None:
+        return {file.name: file.read_bytes() for file in (path, other)}
     return path.read_bytes()
 
 
@@ -140,6 +145,13 @@ def content_digest(content: bytes | Parts) -> str:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file() and not is_system_file(path.name))
+
+
+def _beside(path: Path) -> Path | None:
+    """The other file of a scan of two; None where there is none."""
+    name = beside(path.name)
+    other = None if name is None else path.with_name(name)
+    return other if other is not None and other.is_file() else None
 
 
 def _is_series(folder: Path) -> bool:

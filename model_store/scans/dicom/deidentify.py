@@ -25,6 +25,7 @@ from model_store.scans.types import Limits, Parts
 _PIXELS = (
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames"),
+    *("PixelPaddingValue", "PixelPaddingRangeLimit"),
     *(f"{colour}PaletteColorLookupTableDescriptor" for colour in ("Red", "Green", "Blue")),
     *(f"{colour}PaletteColorLookupTableData" for colour in ("Red", "Green", "Blue")),
     *("LossyImageCompression", "BurnedInAnnotation", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"),

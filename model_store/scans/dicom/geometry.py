@@ -1,7 +1,8 @@
 """The order of a series' slices and its affine, from positions and orientations alone.
 
 Slice spacing of the header is not used: it is often wrong. A series that is no regular stack of parallel
-slices is refused with the measured numbers.
+slices is refused with the measured numbers. Slices of a tilted gantry are a regular stack: each is shifted
+along itself, and the affine leads from one to the next as they lie.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _MOST_LEFT_OUT = 9
 # Cosines are written with about six digits; scanners of the same protocol repeat them exactly.
 _COSINE = 1e-3
 _TILT_DEGREES = 0.5
+# Gantries tilt up to 30 degrees. Slices that are shifted by more than their gap are no stack.
+_MOST_TILT_DEGREES = 45.0
 _SAME_PLACE_MM = 0.01
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
@@ -203,7 +206,7 @@ def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tupl
     if len(frames) == 1:
         step, notes = _thickness(frames[0], normal)
     else:
-        step = _step([frames[i] for i in order], positions[order], along[order], normal)
+        step, notes = _step([frames[i] for i in order], positions[order], along[order], normal)
     affine = np.eye(4)
     # Rows of the image are apart by the first spacing and run along the second cosines.
     affine[:3, 0], affine[:3, 1] = row * spacing[1], column * spacing[0]
@@ -326,8 +329,11 @@ def _step(
     positions: NDArray[np.float64],
     along: NDArray[np.float64],
     normal: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """The vector from slice to slice of sorted slices, in mm LPS; refuses what is no regular stack."""
+) -> tuple[NDArray[np.float64], tuple[Note, ...]]:
+    """The vector from slice to slice of sorted slices, in mm LPS, and notes.
+
+    Refuses what is no regular stack.
+    """
     count, gaps = len(positions), np.diff(along)
     places = 1 + int((gaps > _SAME_PLACE_MM).sum())
     if places < count:
@@ -337,10 +343,10 @@ def _step(
     gap = float(step @ normal)
     sideways = float(np.linalg.norm(step - gap * normal))
     angle = float(np.degrees(np.arctan2(sideways, gap)))
-    if angle > _TILT_DEGREES and sideways * (count - 1) > 2 * _ROUNDING_MM:
+    if angle > _MOST_TILT_DEGREES:
         raise UnsupportedScan(
             f"DICOM: each slice is shifted sideways by {sideways:.2f} mm for {gap:.2f} mm along the stack "
-            f"(gantry tilt of {angle:.1f}°); resample it to a straight stack first, for example with dcm2niix"
+            f"({angle:.1f}°, more than a gantry tilts); send a series with regular positions"
         )
     tolerance = max(2 * _ROUNDING_MM, _ROUNDING_GAP * gap)
     line = positions[0] + np.arange(count)[:, None] * step
@@ -348,10 +354,13 @@ def _step(
     if off.max() > tolerance:
         worst = int(off.argmax())
         raise UnsupportedScan(
-            f"DICOM: slice {worst + 1} of {count} is {off[worst]:.2f} mm away from the straight stack of gap "
+            f"DICOM: slice {worst + 1} of {count} is {off[worst]:.2f} mm away from the regular stack of gap "
             f"{gap:.2f} mm; send a series with regular positions, or resample it first"
         )
-    return step
+    if angle <= _TILT_DEGREES or sideways * (count - 1) <= 2 * _ROUNDING_MM:
+        return step, ()
+    text = f"the gantry was tilted by {angle:.1f}°: slices and mask are where they were acquired"
+    return step, (Note("gantry-tilt", text),)
 
 
 def _check_gaps(gaps: NDArray[np.float64], along: NDArray[np.float64]) -> None:

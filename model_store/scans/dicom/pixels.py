@@ -20,6 +20,7 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from pydicom.uid import UID
 
 from model_store.errors import DamagedScan, ScanError, UnsupportedScan
+from model_store.scans.dicom import jpeg_12_bits
 from model_store.scans.dicom.files import reported
 
 _IMPLICIT, _EXPLICIT, _DEFLATED, _BIG = (
@@ -30,9 +31,10 @@ _IMPLICIT, _EXPLICIT, _DEFLATED, _BIG = (
 )
 NATIVE = (_IMPLICIT, _EXPLICIT, _DEFLATED, _BIG)
 _RLE = "1.2.840.10008.1.2.5"
+_EXTENDED = "1.2.840.10008.1.2.4.51"
 _JPEG = (
     "1.2.840.10008.1.2.4.50",
-    "1.2.840.10008.1.2.4.51",
+    _EXTENDED,
     "1.2.840.10008.1.2.4.57",
     "1.2.840.10008.1.2.4.70",
 )
@@ -159,6 +161,8 @@ def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDAr
     if "PixelData" not in dataset:
         raise UnsupportedScan(f"DICOM: {where} has no pixel data ({_kind(dataset)}); send the images")
     plugin = DECODERS[layout.syntax]
+    if layout.syntax == _EXTENDED and layout.stored > 8:
+        plugin = jpeg_12_bits.PLUGIN
     _check_amount(dataset, layout, where)
     with _decoding(dataset, layout, where):
         decoder = get_decoder(UID(layout.syntax))
@@ -296,6 +300,26 @@ def _values(frame: NDArray[Any], dataset: Dataset, layout: Layout, photometric: 
         )
     # pydicom subtracts the first value in the type of the pixels, which would overflow.
     return apply_modality_lut(grey.astype(np.promote_types(grey.dtype, np.int32)), dataset)
+
+
+def padding_of(dataset: Dataset, layout: Layout) -> tuple[int, int] | None:
+    """The lowest and highest stored value that is no measurement (PS3.3 C.7.5.1.1.2); None without one.
+
+    A Modality LUT may map it to any value, and then nothing is known to be padding. Some writers give a
+    negative value as if it were unsigned, or the other way round.
+    """
+    if layout.samples != 1 or layout.photometric not in _GREY or dataset.get("ModalityLUTSequence"):
+        return None
+    value = dataset.get("PixelPaddingValue")
+    if value is None or value == "":
+        return None
+    limit = dataset.get("PixelPaddingRangeLimit")
+    ends = []
+    for end in (value, value if limit is None or limit == "" else limit):
+        own = int(end) % 2**layout.stored
+        negative = layout.signed and own >= 2 ** (layout.stored - 1)
+        ends.append(own - 2**layout.stored if negative else own)
+    return min(ends), max(ends)
 
 
 def modality_lut(dataset: Dataset) -> Dataset | None:

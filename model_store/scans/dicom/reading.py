@@ -34,7 +34,7 @@ from model_store.scans.dicom.files import (
 )
 from model_store.scans.dicom.geometry import Frame
 from model_store.scans.dicom.masks import SEG_CLASSES
-from model_store.scans.dicom.pixels import LOSSY, Layout, decode_frames, layout_of
+from model_store.scans.dicom.pixels import LOSSY, Layout, decode_frames, layout_of, padding_of
 from model_store.scans.foreign import is_dicom
 from model_store.scans.types import (
     Acquisition,
@@ -77,13 +77,25 @@ class DicomSeries:
     _layouts: tuple[Layout, ...]
     load: Callable[[int], Dataset]
 
+    @property
+    def gap(self) -> float | None:
+        """Millimetres from slice to slice, across them; None for an image."""
+        if self.affine is None:
+            return None
+        row, column, step = self.affine[:3, :3].T
+        across = np.cross(row, column)
+        return float(abs(step @ across) / np.linalg.norm(across))
+
     def scan(self) -> Scan:
         """Decode the pixels, file by file. Raises DamagedScan, UnsupportedScan."""
         first = self._layouts[0]
         places = {(frame.file, frame.index): place for place, frame in enumerate(self.frames)}
         voxels: NDArray[Any] | None = None
+        padded: NDArray[np.bool_] | None = None
         for file, layout in enumerate(self._layouts):
             decoded = decode_frames(self.load(file), layout, _where(file, len(self.headers)))
+            with reported("the PixelPaddingValue"):
+                padding = padding_of(self.headers[file], layout)
             for index, values in enumerate(decoded):
                 if voxels is None:
                     voxels = np.empty((len(self.frames), *values.shape), values.dtype.newbyteorder("="))
@@ -93,6 +105,9 @@ class DicomSeries:
                         "one series"
                     )
                 voxels[places[file, index]] = values
+                if padding is not None and (found := _between(values, *padding)).any():
+                    padded = np.zeros(voxels.shape, bool) if padded is None else padded
+                    padded[places[file, index]] = found
         assert voxels is not None
         if self.affine is None and first.photometric == "MONOCHROME1":
             # White is stored as zero. A volume keeps its values, since they measure something.
@@ -102,6 +117,11 @@ class DicomSeries:
                 highest = -1 if first.signed else 2**first.stored - 1
             voxels = highest - voxels
         voxels = _rescaled(voxels, self.frames)
+        notes = self.notes
+        # The highest of a volume in MONOCHROME1 are dark.
+        bright = self.affine is not None and first.photometric == "MONOCHROME1"
+        if padded is not None and _fill(voxels, padded, highest=bright):
+            notes = (*notes, _PADDED)
         check_finite(voxels, "DICOM")
         shown = voxels[0] if self.affine is None else voxels.transpose(2, 1, 0, 3)
         shown.flags.writeable = False
@@ -112,11 +132,32 @@ class DicomSeries:
             shown,
             self.affine,
             "dicom",
-            notes=self.notes,
+            notes=notes,
             modality=modality,
             acquisition=_acquisition(self.headers[0]),
             frame_of_reference=frame_of_reference,
         )
+
+
+def _between(values: NDArray[Any], low: int, high: int) -> NDArray[np.bool_]:
+    return np.asarray((values >= low) & (values <= high))
+
+
+def _fill(voxels: NDArray[Any], padded: NDArray[np.bool_], *, highest: bool) -> bool:
+    """Give padding the lowest (or `highest`) of the other intensities; return whether it did.
+
+    Where padding is among the other intensities, compression with loss has moved it, or the header is wrong:
+    then nothing is changed.
+    """
+    lowest, most = voxels.min(), voxels.max()
+    others = ~padded
+    low, high = voxels.min(where=others, initial=most), voxels.max(where=others, initial=lowest)
+    below = voxels.max(where=padded, initial=lowest) < low
+    above = voxels.min(where=padded, initial=most) > high
+    if padded.all() or not (below or above):
+        return False
+    voxels[padded] = high if highest else low
+    return True
 
 
 def _acquisition(header: Dataset) -> Acquisition:
@@ -267,6 +308,11 @@ def _was_lossy(header: Dataset) -> bool:
     return str(header.get("LossyImageCompression") or "") == "01"
 
 
+_PADDED = Note(
+    "padding-replaced",
+    "pixels that the header calls padding, outside of what was measured, have the intensity of the darkest "
+    "of the others",
+)
 # Series that a list has at most, and the planes across the patient's axes.
 _MOST_LISTED = 20
 _PLANES = ("sagittal", "coronal", "axial")

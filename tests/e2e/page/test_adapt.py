@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from model_store.store import Store
 from personalization.gate import CheckResult
 from tests.e2e.page.conftest import Service, opened_page, shows_all_sections
 from tests.helpers.model_store.dicom_files import series, turned
+from tests.helpers.model_store.other_formats import save_as
 from tests.integration.service.routes.test_segment_volume import nifti, publish, voxels
 from tests.integration.service.worker.test_lens import SLICES, fingerprint
 
@@ -88,6 +90,17 @@ def drop_for_two_hospitals(page: Any, service: Service) -> None:
     for (hospital, cohort), path in zip(made.items(), paths, strict=False):
         listed = service.client.get(f"{cohort}/scans").json()["scans"]
         assert [each["name"] for each in listed] == [path.name], hospital
+
+
+def test_header_and_its_voxels_are_one_scan(browser: Any, service: Service, tmp_path: Path) -> None:
+    save_as(next(iter(service.scans.values())), tmp_path / "case7.hdr")
+    cohort = service.client.post("/hospitals/dune/cohorts").headers["location"]
+    with opened_page(browser, service.address) as page:
+        page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&cohort={cohort[-32:]}")
+        page.get_by_label("Drop scans here").set_input_files(sorted(tmp_path.iterdir()))
+        page.get_by_role("list", name="Uploads").get_by_text("done").wait_for()
+    listed = service.client.get(f"{cohort}/scans").json()["scans"]
+    assert [(each["name"], each["format"]) for each in listed] == [("case7.hdr.zip", "analyze")]
 
 
 def test_file_dropped_again_while_it_is_sent_is_sent_too(browser: Any, service: Service) -> None:

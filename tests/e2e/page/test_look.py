@@ -20,6 +20,7 @@ from PIL import Image
 
 from tests.e2e.page.conftest import Service, opened_page
 from tests.helpers.model_store.dicom_files import series, turned
+from tests.helpers.model_store.other_formats import SUFFIXES, save_as
 from tests.helpers.service.joining_federation import drawn_scans
 
 SCAN = "patient-500.nii.gz"
@@ -122,6 +123,16 @@ def test_dicom_series_is_shown_below_its_mask(page: Any, service: Service) -> No
     parts = [("scan", (name, content)) for name, content in files.items()]
     answer = service.client.post("/segment", files=parts, data=form).raise_for_status()
     assert Path(saved.value.path()).read_bytes() == answer.content
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_scan_in_another_format_is_shown_below_its_mask(
+    page: Any, service: Service, tmp_path: Path, suffix: str
+) -> None:
+    target = tmp_path / f"scan{suffix}"
+    save_as(service.scans[SCAN], target)
+    files = [(path.name, path.read_bytes()) for path in sorted(tmp_path.iterdir())]
+    show_and_compare(page, service, files)
 
 
 def show_and_compare(page: Any, service: Service, files: list[tuple[str, bytes]]) -> None:

@@ -113,6 +113,17 @@ def series(
     return files
 
 
+def tilted(volume: NDArray[Any], degrees: float, gap: float = 2.5, **values: Any) -> dict[str, bytes]:
+    """[slices, rows, columns] of a gantry that is tilted about the left-right axis."""
+    a = np.radians(degrees)
+    plane = (1.0, 0.0, 0.0, 0.0, round(float(np.cos(a)), 9), round(float(-np.sin(a)), 9))
+
+    def along_the_table(dataset: Dataset, place: int) -> None:
+        dataset.ImagePositionPatient = [-31.0, 12.5, 40.0 + gap * place]
+
+    return series(volume, plane, change=along_the_table, **values)
+
+
 def enhanced(volume: NDArray[Any], gap: float = 2.5, *, own_groups: bool = False, **values: Any) -> bytes:
     """[slices, rows, columns] as one enhanced file, its frames from the top down.
 

@@ -128,7 +128,7 @@ def _errors(client: httpx.Client) -> Iterator[tuple[str, httpx.Response]]:
         "one of another series": lambda d, place: setattr(
             d, "SeriesInstanceUID", uid(d.SeriesInstanceUID, place)
         ),
-        "tilted": lambda d, place: setattr(d, "ImagePositionPatient", [0, 3.0 * place, 6.0 * place]),
+        "tilted": lambda d, place: setattr(d, "ImagePositionPatient", [0, 9.0 * place, 6.0 * place]),
         "several times": lambda d, place: setattr(d, "ImagePositionPatient", [0, 0, place % 3]),
         "no pixels": lambda d, place: d.pop("PixelData") and None,
     }

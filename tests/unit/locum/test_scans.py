@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from locum.commands.batch import find
 from locum.errors import ScanInvalid
 from locum.scans import opened, split_name
 from model_store.scan import decode
@@ -29,8 +31,6 @@ def test_volume_of_any_type_is_a_nifti_with_its_values(kind: type[np.generic]) -
         assert upload.size == len(content)
         assert upload.sha256 == f"sha256:{hashlib.sha256(content).hexdigest()}"
         assert b"".join(upload.pieces()) == content
-    import gzip
-
     image = nib.Nifti1Image.from_bytes(gzip.decompress(content))
     assert np.array_equal(np.asarray(image.dataobj), voxels.astype(np.float64))
     assert np.array_equal(image.affine, affine)
@@ -57,6 +57,25 @@ def test_array_that_is_no_scan_is_rejected(
 ) -> None:
     with pytest.raises(ScanInvalid, match=words), opened(voxels, affine):
         pass
+
+
+@pytest.mark.parametrize("names", [("a.hdr", "a.img"), ("A.HDR", "A.IMG"), ("a.hdr.gz", "a.img.gz")])
+def test_header_is_sent_with_its_voxels_and_found_once(tmp_path: Path, names: tuple[str, str]) -> None:
+    header, voxels = (tmp_path / name for name in names)
+    image = nib.Nifti1Pair(np.arange(8 * 9 * 4, dtype=np.int16).reshape(8, 9, 4), np.diag([2.0, 3.0, 4.0, 1]))
+    nib.save(image, tmp_path / "b.img")
+    for made, wanted in ((tmp_path / "b.hdr", header), (tmp_path / "b.img", voxels)):
+        content = made.read_bytes()
+        wanted.write_bytes(gzip.compress(content) if wanted.name.endswith(".gz") else content)
+        made.unlink()
+    assert [(each.path, each.stem) for each in find([str(tmp_path)])] == [(header, names[0][0])]
+    with opened(header) as upload:
+        found = decode(upload.rewound().read())
+    np.testing.assert_array_equal(found.voxels[..., 0], image.get_fdata())
+    np.testing.assert_array_equal(found.affine, image.affine)
+    voxels.unlink()
+    with opened(header) as upload:
+        assert upload.name == names[0]
 
 
 def test_folder_without_dicom_and_missing_file_are_named(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ export function pictureVolume(pixels: Uint8Array, width: number, height: number,
 export const voxelsOf = (volume: Uint8Array): Uint8Array => volume.subarray(HEADER);
 
 /** What the first bytes of a file say it is; its name decides nothing. */
-export type FileKind = "nifti" | "png" | "tiff" | "nrrd" | "metaimage" | "dicom" | "zip" | "unknown";
+export type FileKind = "nifti" | "png" | "tiff" | "nrrd" | "metaimage" | "header" | "dicom" | "zip" | "unknown";
 
 export async function kindOf(file: Blob): Promise<FileKind> {
   const head = await headOf(file);
@@ -38,11 +38,18 @@ export async function kindOf(file: Blob): Promise<FileKind> {
   if (text(1, 4) === "PNG") return "png";
   if (text(0, 2) === "PK") return "zip";
   if (text(128, 132) === "DICM") return "dicom";
-  if (text(344, 347) === "n+1" || text(344, 347) === "ni1" || text(4, 7) === "n+2") return "nifti";
+  if (text(344, 347) === "n+1" || text(4, 7) === "n+2") return "nifti";
+  if (text(344, 347) === "ni1" || text(4, 7) === "ni2" || isAnalyze(head)) return "header";
   if (["II*\0", "MM\0*", "II+\0", "MM\0+"].includes(text(0, 4))) return "tiff";
   if (text(0, 7) === "NRRD000") return "nrrd";
   if (text(0, 10) === "ObjectType" || text(0, 5) === "NDims") return "metaimage";
   return "unknown";
+}
+
+/** A header (.hdr) of ANALYZE has its own length in front, in either byte order, and nothing behind. */
+function isAnalyze(head: Uint8Array): boolean {
+  const view = new DataView(head.buffer, head.byteOffset, head.length);
+  return head.length === 348 && (view.getInt32(0, true) === 348 || view.getInt32(0, false) === 348);
 }
 
 /**

@@ -12,12 +12,12 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
-import SimpleITK as sitk
 from numpy.typing import NDArray
 
 from model_store.manifest import GRAPH
 from model_store.store import Store
 from service.worker.runner import run_job
+from tests.helpers.model_store.other_formats import SUFFIXES, in_format
 from tests.helpers.training.bundles import SPLEEN, by_monai, make_bundle
 from tests.helpers.training.make_nnunet_folder import phantom, save
 from tests.helpers.training.nnunet_folders import make_nnunet_folder
@@ -109,13 +109,11 @@ def test_imported_versions_say_what_their_own_networks_are_adapted_by(api: Any) 
         assert "scan" not in listed[name]["personalizations"]
 
 
-@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
-def test_nrrd_and_metaimage_are_answered_as_the_nifti_and_a_mask_of_ours_is_taken_back(
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_other_formats_are_answered_as_the_nifti_and_a_mask_of_ours_is_taken_back(
     api: Any, scan: Path, tmp_path: Path, suffix: str
 ) -> None:
-    image = sitk.ReadImage(str(scan))
-    sitk.WriteImage(image, str(tmp_path / f"scan{suffix}"), True)
-    content = (tmp_path / f"scan{suffix}").read_bytes()
+    content = in_format(scan, tmp_path, suffix)
     np.testing.assert_array_equal(
         _mask(api.segment(content, model="organ@1")), _mask(api.segment(scan.read_bytes(), model="organ@1"))
     )

@@ -25,7 +25,7 @@ from model_store.scan import decode, decode_mask
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.worker.runner import run_job
-from tests.helpers.model_store.dicom_files import PLANES, enhanced, image, series, turned, zipped
+from tests.helpers.model_store.dicom_files import PLANES, enhanced, image, series, tilted, turned, zipped
 from tests.helpers.service.coded import CODED, VOLUME
 
 THRESHOLD = 100
@@ -126,6 +126,22 @@ def test_seg_refers_to_its_source_instance_by_instance(api: Any) -> None:
         assert seg[keyword].value == one[keyword].value
     assert seg.ReferencedSeriesSequence[0].SeriesInstanceUID == one.SeriesInstanceUID
     assert seg.SeriesInstanceUID != one.SeriesInstanceUID
+
+
+def test_tilted_series_is_answered_on_its_own_slices(api: Any) -> None:
+    files = tilted(VOLUME, 12)
+    answer = api.segment(zipped(files), model="coded", output="dicom-seg")
+    assert "gantry-tilt" in answer.headers["locum-warning-names"]
+    seg = seg_of(answer)
+    sources = {d.SOPInstanceUID: d for d in map(pydicom.dcmread, map(io.BytesIO, files.values()))}
+    found = seg.get_pixels_by_source_instance(list(sources), segment_numbers=[1])[..., 0]
+    for pixels, source in zip(found, sources.values(), strict=True):
+        np.testing.assert_array_equal(pixels, source.pixel_array > THRESHOLD)
+    spacing = seg.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SpacingBetweenSlices
+    assert float(spacing) == pytest.approx(2.5 * np.cos(np.radians(12)), abs=1e-5)
+    contours = api.segment(zipped(files), model="coded", output="dicom-rtstruct").content
+    drawn = decode_mask(contours, scan=decode(files)).voxels[..., 0]
+    np.testing.assert_array_equal(drawn.transpose(2, 1, 0) > 0, VOLUME > THRESHOLD)
 
 
 def test_seg_says_what_made_it(api: Any) -> None:

@@ -17,6 +17,7 @@ from model_store.preprocessing import prepare, restore
 from model_store.scan import Limits, decode, encode_nifti, encode_nrrd, encode_png, list_formats, strip_suffix
 from model_store.scans import channels, formats
 from model_store.scans.channels import packed
+from model_store.scans.dicom.files import zip_of
 from model_store.task import Normalisation, Task
 from tests.helpers.model_store import dicom_files
 from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
@@ -57,6 +58,7 @@ FILES = {
         encode_nrrd(CUBE.astype(np.uint8), np.eye(4)),
         encode_nrrd(CUBE.astype(np.uint8), np.eye(4), compress=False),
     ),
+    "analyze": (zip_of((nifti1(CUBE, magic=b"ni1\0", vox_offset=0.0)[:348], CUBE.tobytes(order="F"))),),
     "metaimage": (metaimage(CUBE), metaimage(CUBE)[len("ObjectType = Image\n") :]),
     "nifti": (nifti1(CUBE, "<"), nifti1(CUBE, ">"), encode_nifti(CUBE.astype(np.uint8), np.eye(4))),
 }
@@ -111,6 +113,7 @@ class TestRegistry:
             ("a.gz", "a.gz"),
             ("a.seg.nrrd", "a"),
             ("a.MHA", "a"),
+            ("a.hdr.gz", "a"),
             ("a.zip", "a"),
             ("a.DCM", "a"),
             ("png", "png"),
@@ -134,12 +137,13 @@ class TestRegistry:
     def test_list_formats_joins_labels_in_registration_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (
             list_formats("or")
-            == "PNG, TIFF, .nii, .nii.gz, .nrrd, .mha or DICOM (.dcm, or a .zip of a series)"
+            == "PNG, TIFF, .nii, .nii.gz, .nrrd, .mha, ANALYZE (.hdr with its .img) or DICOM (.dcm, or a "
+            ".zip of a series)"
         )
         monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, PNG_STACK))
         assert list_formats("and") == (
-            "PNG, TIFF, .nii, .nii.gz, .nrrd, .mha, DICOM (.dcm, or a .zip of a series) and a zip of PNG "
-            "slices"
+            "PNG, TIFF, .nii, .nii.gz, .nrrd, .mha, ANALYZE (.hdr with its .img), DICOM (.dcm, or a .zip "
+            "of a series) and a zip of PNG slices"
         )
 
     @pytest.mark.parametrize("page", ["reference/http-api.md", "reference/task.md"])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from model_store.scan import encode_nifti
 from model_store.scans import formats
 from tests.helpers.model_store import dicom_files
+from tests.helpers.model_store.other_formats import save_as
 from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
 from training.data.federation import load_federation
 from training.data.scan_files import content_digest, read_content, scans_in, stem_of
@@ -42,7 +43,10 @@ def write_folder(folder: Path, volume: NDArray[np.uint8]) -> None:
 
 
 def write_site(root: Path, form: str) -> Path:
-    """One site: a case per patient as a folder, a zip or a NIfTI; the mask of a folder is a NIfTI."""
+    """One site: a case per patient as a folder, a zip, a NIfTI, or in the format of a suffix.
+
+    The mask of a folder is a NIfTI, that of a .nrrd a .seg.nrrd.
+    """
     (root / "north" / "images").mkdir(parents=True)
     (root / "north" / "masks").mkdir()
     (root / "task.yaml").write_text(yaml.safe_dump(TASK))
@@ -60,17 +64,21 @@ def write_site(root: Path, form: str) -> Path:
         else:
             Path(f"{image}.nii.gz").write_bytes(encode_nifti(volume, np.eye(4)))
             Path(f"{mask_file}.nii.gz").write_bytes(encode_nifti(mask, np.eye(4)))
+        if form.startswith("."):
+            for file, suffix in ((image, form), (mask_file, ".seg.nrrd" if form == ".nrrd" else form)):
+                save_as(Path(f"{file}.nii.gz"), Path(f"{file}{suffix}"))
+                Path(f"{file}.nii.gz").unlink()
     return root
 
 
 class TestSegmentation:
-    def test_folders_and_zips_train_on_the_same_slices_as_nifti(self, tmp_path: Path) -> None:
+    def test_every_form_trains_on_the_same_slices_as_nifti(self, tmp_path: Path) -> None:
         data = {}
-        for form in ("folder", "zip", "nifti"):
+        for form in ("folder", "zip", ".nrrd", ".mha", ".hdr", "nifti"):
             federation = load_federation(write_site(tmp_path / form, form))
             assert federation.site("north").patients == PATIENTS
             data[form] = SiteData.load(split_by_patient(federation.site("north"), seed=0), federation.task)
-        for form in ("folder", "zip"):
+        for form in set(data) - {"nifti"}:
             for split in ("train", "val", "test"):
                 one, other = getattr(data[form], split), getattr(data["nifti"], split)
                 np.testing.assert_array_equal(one.images, other.images)

@@ -34,8 +34,9 @@ const change = (id: number, next: Partial<Sending>) => {
 };
 
 /**
- * The DICOM files among `files` are sent together, as the series that they are. A file takes the place of the same one
- * in the list, also while that one is being sent, and of another one of its name that failed.
+ * The DICOM files among `files` are sent together, as the series that they are, and so are a header (.hdr) and its voxels
+ * (.img) of one name. A file takes the place of the same one in the list, also while that one is being sent, and of
+ * another one of its name that failed.
  *
  * For a model with `channels` of their own, the NIfTI files of a case are one scan. Throws Error where one is missing.
  */
@@ -85,7 +86,8 @@ function nameWith(stem: string, content: Uint8Array, ending: string): string {
   return `${stem.slice(0, LONGEST - text.length - ending.length - 1)}-${text}${ending}`;
 }
 
-async function scansIn(files: readonly File[], channels: readonly string[]): Promise<File[]> {
+async function scansIn(given: readonly File[], channels: readonly string[]): Promise<File[]> {
+  const files = await withPairs(given);
   const kinds = await Promise.all(files.map(kindOf));
   const volumes = channels.length > 0 ? files.filter((_, i) => kinds[i] === "nifti") : [];
   const { cases, others } = casesOf(volumes, channels);
@@ -94,6 +96,22 @@ async function scansIn(files: readonly File[], channels: readonly string[]): Pro
   const parts = files.filter((file, i) => kinds[i] === "dicom" && !volumes.includes(file));
   const rest = [...files.filter((_, i) => kinds[i] !== "dicom").filter((file) => !volumes.includes(file)), ...others, ...joined];
   return parts.length < 2 ? [...rest, ...parts] : [...rest, await seriesOf(parts)];
+}
+
+/** The files, with a header and the voxels of its name as one. */
+async function withPairs(files: readonly File[]): Promise<File[]> {
+  const kinds = await Promise.all(files.map(kindOf));
+  const voxels = new Map(files.map((file) => [file.name.toLowerCase(), file]));
+  const made: File[] = [];
+  const used = new Set<File>();
+  for (const header of files.filter((_, i) => kinds[i] === "header")) {
+    const own = voxels.get(header.name.toLowerCase().replace(/\.hdr(\.gz)?$/, ".img$1"));
+    if (own === undefined || own === header) continue;
+    const [head, body] = await Promise.all([header, own].map(async (file) => new Uint8Array(await file.arrayBuffer())));
+    made.push(new File([await zipOf([["00000", head!], ["00001", body!]])], `${header.name}.zip`));
+    used.add(header).add(own);
+  }
+  return [...files.filter((file) => !used.has(file)), ...made];
 }
 
 /** The channels of a case as one file, as the service takes it: bytes that depend on the channels alone. */

@@ -100,7 +100,7 @@ function Workbench() {
             void openFiles(files);
           }}>
           {answered === null && (
-            <span class="hint">NIfTI (a file for each channel), NRRD, MetaImage, PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
+            <span class="hint">NIfTI (a file for each channel), NRRD, MetaImage, ANALYZE (.hdr with its .img), PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
           )}
         </DropZone>
         <Rejection error={catalogueError.value} onRetry={chooseFirst} />

@@ -8,7 +8,7 @@ import { type Answer, ask, askClass, attach, type Classified, type Progress, typ
 
 export interface OpenScan {
   name: string;
-  /** One file, or those of a DICOM series. */
+  /** One file, those of a DICOM series, or a header and its voxels. */
   files: readonly Blob[];
   /** A picture: no sides of a patient, no volume. */
   flat: boolean;
@@ -80,13 +80,15 @@ export async function opened(
 ): Promise<OpenScan> {
   const each = await Promise.all(files.map(kindOf));
   const kinds = new Set(each);
-  const kind = kinds.has("dicom") ? "dicom" : [...kinds][0]!;
+  // A header (.hdr) and its voxels (.img), which by themselves are of no kind.
+  const pair = files.length === 2 && each.filter((found) => found === "header").length === 1;
+  const kind = pair ? "header" : kinds.has("dicom") ? "dicom" : [...kinds][0]!;
   // Several NIfTI volumes are the channels of one scan.
   const channels = files.length > 1 && kinds.size === 1 && kind === "nifti";
-  if (kind === "unknown" || (files.length > 1 && kind !== "dicom" && !channels)) {
+  if (kind === "unknown" || (files.length > 1 && kind !== "dicom" && !channels && !pair)) {
     const other = files[each.indexOf("unknown")];
     throw new Error(
-      `${other instanceof File ? other.name : name}: expected a NIfTI, NRRD or MetaImage volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), or a NIfTI volume for each channel, ` +
+      `${other instanceof File ? other.name : name}: expected a NIfTI, NRRD or MetaImage volume, ANALYZE (.hdr with its .img), a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), or a NIfTI volume for each channel, ` +
         "found another file.",
     );
   }
