@@ -109,32 +109,25 @@ NOTES = {
     "and value stage for a query. Members' personal models and their second stage take no part.",
 }
 _DATA_NOTE = """\
-**What differs from the paper.** The paper has breast MRI, brain MRI and liver CT, each a set of thousands
-of slices; here are bladder MRI, brain FLAIR and breast ultrasound, of at most a few hundred images, so its
-figures stand beside these for the order of the arms, not for the level. Other organs from outside,
-zero-shot and with a few labels, were in an earlier study ([what it showed](summary.md#earlier-studies))."""
+**What differs from the paper.** Breast MRI, brain MRI and liver CT there, thousands of slices each; here
+bladder MRI, brain FLAIR and breast ultrasound, at most a few hundred images each. Read the order of the arms,
+not the level."""
 _METHOD_NOTE = """\
-The paper trains for 5 rounds at width 64, and FedOAP for two epochs more than its rivals. Profile `cpu` has 8
-rounds at width 16, profile `gpu` 50 at width 64, and both add two rounds: FedOAP's second stage, or rounds of
-training for its rivals. All arms see as many batches; FedRep takes two steps for each, since it trains the
-head and then the body. Ablations without the perturbed loss keep the second stage, with the plain loss.
-FedDP trains FedOAP's network without its adapter and bank, with queries at the sites, and calibrates for the
-two rounds of the second stage, lambda 1 and not tuned; each of these steps asks three models more.
-Its first stage has Dice alone, as its authors' code has. On this network, from nothing, so few steps may not
-leave the plateau where nearly all pixels are marked: the row then says more of that loss than of local
-queries or calibration.
+5 rounds at width 64 there; here 8 at width 16, `gpu` 50 at width 64. Two rounds more are FedOAP's second
+stage, or training of its rivals. All arms see as many batches; FedRep takes two steps for each. FedDP has
+FedOAP's network without adapter and bank, and calibrates in the second stage. Its first stage has Dice alone,
+as its authors' code has: so few steps may not leave the plateau where nearly all pixels are marked, and the
+row then says more of that loss than of local queries.
 
-**Recipes differ.** FedOAP, FedDP and the ablation have AdamW with one cosine over all steps of a stage, a
-uniform mean of the sites, and binary cross-entropy with Dice (FedDP: Dice alone, then the calibration). Their
-rivals have Adam, restarted every round, at a rate that falls in the second half of the rounds, weights by the
-number of images, and soft Dice. No arm is tuned: FedAvgM has momentum 0.9 and rate 1 at the server,
-FedAdagrad rate 0.01 and tau 0.001.
+**Recipes differ.** FedOAP, FedDP and the ablation have AdamW with one cosine, a uniform mean of the sites,
+and binary cross-entropy with Dice. Their rivals have Adam, weights by the number of images, and soft Dice. No
+arm is tuned.
 
 *Dice*: of the foreground, per patient, over all images of the patient, on their own grids; a false alarm on
 a patient without a tumour counts 0. *Dice of slices with a tumour*: the paper's formula, mean over slices, at
 most 200 of a site, at the network's resolution. Both in percent, means of sites; ± is the standard deviation
 over seeds, each of which tests another third of the patients. Intervals are 95 %, paired bootstrap over
-patients within sites. Bytes are sent and received together."""
+patients within sites."""
 
 
 @dataclass(frozen=True)

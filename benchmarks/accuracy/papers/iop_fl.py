@@ -217,13 +217,11 @@ PROFILES = {
 NOTES = {
     "inside": "Table I. Each seed tests another third of every site's patients, by the model that the site "
     "is served. Centralised has no seconds of training, since the server trains.",
-    "outside": f"Table II; of Table III, on prostate MRI alone, are `{PER_LAYER}` (the paper's `Layer`) and "
-    f"`{PER_MODEL}` (its `Global`). Each site is left out in turn and all its patients are reported. MB and "
-    "seconds are those of the members' training, with the seconds of the arm's own adaptation, and of the "
-    "scoring where HD95 is not shown. What the outside hospital downloads is not counted. `Average` is the "
-    "mean of the scores of the members' models, `Ensemble` the mean of their logits; `Tent`, `statistics` "
-    "and `ladder` are presets ([all of them](../explanation/routing.md#recipes)), and Locum's loss is the "
-    "preset `paper`.",
+    "outside": f"Table II; of Table III `{PER_LAYER}` (its `Layer`) and `{PER_MODEL}` (its `Global`). Each "
+    "site is left out in turn and all its patients are reported. Seconds have the arm's own adaptation, and "
+    "the scoring where HD95 is not shown. `Average` is the mean of the members' scores, `Ensemble` of their "
+    "logits; the others are presets ([all of them](../explanation/routing.md#recipes)), Locum's loss "
+    "`paper`.",
     "tau": "After Fig. 6: the share of the newest local model in the moving average, with the recipe of the "
     "paper.",
     "members": "After Fig. 7: of the other three sites all train together, or the two that follow the "
@@ -233,40 +231,21 @@ NOTES = {
     "epochs": "After Fig. 7: passes over the hospital's slices, and their seconds beside the gain.",
 }
 _DATA_NOTE = """\
-**What differs from the paper.** The paper has prostate MRI of six sites, and fundus photographs of four
-with disc and cup. Here are glioma slices of four institutions and vessels of four cameras, so the paper's
-figures stand beside these for the order of the arms, not for the level. The shape term of the loss suits
-compact organs ([routing](../explanation/routing.md)); it is used on vessels too. The shared
-`fundus_disc_cup` is the paper's own task, but it has two sites: leaving one out leaves no routing space, so
-it is not used."""
+**What differs from the paper.** Prostate MRI and fundus photographs there; here glioma slices of four
+institutions and vessels of four cameras. Read the order of the arms, not the level. The shape term of the
+loss suits compact organs ([routing](../explanation/routing.md)); it is used on vessels too."""
 _METHOD_NOTE = """\
-The paper trains for 100 rounds at width 32. Profile `cpu` has width 8, images of 96 or 128 pixels and 20 or
-40 rounds; profile `gpu` has width 32, images of 256 pixels and 100 rounds.
-
-**Steps.** In every round most arms take one step on each batch. pFedMe takes five, and one more towards the
-result. Ditto trains two models, each on all batches. FedRep trains the head on all batches, then the body on
-as many. IOP-FL with Locum's recipe takes at least 10 batches per round where a round is a number of passes
-(`retina_vessels`), and trains every personal model for five passes more at the end. Centralised takes as many
-steps as all sites together. `as many steps`: with rounds cut until an arm takes about FedAvg's steps; pFedMe
-then has a sixth of the rounds, and Locum's recipe as few batches in a round as the others.
-
-**The other methods are not tuned.** They have Locum's defaults: lambda 0.1 of pFedMe, with half the way to
-the personal model after each batch, lambda 0.1 of Ditto, mu 0.01 of FedProx, and FedSoup's pool after three
-quarters of the rounds.
-
-**FedDG** is trained for itself, with all of the sites' images in its bank and 3x3 amplitudes of each; a step
-takes about four times as long. **TTT** starts from a FedAvg that learned to tell quarter turns too, and is
-trained for itself; it adapts online, one step per slice, at the hospital, and keeps the result only if it
-tells the turns better. Neither paper's rate is tuned.
-
-**Epoch by label** is scored as the authors' code scores: in train mode with dropout, on slices with a target,
-at the epoch that the labels choose. It learns from the slices that it scores, at most 200 of a site. The
-other outside arms learn from about 96 slices at most, in profile `gpu` from 400.
+100 rounds at width 32 there, 20 or 40 at width 8 here (`gpu`: as there). **Steps** on each batch: pFedMe six,
+Ditto and FedRep two, the others one; Locum's recipe takes at least 10 batches a round (`retina_vessels`) and
+five passes more for a personal model. `as many steps` cuts the rounds to about FedAvg's steps. **No arm is
+tuned.** FedDG and TTT are trained for themselves. **Epoch by label** learns from the slices that it scores,
+in train mode, at the epoch that the labels choose, as the authors' code does; the other outside arms learn
+from at most 96 slices (`gpu`: 400).
 
 *Dice*: of the foreground, per patient, on the scan's own grid. *Dice as the paper's code has it*: mean over
 slices with a target, at most 200 of a site, and over all classes, the background among them, at the
 network's resolution. Both in percent, means of sites; ± is the standard deviation over seeds. Intervals are
-95 %, paired bootstrap over patients within sites. Bytes are sent and received together."""
+95 %, paired bootstrap over patients within sites."""
 
 
 class PaperIopFl(PaperOnData[Profile]):

@@ -1,4 +1,4 @@
-"""A part of a table's page: every arm with both metrics, its interval and its cost; a figure; every site."""
+"""A part of a table's page: every arm with both metrics, its worst site, its interval and cost; a figure."""
 
 from __future__ import annotations
 
@@ -20,21 +20,8 @@ from benchmarks.harness.tables import Interval, mean_and_spread, table
 from training.report.charts import Change, forest_chart
 
 MEGABYTE = 1e6
-_MINUS = (
-    "*minus*: in points, over patients or images that both arms have, with sites weighted alike as in the "
-    "means. A patient without a target counts 1 where one arm finds none and the other does; the means leave "
-    "the patient out where none is found. Fewer seeds of an arm are compared with the same seeds alone."
-)
-_SURFACES = (
-    "*HD95* and *surface Dice* (normalised, at a tolerance of 1): in millimetres where a scan has its "
-    "spacing, else in pixels of the scan, as of all shared images. Per patient, means of sites, without "
-    "patients of whom no scan has a surface both in answer and mask: these are counted under *no surface*, "
-    "and an arm that finds less has more of them. A dash is an arm that was run before both were measured."
-)
-_SECONDS = (
-    "Seconds are wall-clock, the median over runs, of one thread on a machine with other work: they tell the "
-    "order of magnitude."
-)
+_LEGEND = "[How to read the tables](../../benchmarks/accuracy/papers/README.md#reading-a-page)."
+_EMPTY = ("", "–")
 
 
 @dataclass
@@ -43,8 +30,7 @@ class Line:
 
     `ours` has the metric of every patient or image, by seed and (site, name); `paper` has the paper's metric,
     by seed and site; `surfaces` has HD95 and surface Dice as `ours`, of the rows that have them. `bytes` and
-    `seconds` are those of one site in the mean, an entry per run. `settings` are the fields of the method's
-    configuration.
+    `seconds` are those of one site in the mean, an entry per run.
     """
 
     published: Mapping[str, float] = field(default_factory=dict)
@@ -53,7 +39,6 @@ class Line:
     surfaces: dict[str, dict[int, dict[tuple[str, str], float]]] = field(default_factory=dict)
     bytes: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, seed: int, site: str, found: Mapping[str, Any]) -> None:
         """Add what was found at a site."""
@@ -72,8 +57,8 @@ class Line:
 class Part:
     """A table of a page. `baseline` is the arm that the others are compared with; `columns` are the paper's.
 
-    `published` has every arm, with what the paper prints for it; arms without a row are named below the
-    table. `metric` and `papers_metric` name the two metrics, for the header; `note` stands below the title.
+    `published` has every arm, with what the paper prints for it. `metric` and `papers_metric` name the two
+    metrics, for the header; `note` stands below the title.
     `surfaces` shows distances of surfaces beside them.
     """
 
@@ -97,20 +82,20 @@ class Part:
                 for site, found in result["sites"].items():
                     line.add(row["cell"]["seed"], site, found)
                 line.add_cost(result["cost"], result.get("seconds", 0.0))
-                line.settings = row["cell"].get("method", {})
         return lines
 
     def sections(self, figure: str) -> list[str]:
-        """The part in Markdown; `figure` is the file of its figure."""
+        """The part in Markdown; `figure` is the file of its figure. Columns without an entry are left out."""
         sites = self._sites
-        header = ["arm", *(f"paper, {column}" for column in self.columns), self.metric, self.papers_metric]
+        header = ["arm", f"paper, {'/'.join(self.columns)}", self.metric, "worst site", self.papers_metric]
         header += ["HD95", "surface Dice", "no surface"] if self.surfaces else []
         header += [f"minus {self.baseline}", "MB per site", "seconds per site"]
         body = [
             [
                 name,
-                *(f"{line.published[c]:.1f}" if c in line.published else "" for c in self.columns),
+                "/".join(f"{line.published[c]:.1f}" if c in line.published else "" for c in self.columns),
                 _percent(self._means(line.ours)),
+                self._worst(line.ours),
                 _percent(
                     [float(np.mean([*own.values()])) for own in line.paper.values() if {*own} >= {*sites}]
                 ),
@@ -121,18 +106,7 @@ class Part:
             ]
             for name, line in self.lines.items()
         ]
-        own = [
-            [
-                name,
-                *(
-                    _percent([tables.site_mean(found, [site]) for found in line.ours.values()])
-                    for site in sites
-                ),
-            ]
-            for name, line in self.lines.items()
-            if line.ours
-        ]
-        missing = [name for name in self.published if name not in self.lines]
+        kept = [at for at in range(len(header)) if any(line[at].strip("/") not in _EMPTY for line in body)]
         begun = [
             f"{name}, seed {seed}: {', '.join(sorted(own))}"
             for name, line in self.lines.items()
@@ -142,14 +116,19 @@ class Part:
         return [
             f"## {self.title}",
             self.note,
-            table(header, body),
-            *([f"Not run: {', '.join(missing)}."] if missing else []),
+            table([header[at] for at in kept], [[line[at].strip("/") for at in kept] for line in body]),
             *([f"In no mean, since not all sites are computed: {'; '.join(begun)}."] if begun else []),
             *([f"![Change of {self.metric} against {self.baseline}]({figure})"] if self.changes else []),
-            f"{self.metric} at every site:",
-            table(["arm", *sites], own),
-            self._settings(),
         ]
+
+    def _worst(self, by_seed: tables.BySeed) -> str:
+        """The least mean over seeds of a site."""
+        whole = self._whole(by_seed)
+        if not whole:
+            return "–"
+        return _percent(
+            [min(np.nanmean([tables.site_mean(own, [site]) for own in whole]) for site in self._sites)]
+        )
 
     def _surfaces(self, line: Line) -> tuple[str, str, str]:
         """HD95, surface Dice in percent, and the number of patients without either."""
@@ -160,21 +139,10 @@ class Part:
 
     def _means(self, by_seed: tables.BySeed) -> list[float]:
         """The mean of sites of every seed that has all sites."""
-        sites = self._sites
-        whole = [own for own in by_seed.values() if {site for site, _ in own} >= {*sites}]
-        return [tables.site_mean(own, sites) for own in whole]
+        return [tables.site_mean(own, self._sites) for own in self._whole(by_seed)]
 
-    def _settings(self) -> str:
-        """The fields of the baseline, or else of the first arm, and where others differ; folded away."""
-        name = self.baseline if self.baseline in self.lines else next(iter(self.lines))
-        base = self.lines[name].settings
-        lines = [f"- {name}: {_fields(base)}"]
-        for other, line in self.lines.items():
-            own = {k: v for k, v in line.settings.items() if k not in base or base[k] != v}
-            if own:
-                lines.append(f"- {other}, otherwise as {name}: {_fields(own)}")
-        text = "\n".join(lines)
-        return f"<details><summary>Settings of the arms</summary>\n\n{text}\n\n</details>"
+    def _whole(self, by_seed: tables.BySeed) -> list[Mapping[tuple[str, str], float]]:
+        return [own for own in by_seed.values() if {site for site, _ in own} >= {*self._sites}]
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -275,9 +243,10 @@ class PaperTables(Experiment[P]):
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """What differs from the paper, then every part."""
-        found = [self.differs, *([_SURFACES] if self.surfaces else []), _MINUS, _SECONDS]
+        found = [self.differs, _LEGEND]
         for name, part in self._parts_of(rows).items():
-            found += part.sections(self._file(name))
+            # A note that parts share is said once.
+            found += [each for each in part.sections(self._file(name)) if each not in found]
         return [*found, *self._not_computed(rows)]
 
     def lacking(self, rows: Sequence[Row]) -> dict[tuple[str, str | None], list[Cell]]:
@@ -292,16 +261,17 @@ class PaperTables(Experiment[P]):
         return found
 
     def _not_computed(self, rows: Sequence[Row]) -> list[str]:
-        """What the profile has and no row, with the commands that compute it."""
-        lines = []
+        """What the profile has and no row, a line per part, with the command that computes it."""
+        parts: dict[str, list[tuple[str | None, int]]] = {}
         for (part, arm), cells in self.lacking(rows).items():
-            only = ["--only", f"part={part}", *(["--only", f"arm={arm}"] if arm else [])]
-            command = f"{self.command} {shlex.join(only)}"
-            seeds = sorted({cell["seed"] for cell in cells})
-            said = f"{len(cells)} cell{'s' * (len(cells) > 1)}, seed{'s' * (len(seeds) > 1)}"
-            which = f"{arm or 'all arms'} of `{part}`, {said} {', '.join(map(str, seeds))}"
-            lines.append(f"- {which}:\n  `{command}`")
-        return ["## Not computed yet", "\n".join(lines)] if lines else []
+            parts.setdefault(part, []).append((arm, len(cells)))
+        lines = [
+            f"- `--only {shlex.quote(f'part={part}')}`: "
+            + "; ".join(f"{arm or 'all arms'} ({count})" for arm, count in found)
+            for part, found in parts.items()
+        ]
+        text = "The command above with the part that is wanted; cells in brackets."
+        return ["## Not computed yet", text, "\n".join(lines)] if lines else []
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
         """A figure per part."""
@@ -323,10 +293,6 @@ class PaperTables(Experiment[P]):
 def _at(site: str, values: Mapping[str, float | None]) -> dict[tuple[str, str], float]:
     """Values by patient, None as NaN, by site and patient."""
     return {(site, name): math.nan if value is None else value for name, value in values.items()}
-
-
-def _fields(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _percent(values: Sequence[float]) -> str:

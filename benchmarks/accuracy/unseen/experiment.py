@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.accuracy.unseen.hospital import Hospitals
-from benchmarks.accuracy.unseen.report import sections
+from benchmarks.accuracy.unseen.report import figure_of, sections
 from benchmarks.accuracy.unseen.scanner import SEVERITIES
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
@@ -116,7 +116,15 @@ class Unseen(Experiment[Profile]):
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The criteria first, then every set."""
-        return sections(rows)
+        return sections(rows, self._figure)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
+        """What each hospital was served."""
+        return {self._figure: figure_of(rows)}
+
+    @property
+    def _figure(self) -> str:
+        return f"{self.rows_path.stem}.svg"
 
     def _present(self) -> list[str]:
         return [set_ for set_ in self.profile.sets if set_ == PHANTOM or (self.data / set_).is_dir()]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks.harness.cells import Row
+from benchmarks.harness.figures import strip_chart
 from benchmarks.harness.tables import table
 
 PHANTOM = "phantom"
@@ -25,8 +26,8 @@ Unit: TypeAlias = tuple[str, int, str]
 Values: TypeAlias = dict[Unit, list[float]]
 
 
-def sections(rows: Sequence[Row]) -> list[str]:
-    """All sections for which there are rows."""
+def sections(rows: Sequence[Row], figure: str) -> list[str]:
+    """All sections for which there are rows; `figure` is the file of the figure."""
     by_part: dict[str, list[Row]] = {}
     for row in rows:
         by_part.setdefault(row["cell"]["part"], []).append(row)
@@ -44,18 +45,20 @@ def sections(rows: Sequence[Row]) -> list[str]:
         head = ["criterion", *(cell for words in criteria for cell in (f"found{words}", "met"))]
         body = [[name, *(c for own in criteria.values() for c in own.get(name, ("", "")))] for name in asked]
         found += ["## Criteria", table(head, body)]
-    for words, own in groups.items():
+    for words, own in [*groups.items()][:1]:
+        found += ["What `auto` served, each hospital and seed:", f"![what is served]({figure})"]
         found += [f"## Outside{words}: what is served, minus the global model", _outside(own)]
-        found += [f"## Every hospital{words}", _hospitals(own)]
         found += [f"## Verdicts{words}", *_gate(own)]
     if served and paper:
-        found += ["## Training, counted apart: the global model as it is", _training(served, paper)]
+        found += ["## Locum's training minus the paper's: the global model as it is"]
+        found += [_by_set({"": _training_gains(served, paper)})]
     if inside:
-        found += ["## Inside: personal minus global on the members' test patients", _inside(inside)]
+        found += ["## Inside, minus global on the members' test patients", _inside(inside)]
     if reference:
-        found += ["## Head-room: a model trained at the hospital itself", _reference(reference)]
+        found += ["## Head-room: a model trained at the hospital, minus that of the others"]
+        found += [_by_hospital({"head-room": _head_room(reference)})]
     if "learned" in by_part:
-        found += ["## Recipes that are not practised, always served", _learned(by_part["learned"])]
+        found += ["## Recipes that are not practised, always served", _by_set(_learned(by_part["learned"]))]
     if "official" in by_part:
         found += ["## The official protocol, a diagnostic", _official(by_part["official"])]
     return found
@@ -66,6 +69,7 @@ def _about(rows: Sequence[Row]) -> str:
     return (
         "What was fixed before these were run is in [the protocol](protocol-outside.md). Figures are points "
         "of Dice (hundredths), means over hospitals of the means over seeds, except where it says otherwise. "
+        "In brackets is the worst hospital. "
         f"Seeds: {', '.join(map(str, seeds))}. {len(rows)} cells are finished."
     )
 
@@ -132,7 +136,8 @@ def _severities(values: Values, set_: str) -> list[int]:
 def _criteria(
     served: Sequence[Row], inside: Sequence[Row], paper: Sequence[Row]
 ) -> Iterable[tuple[str, str, str]]:
-    changes = [fmean(found) for found in _inside_changes(inside, "personal").values()]
+    personal = _inside_changes(inside, "personal").items()
+    changes = [fmean(found) for (set_, _), found in personal if set_ != PHANTOM]
     if changes:
         yield _criterion(
             "1. inside, personal minus global: mean > 0, no member below -0.5",
@@ -229,21 +234,14 @@ def _outside(rows: Sequence[Row]) -> str:
     return table(["set", "severity", "global", "accepted", "auto, worst", *shown], body)
 
 
-def _hospitals(rows: Sequence[Row]) -> str:
-    auto, level = _values(rows, _change("auto")), _values(rows, lambda at: at["arms"]["global"])
-    severities = sorted({unit[1] for unit in auto})
-    body = []
-    for set_, site in dict.fromkeys((unit[0], unit[2]) for unit in auto):
-        line: list[Any] = [set_, site]
-        for severity in severities:
-            unit = (set_, severity, site)
-            if unit in auto:
-                line.append(f"{100 * fmean(level[unit]):.1f} {_spread(auto[unit])}")
-            else:
-                line.append("")
-        body.append(line)
-    head = ["set", "left out", *(f"severity {severity}: global, auto" for severity in severities)]
-    return table(head, body)
+def figure_of(rows: Sequence[Row]) -> str:
+    """What `auto` served to each hospital, in points, by set, severity and gate."""
+    parts: dict[str, dict[str, list[float]]] = {}
+    for words, own in _by_gate([row for row in rows if row["cell"]["part"] == "served"]).items():
+        for (set_, severity, _), values in sorted(_values(own, _change("auto")).items()):
+            line = parts.setdefault(set_, {}).setdefault(f"severity {severity}{words}", [])
+            line += [100 * value for value in values]
+    return strip_chart(parts, "points")
 
 
 # ---------------------------------------------------------------------- gate
@@ -368,63 +366,54 @@ def _training_gains(served: Sequence[Row], paper: Sequence[Row]) -> Values:
     return found
 
 
-def _training(served: Sequence[Row], paper: Sequence[Row]) -> str:
-    gains = _training_gains(served, paper)
+def _by_set(arms: Mapping[str, Values]) -> str:
+    """A line for each set and arm, with its mean and worst hospital by severity."""
+    severities = sorted({unit[1] for values in arms.values() for unit in values})
     body = []
-    for set_ in _sets(gains):
-        for severity in _severities(gains, set_):
-            found = _of(gains, set_, severity)
-            body.append([set_, severity, _points(fmean(found.values())), _points(min(found.values()))])
-    return table(["set", "severity", "Locum's training minus the paper's", "worst hospital"], body)
+    for arm, values in arms.items():
+        for set_ in _sets(values):
+            each = [[*_of(values, set_, severity).values()] for severity in severities]
+            body.append([f"{set_} {arm}".strip(), *map(_worst, each)])
+    return table(["set", *(f"severity {severity}" for severity in severities)], body)
 
 
 def _inside_changes(rows: Sequence[Row], arm: str) -> dict[tuple[str, str], list[float]]:
-    """The changes of the real sets' members, by set and site."""
+    """The changes of the members, by set and site."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if row["cell"]["set"] != PHANTOM:
-            for site, dice in row["result"].items():
-                found.setdefault((row["cell"]["set"], site), []).append(dice[arm] - dice["global"])
+        for site, dice in row["result"].items():
+            found.setdefault((row["cell"]["set"], site), []).append(dice[arm] - dice["global"])
     return found
 
 
 def _inside(rows: Sequence[Row]) -> str:
+    return _by_hospital(
+        {
+            "personal": _inside_changes(rows, "personal"),
+            "what `auto` serves": _inside_changes(rows, "auto"),
+        }
+    )
+
+
+def _head_room(rows: Sequence[Row]) -> dict[tuple[str, str], list[float]]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        gain = row["result"]["home"] - row["result"]["global"]
+        found.setdefault((row["cell"]["set"], row["cell"]["site"]), []).append(gain)
+    return found
+
+
+def _by_hospital(arms: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> str:
+    """A line for each set, with the mean and the least of its hospitals."""
+    first = next(iter(arms.values()))
     body = []
-    for set_, site in dict.fromkeys((row["cell"]["set"], site) for row in rows for site in row["result"]):
-        own = [row["result"][site] for row in rows if row["cell"]["set"] == set_]
-        body.append(
-            [
-                set_,
-                site,
-                f"{100 * fmean(each['global'] for each in own):.1f}",
-                _spread([each["personal"] - each["global"] for each in own]),
-                _spread([each["auto"] - each["global"] for each in own]),
-                ", ".join(f"{each['share']:g}" for each in own),
-                ", ".join(str(each["patients"]) for each in own),
-            ]
-        )
-    head = [
-        "set",
-        "member",
-        "global",
-        "personal",
-        "what `auto` serves",
-        "lambda, by seed",
-        "patients, by seed",
-    ]
-    return table(head, body)
+    for set_ in dict.fromkeys(name for name, _ in first):
+        each = [[fmean(v) for (name, _), v in own.items() if name == set_] for own in arms.values()]
+        body.append([set_, *map(_worst, each)])
+    return table(["set", *arms], body)
 
 
-def _reference(rows: Sequence[Row]) -> str:
-    body = []
-    for set_, site in dict.fromkeys((row["cell"]["set"], row["cell"]["site"]) for row in rows):
-        own = [row["result"] for row in rows if (row["cell"]["set"], row["cell"]["site"]) == (set_, site)]
-        away, home = fmean(each["global"] for each in own), fmean(each["home"] for each in own)
-        body.append([set_, site, f"{100 * away:.1f}", f"{100 * home:.1f}", _points(home - away)])
-    return table(["set", "left out", "global of the others", "trained at home", "head-room"], body)
-
-
-def _learned(rows: Sequence[Row]) -> str:
+def _learned(rows: Sequence[Row]) -> dict[str, Values]:
     values: dict[str, Values] = {}
     for row in rows:
         for severity, arms in row["result"].items():
@@ -432,17 +421,7 @@ def _learned(rows: Sequence[Row]) -> str:
                 if arm not in ("global", "patients"):
                     unit = (row["cell"]["set"], int(severity), row["cell"]["site"])
                     values.setdefault(arm, {}).setdefault(unit, []).append(found[0])
-    first = next(iter(values.values()))
-    body = []
-    for set_ in _sets(first):
-        for severity in _severities(first, set_):
-            units = {arm: [*_of(found, set_, severity).values()] for arm, found in values.items()}
-            body.append(
-                [set_, severity, *(f"{_points(fmean(u))} ({_points(min(u))})" for u in units.values())]
-            )
-    return "Mean over hospitals, and the worst of them; seed 0.\n\n" + table(
-        ["set", "severity", *values], body
-    )
+    return values
 
 
 def _official(rows: Sequence[Row]) -> str:
@@ -480,9 +459,9 @@ def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def _spread(values: Sequence[float]) -> str:
-    spread = f" ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{_points(fmean(values))}{spread}"
+def _worst(values: Sequence[float]) -> str:
+    """The mean, and the least in brackets."""
+    return f"{_points(fmean(values))} ({_points(min(values))})" if values else ""
 
 
 def _share(value: float) -> str:

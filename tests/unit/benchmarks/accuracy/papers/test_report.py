@@ -37,13 +37,19 @@ def lines(rows: list[Row]) -> dict[str, list[str]]:
 
 def test_surfaces_are_means_of_sites_and_patients_without_are_counted() -> None:
     found = lines([row("base", 0, site, **SURFACES) for site in ("a", "b")])
-    assert found["arm"][:5] == ["Dice", "theirs", "HD95", "surface Dice", "no surface"]
-    assert found["base"][:5] == ["60.0", "60.0", "4.0", "25.0", "2"]
+    assert found["arm"][:5] == ["Dice", "worst site", "theirs", "HD95", "surface Dice"]
+    assert found["base"][:6] == ["60.0", "60.0", "60.0", "4.0", "25.0", "2"]
 
 
 def test_a_row_from_before_surfaces_has_dashes() -> None:
     found = lines([row("base", 0, "a", **SURFACES), row("old", 0, "a")])
-    assert found["old"][:5] == ["60.0", "60.0", "–", "–", "–"]
+    assert found["old"][:6] == ["60.0", "60.0", "60.0", "–", "–", "–"]
+
+
+def test_columns_without_an_entry_are_left_out_and_the_worst_site_is_shown() -> None:
+    found = lines([row("base", 0, "a"), row("base", 0, "b", ours={"p": 0.1, "q": 0.3})])
+    assert found["arm"] == ["Dice", "worst site", "theirs", "MB per site", "seconds per site"]
+    assert found["base"][:2] == ["40.0", "20.0"]
 
 
 def test_a_seed_without_all_sites_is_in_no_mean_and_is_named() -> None:
@@ -63,9 +69,5 @@ def test_what_has_no_row_is_named_with_the_command_that_computes_it() -> None:
     assert [cell["seed"] for cell in found["comparison", "FedOAP"]] == [2]
     assert sum(map(len, found.values())) + len(done) == len(cells)
     *_, section = experiment.sections([{"cell": cell, "result": row("x", 0, "a")["result"]} for cell in done])
-    run = "python -m benchmarks run paper-fedoap --profile cpu --data data"
-    assert (
-        f"- FedOAP of `comparison`, 1 cell, seed 2:\n  `{run} --only part=comparison --only arm=FedOAP`"
-        in section
-    )
-    assert f"`{run} --only part=unseen`" in section
+    assert "- `--only part=comparison`: FedOAP (1)" in section
+    assert "- `--only part=unseen`: all arms (72)" in section
