@@ -2,8 +2,8 @@
 
 Everything that depends on the set of formats is derived from `FORMATS`: which reader
 `model_store.scan.decode` calls, the suffixes that are cut off a scan's name, the lists of formats in error
-messages and in the API description, and which folders of a training site are scans. The recipe "Add a scan
-format" is in `docs/recipes/scan-format.md`.
+messages and in the API description, which folders of a training site are scans, and the table of
+`docs/reference/formats.md`. The recipe "Add a scan format" is in `docs/recipes/scan-format.md`.
 
 A scan is one blob of bytes for the service: one upload, one digest, one file of a cohort. A scan of several
 files (a DICOM series) is sent as a zip, which is a format with its own `sniff` and `read`. In a training
@@ -40,6 +40,21 @@ class Series:
 
 
 @dataclass(frozen=True)
+class About:
+    """What the documentation says of a format.
+
+    Attributes:
+        reads: which files of it are read, and which are refused.
+        mask: what is special of a mask in it.
+        oracle: the independent reader with which a test compares it.
+    """
+
+    reads: str = ""
+    mask: str = "values"
+    oracle: str = ""
+
+
+@dataclass(frozen=True)
 class Format:
     """One format of scans.
 
@@ -56,6 +71,7 @@ class Format:
         series: for a format that may also be several files.
         beside: of a scan of two files in one folder, the suffix of the one that names it and of the other.
         read_mask: how a mask's bytes are read, where that is not by `read`.
+        about: what the documentation says of it.
     """
 
     name: str
@@ -67,6 +83,7 @@ class Format:
     series: Series | None = None
     beside: tuple[tuple[str, str], ...] = ()
     read_mask: Callable[[bytes, Limits], Scan] | None = None
+    about: About = About()
 
 
 def _starts_with(*signatures: bytes) -> Callable[[bytes], bool]:
@@ -84,6 +101,11 @@ FORMATS: tuple[Format, ...] = (
         png.read_png,
         png.deidentify_png,
         read_mask=partial(png.read_png, indexed=True),
+        about=About(
+            "grey of 1 to 16 bits, colours and palettes; not animated, and not stored rotated",
+            "of a palette its indices",
+            "Pillow",
+        ),
     ),
     Format(
         "tiff",
@@ -93,6 +115,11 @@ FORMATS: tuple[Format, ...] = (
         tiff.read_tiff,
         tiff.deidentify_tiff,
         read_mask=partial(tiff.read_tiff, indexed=True),
+        about=About(
+            "one page in strips or tiles; uncompressed, LZW, Deflate or PackBits; not stored rotated",
+            "of a palette its indices",
+            "Pillow",
+        ),
     ),
     Format(
         "nifti",
@@ -101,6 +128,10 @@ FORMATS: tuple[Format, ...] = (
         _starts_with(*nifti.SIGNATURES),
         nifti.read_nifti,
         nifti.deidentify_nifti,
+        about=About(
+            "NIfTI-1 and NIfTI-2 in both byte orders, colours, channels along a fourth axis",
+            oracle="nibabel",
+        ),
     ),
     Format(
         "nrrd",
@@ -109,6 +140,11 @@ FORMATS: tuple[Format, ...] = (
         _starts_with(*nrrd.SIGNATURES),
         nrrd.read_nrrd,
         nrrd.deidentify_nrrd,
+        about=About(
+            "raw or gzip, in LPS, RAS or LAS, any directions; not with its voxels in another file (.nhdr)",
+            "of a .seg.nrrd each segment by its code, name or number",
+            "SimpleITK",
+        ),
     ),
     Format(
         "metaimage",
@@ -117,6 +153,10 @@ FORMATS: tuple[Format, ...] = (
         _starts_with(*metaimage.SIGNATURES),
         metaimage.read_metaimage,
         metaimage.deidentify_metaimage,
+        about=About(
+            "raw or compressed, any directions; not with its voxels in another file (.mhd)",
+            oracle="SimpleITK",
+        ),
     ),
     Format(
         "analyze",
@@ -127,6 +167,11 @@ FORMATS: tuple[Format, ...] = (
         pair.deidentify_zip,
         Series(pair.is_header, pair.read_pair),
         beside=((".hdr", ".img"), (".hdr.gz", ".img.gz")),
+        about=About(
+            "ANALYZE 7.5 and SPM's without a .mat, which say nothing of orientation (a note), and NIfTI of "
+            "two files",
+            oracle="nibabel",
+        ),
     ),
     Format(
         "dicom",
@@ -136,6 +181,11 @@ FORMATS: tuple[Format, ...] = (
         read_dicom,
         deidentify_dicom,
         Series(is_dicom, read_series),
+        about=About(
+            "an image, a series, a study with a choice of its series, enhanced multi-frame, tilted gantries",
+            "SEG, RTSTRUCT, or a series of values",
+            "SimpleITK",
+        ),
     ),
 )
 

@@ -1,4 +1,9 @@
-"""A real server process: hundreds of damaged uploads, and kill -9 during an upload."""
+"""A real server process: hundreds of damaged uploads, and kill -9 during an upload.
+
+    LOCUM_FUZZ=2000 pytest tests/e2e/test_http_fuzz.py -k uploads -s -o timeout=0
+
+sends as many damaged files of each format, and prints how they were answered.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +29,17 @@ import nibabel as nib
 import numpy as np
 import pytest
 from PIL import Image
+from pydicom.data import get_testdata_file
 
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.scan import encode_nrrd
+from model_store.scans.dicom.files import zip_of
 from model_store.store import Store
 from model_store.task import Normalisation, Task
+from tests.helpers.model_store.dicom_files import tilted
+from tests.helpers.model_store.scan_files import metaimage, nifti1
 
+EACH = int(os.environ.get("LOCUM_FUZZ", "0"))
 MUTATIONS = 450
 MEBIBYTE = 2**20
 MODELS = {"/segment": "bright", "/classify": "dark"}
@@ -150,6 +161,29 @@ def good_scans() -> list[bytes]:
     return [*pictures, plain, swapped, second, gzip.compress(plain), gzip.compress(second)]
 
 
+def other_formats() -> dict[str, bytes]:
+    """Volumes of every other format, whole; of each an intensity is above the models' threshold."""
+    voxels = np.random.default_rng(1).integers(0, 200, (24, 20, 6)).astype(np.int16)
+    labels = (voxels > 100).astype(np.uint8)
+    nrrd = encode_nrrd(labels, np.diag([2.0, 3.0, 4.0, 1.0]), compress=False)
+    segments = nrrd.replace(b"\n\n", b"\nSegment0_LabelValue:=1\nSegment0_Name:=organ\n\n", 1)
+    whole = nifti1(voxels)
+    pair = (whole[:344] + b"ni1\0", gzip.compress(whole[352:]))
+    analyze = nib.AnalyzeImage(voxels, np.eye(4))
+    padded = {"PixelPaddingValue": 0, "RescaleIntercept": -24}
+    return {
+        "NRRD, gzip": encode_nrrd(labels, np.eye(4)),
+        "NRRD, raw": nrrd,
+        ".seg.nrrd": segments,
+        "MetaImage, raw": metaimage(voxels),
+        "MetaImage, compressed": metaimage(voxels, compress=True),
+        "NIfTI of two files": zip_of(pair),
+        "ANALYZE": zip_of((bytes(analyze.header.binaryblock), voxels.tobytes(order="F"))),
+        "DICOM, tilted and padded": zip_of(tilted(voxels.transpose(2, 1, 0), 12, **padded).values()),
+        "DICOM, JPEG of 12 bits": Path(str(get_testdata_file("JPGExtended.dcm"))).read_bytes(),
+    }
+
+
 def damage(data: bytes, chance: random.Random) -> bytes:
     """One to four random changes: bits, numbers, deletions, repetitions, cuts; most often in headers."""
     content = bytearray(data)
@@ -185,29 +219,38 @@ def form_of(route: str, scan: bytes) -> bytes:
     return content + b"\r\n--b--\r\n"
 
 
+def send_damaged(server: Server, scans: list[bytes], count: int, chance: random.Random) -> dict[int, int]:
+    """Send damaged scans and forms; return how many were answered with which status, none of 5xx."""
+    seen: dict[int, int] = {}
+    for number in range(count):
+        route = "/classify" if number % 3 == 2 else "/segment"
+        if number % 5 == 4:
+            body = damage(form_of(route, chance.choice(scans)), chance)
+        else:
+            body = form_of(route, damage(chance.choice(scans), chance))
+        response = server.post(route, body)
+        assert response.status_code == 200 or 400 <= response.status_code < 500, (
+            number,
+            response.status_code,
+            response.text,
+        )
+        if response.status_code != 200:
+            assert response.headers["content-type"] == "application/problem+json"
+            assert response.json()["detail"]
+        seen[response.status_code] = seen.get(response.status_code, 0) + 1
+    return seen
+
+
 def test_damaged_uploads_get_200_or_4xx_in_bounded_memory(folder: Path) -> None:
     chance = random.Random(20)
-    scans = good_scans()
+    others = other_formats()
+    scans = [*good_scans(), *others.values()]
     with running(folder) as server:
         for scan, route in product(scans, MODELS):
             assert server.send(route, scan).status_code == 200
-        seen: dict[int, int] = {}
-        for number in range(MUTATIONS):
-            route = "/classify" if number % 3 == 2 else "/segment"
-            if number % 5 == 4:
-                body = damage(form_of(route, chance.choice(scans)), chance)
-            else:
-                body = form_of(route, damage(chance.choice(scans), chance))
-            response = server.post(route, body)
-            assert response.status_code == 200 or 400 <= response.status_code < 500, (
-                number,
-                response.status_code,
-                response.text,
-            )
-            if response.status_code != 200:
-                assert response.headers["content-type"] == "application/problem+json"
-                assert response.json()["detail"]
-            seen[response.status_code] = seen.get(response.status_code, 0) + 1
+        seen = send_damaged(server, scans, MUTATIONS, chance)
+        for name, scan in others.items() if EACH else ():
+            print(f"{name}: {dict(sorted(send_damaged(server, [scan], EACH, chance).items()))}")
         # The damage was real, and not all of it was fatal.
         assert seen[422] > MUTATIONS / 3
         assert seen[200] > 0

@@ -28,6 +28,7 @@ from PIL import Image
 
 from model_store.errors import ScanError
 from model_store.scan import Limits, Scan, decode, decode_mask, deidentify, encode_nrrd
+from model_store.scans.dicom.files import zip_of
 from tests.helpers.model_store import dicom_files, scan_files
 
 LIMITS = Limits(max_bytes=2**20, max_pixels=2**20, max_voxels=2**20, max_decompressed=2**23)
@@ -68,12 +69,20 @@ def seeds() -> dict[str, bytes]:
         mask = (volume > 450).astype(np.uint8)
         found[f"mask-{compress}.nrrd"] = encode_nrrd(mask, np.diag([1.0, 2.0, 3.0, 1.0]), compress=compress)
         found[f"volume-{compress}.mha"] = scan_files.metaimage(volume, compress=compress)
+    whole = scan_files.nifti1(volume, magic=b"ni1\0", vox_offset=0.0)
+    found["pair.zip"] = zip_of((whole[:348], whole[352:]))
+    header = nib.Spm99AnalyzeHeader()
+    header.set_data_dtype(np.int16)
+    header.set_data_shape(volume.shape)
+    header["origin"][:3], header["scl_slope"] = (3, 4, 2), 0.5
+    found["analyze.zip"] = zip_of((bytes(header.binaryblock), gzip.compress(volume.tobytes(order="F"))))
     slices = rng.integers(0, 900, (3, 9, 10)).astype(np.int16)
     files = dicom_files.series(slices)
     found["slice.dcm"] = next(iter(files.values()))
     found["enhanced.dcm"] = dicom_files.enhanced(slices)
     found["projection.dcm"] = dicom_files.image(grey)
     found["series.zip"] = dicom_files.zipped(files)
+    found["tilted.zip"] = dicom_files.zipped(dicom_files.tilted(slices, 12, PixelPaddingValue=0))
     found["stored.zip"] = dicom_files.zipped(files, zipfile.ZIP_STORED)
     for coding in ("BINARY", "LABELMAP"):
         found[f"{coding}.seg"] = dicom_files.seg(files, (slices > 450).astype(np.uint8), coding)
