@@ -167,8 +167,8 @@ def other_formats() -> dict[str, bytes]:
     labels = (voxels > 100).astype(np.uint8)
     nrrd = encode_nrrd(labels, np.diag([2.0, 3.0, 4.0, 1.0]), compress=False)
     segments = nrrd.replace(b"\n\n", b"\nSegment0_LabelValue:=1\nSegment0_Name:=organ\n\n", 1)
-    whole = nifti1(voxels)
-    pair = (whole[:344] + b"ni1\0", gzip.compress(whole[352:]))
+    whole = nifti1(voxels, magic=b"ni1\0", vox_offset=0.0)
+    pair = (whole[:348], gzip.compress(whole[352:]))
     analyze = nib.AnalyzeImage(voxels, np.eye(4))
     padded = {"PixelPaddingValue": 0, "RescaleIntercept": -24}
     return {

@@ -95,7 +95,7 @@ def drop_for_two_hospitals(page: Any, service: Service) -> None:
 def test_header_and_its_voxels_are_one_scan(browser: Any, service: Service, tmp_path: Path) -> None:
     save_as(next(iter(service.scans.values())), tmp_path / "case7.hdr")
     cohort = service.client.post("/hospitals/dune/cohorts").headers["location"]
-    with opened_page(browser, service.address) as page:
+    with opened_page(browser, service.address, expected=()) as page:
         page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&cohort={cohort[-32:]}")
         page.get_by_label("Drop scans here").set_input_files(sorted(tmp_path.iterdir()))
         page.get_by_role("list", name="Uploads").get_by_text("done").wait_for()
