@@ -150,7 +150,7 @@ def _outlined(scan: Scan, geometry: Geometry, grid: VolumeGrid | None) -> ScanSu
     if grid is not None:
         axes = grid.axes
         along = along_axes([axis.spacing for axis in axes], [axis.count * axis.spacing for axis in axes])
-    kind = f"{_colour(scan)} {'volume' if scan.is_volume else 'image'}"
+    kind = f"{_colour(scan)} {'volume' if scan.is_volume and not scan.film else 'image'}"
     return ScanSummary(kind, measures, (), False, scan.modality, along)
 
 

@@ -60,7 +60,7 @@ class Geometry:
         size: (H, W) of the network's input.
         to_own: [4, 4], slice index (s, r, c) -> index in the scan's own grid. None for an image.
         resampled: whether the slices are resampled, not along the stored axes.
-        spacing: (s, r, c) in mm, None for an image.
+        spacing: (s, r, c) in mm, None for an image and for a film.
         tilt_degrees: largest angle between a stored axis and the patient's axis nearest to it.
         affine: the scan's own, None for an image.
         other_affine: that of the other form of a NIfTI that has two.
@@ -93,6 +93,12 @@ def geometry_of(scan: Scan, task: Task) -> Geometry:
     Raises ScanMismatch if the slices have too few rows or columns, ScanTooLarge if there are too many slices.
     """
     keeps_size = task.is_volume or not task.is_sized
+    if scan.film and (task.is_volume or task.plane != "axial"):
+        what = "volumes" if task.is_volume else f"{task.plane} slices"
+        raise ScanMismatch(
+            f"task '{task.name}' is of {what}, and the scan is a film: images one after the other in time; "
+            "send a volume, or ask a model of images"
+        )
     if scan.affine is None:
         rows, columns = scan.grid
         return Geometry(scan.grid, (1, rows, columns), (rows, columns) if keeps_size else task.size)
@@ -116,7 +122,7 @@ def geometry_of(scan: Scan, task: Task) -> Geometry:
         size=(int(shape[1]), int(shape[2])) if keeps_size else task.size,
         to_own=frozen(to_own),
         resampled=tilt > OBLIQUE_DEGREES,
-        spacing=(float(spacing[0]), float(spacing[1]), float(spacing[2])),
+        spacing=None if scan.film else (float(spacing[0]), float(spacing[1]), float(spacing[2])),
         tilt_degrees=tilt,
         affine=frozen(affine),
         other_affine=None if scan.other_affine is None else frozen(scan.other_affine),

@@ -135,10 +135,10 @@ def volume_grid(scan: Scan, task: Task, box: tuple[slice, ...] | None = None) ->
     """
     geometry = task.geometry
     assert geometry is not None, "a task of slices has a Geometry"
-    if scan.affine is None:
+    if scan.affine is None or scan.film:
         raise ScanMismatch(
-            f"task '{task.name}' segments volumes, and the scan is an image without a position in the "
-            "patient; send a volume: NIfTI, or a DICOM series"
+            f"task '{task.name}' segments volumes, and the scan is an image or a film without a position in "
+            "the patient; send a volume: NIfTI, or a DICOM series"
         )
     order = volume_order(scan, geometry)
     # Where each of the network's axes leads per voxel of the scan.

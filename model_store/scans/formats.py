@@ -182,7 +182,8 @@ FORMATS: tuple[Format, ...] = (
         deidentify_dicom,
         Series(is_dicom, read_series),
         about=About(
-            "an image, a series, a study with a choice of its series, enhanced multi-frame, tilted gantries",
+            "an image, a series, a study with a choice of its series, enhanced multi-frame, tilted "
+            "gantries, ultrasound frame by frame",
             "SEG, RTSTRUCT, or a series of values",
             "SimpleITK",
         ),

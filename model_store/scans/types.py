@@ -157,6 +157,7 @@ class Scan:
         segments: what a DICOM SEG or .seg.nrrd says of its segments, by their value in the voxels.
         structures: the ROIs of an RTSTRUCT, of which the voxels are in sets; None of others.
         frame_of_reference: UID of a DICOM series' frame of reference; "" where it has none.
+        film: whether the third axis is time: images one after the other, without a place in the patient.
     """
 
     voxels: NDArray[Any]
@@ -172,6 +173,7 @@ class Scan:
     segments: Mapping[int, Segment] = field(default_factory=dict)
     structures: Structures | None = None
     frame_of_reference: str = ""
+    film: bool = False
 
     @property
     def other_affine(self) -> NDArray[np.float64] | None:
@@ -207,8 +209,8 @@ class Scan:
 
     @property
     def voxel_volume_ml(self) -> float | None:
-        """Millilitres per voxel; None for an image, which has no spacing."""
-        if self.affine is None:
+        """Millilitres per voxel; None for an image and for a film, which have no spacing."""
+        if self.affine is None or self.film:
             return None
         return float(abs(np.linalg.det(self.affine[:3, :3]))) * self.mm_per_unit**3 / 1000
 

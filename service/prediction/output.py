@@ -176,6 +176,11 @@ def choose_output(
                 f"A DICOM answer refers to the DICOM series of its scan, and this scan is "
                 f"{scan.format}; send the series, or ask for another output."
             )
+        if scan.film:
+            raise NoDicomSource(
+                "A DICOM answer lies in the patient, and the frames of a film have no place there; ask for "
+                "output=nifti, overlay or json."
+            )
         if wanted != "dicom-rtstruct":
             check_codes(task, kind or "binary")
         if wanted == "dicom-sr" and not scan.is_volume:

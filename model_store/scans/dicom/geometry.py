@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydicom import Dataset
 
-from model_store.errors import DamagedScan, UnsupportedScan
+from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
 from model_store.scans.types import Note
 
 # A position is written in decimal, often with one digit: a slice may be this far from its place on the line
@@ -31,6 +31,9 @@ _TILT_DEGREES = 0.5
 # Gantries tilt up to 30 degrees. Slices that are shifted by more than their gap are no stack.
 _MOST_TILT_DEGREES = 45.0
 _SAME_PLACE_MM = 0.01
+# Ultrasound Multi-frame Image Storage, and a minute of it and more.
+_ULTRASOUND = "1.2.840.10008.5.1.4.1.1.3.1"
+_MOST_FRAMES = 4096
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 # What distinguishes several images at one position, with its unit.
@@ -86,7 +89,10 @@ def frames_of(file: int, header: Dataset) -> list[Frame]:
             f"DICOM: the header announces {count} frames and describes {len(per_frame)}; export it again"
         )
     detected: tuple[Dataset, ...] = () if per_frame else _detected(header, count)
-    if count > 1 and not per_frame and not detected:
+    film = is_film(header)
+    if film and count > _MOST_FRAMES:
+        raise ScanTooLarge(f"DICOM: expected at most {_MOST_FRAMES} frames of a film, found {count}; cut it")
+    if count > 1 and not per_frame and not detected and not film:
         raise UnsupportedScan(
             f"DICOM: {count} frames without any position of their own in the patient"
             + (", a film over time" if "FrameTime" in header or "CineRate" in header else "")
@@ -99,7 +105,7 @@ def frames_of(file: int, header: Dataset) -> list[Frame]:
         groups = (*own, *shared, header)
         position = _numbers(groups, "ImagePositionPatient", 3)
         # Frames without groups of their own share the header's position, which places only the first.
-        placed = index == 0 or own
+        placed = not film and (index == 0 or own)
         spacing = _numbers(groups, "PixelSpacing", 2)
         # A Modality LUT takes the place of both (PS3.3 C.11.1), and is applied when pixels are decoded.
         rescaled = () if header.get("ModalityLUTSequence") else groups
@@ -117,6 +123,23 @@ def frames_of(file: int, header: Dataset) -> list[Frame]:
             )
         )
     return frames
+
+
+def is_film(header: Dataset) -> bool:
+    """Whether it is ultrasound of several frames, which are images one after the other in time."""
+    return str(header.get("SOPClassUID")) == _ULTRASOUND and int(header.get("NumberOfFrames") or 1) > 1
+
+
+def film(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tuple[Note, ...]]:
+    """Arrange the frames of a film as they follow each other: returns as `stack`.
+
+    The affine shows them as they were taken, in the pixels' spacing where there is one, and 1 mm apart.
+    """
+    down, right = frames[0].spacing or (1.0, 1.0)
+    if not min(down, right) > 0:
+        raise DamagedScan("DICOM: expected a PixelSpacing above 0, found another; export it again")
+    text = f"{len(frames)} frames of a film are read one by one: the third axis is time"
+    return [*range(len(frames))], _LPS_TO_RAS @ np.diag([right, down, 1.0, 1.0]), (Note("film", text),)
 
 
 def is_reconstructed(header: Dataset) -> bool:

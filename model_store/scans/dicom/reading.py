@@ -68,6 +68,7 @@ class DicomSeries:
         affine: [4, 4] voxel (column, row, slice) -> RAS in mm; None for an image.
         notes: remarks on how it was read.
         load: parse a file again, with its pixels.
+        film: whether the frames follow each other in time.
     """
 
     headers: tuple[Dataset, ...]
@@ -76,6 +77,7 @@ class DicomSeries:
     notes: tuple[Note, ...]
     _layouts: tuple[Layout, ...]
     load: Callable[[int], Dataset]
+    film: bool = False
 
     @property
     def gap(self) -> float | None:
@@ -136,6 +138,7 @@ class DicomSeries:
             modality=modality,
             acquisition=_acquisition(self.headers[0]),
             frame_of_reference=frame_of_reference,
+            film=self.film,
         )
 
 
@@ -202,7 +205,8 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         layouts = [layout_of(header, images.where(file)) for file, header in zip(files, headers, strict=True)]
         _check_limits(layouts, limits)
         frames = [f for file, header in enumerate(headers) for f in geometry.frames_of(file, header)]
-        order, affine, notes = _arranged(frames)
+        film = len(headers) == 1 and geometry.is_film(headers[0])
+        order, affine, notes = geometry.film(frames) if film else _arranged(frames)
         ignored = [f"{images.others} files without an image were left out"] * bool(images.others)
         if localizers:
             ignored.append(f"localizers were left out: {_listed(localizers)}")
@@ -220,6 +224,7 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         notes,
         tuple(layouts),
         lambda file: images.load(files[file], pixels=True),
+        film,
     )
 
 

@@ -64,7 +64,7 @@ def read_rtstruct(data: bytes, limits: Limits, scan: Scan, key: bytes | None = N
     DamagedScan, ScanTooLarge.
     """
     dataset = read_dataset(data, limits, "the RTSTRUCT", pixels=False)
-    if scan.affine is None or not scan.is_volume:
+    if scan.affine is None or not scan.is_volume or scan.film:
         raise UnsupportedScan(
             "RTSTRUCT: contours have places in the patient, and this scan has none; send the mask as PNG"
         )

@@ -20,12 +20,23 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
+from pydicom.uid import UltrasoundMultiFrameImageStorage
 
 from model_store.scan import decode, decode_mask
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.worker.runner import run_job
-from tests.helpers.model_store.dicom_files import PLANES, enhanced, image, series, tilted, turned, zipped
+from tests.helpers.model_store.dicom_files import (
+    PLANES,
+    enhanced,
+    header,
+    image,
+    series,
+    tilted,
+    turned,
+    written,
+    zipped,
+)
 from tests.helpers.service.coded import CODED, VOLUME
 
 THRESHOLD = 100
@@ -142,6 +153,21 @@ def test_tilted_series_is_answered_on_its_own_slices(api: Any) -> None:
     contours = api.segment(zipped(files), model="coded", output="dicom-rtstruct").content
     drawn = decode_mask(contours, scan=decode(files)).voxels[..., 0]
     np.testing.assert_array_equal(drawn.transpose(2, 1, 0) > 0, VOLUME > THRESHOLD)
+
+
+def test_ultrasound_of_several_frames_is_answered_frame_by_frame(api: Any) -> None:
+    film = written(
+        header(VOLUME, UltrasoundMultiFrameImageStorage, NumberOfFrames=len(VOLUME), Modality="US")
+    )
+    answer = api.segment(film, model="bright")
+    assert answer.headers["locum-warning-names"] == "film"
+    mask = np.asarray(nifti_of(answer).dataobj)
+    np.testing.assert_array_equal(mask.transpose(2, 1, 0), VOLUME > THRESHOLD)
+    report = api.segment(film, model="bright", output="json").json()
+    assert report["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
+    assert report["labels"]["bright"]["volume_ml"] is None
+    refused = api.segment(film, model="coded", output="dicom-seg")
+    assert (refused.status_code, "frames of a film have no place" in refused.text) == (422, True)
 
 
 def test_seg_says_what_made_it(api: Any) -> None:

@@ -38,7 +38,14 @@ from pydicom.uid import (
     SecondaryCaptureImageStorage,
 )
 
-from model_store.errors import DamagedScan, MaskMismatch, ScanError, ScanTooLarge, UnsupportedScan
+from model_store.errors import (
+    DamagedScan,
+    MaskMismatch,
+    ScanError,
+    ScanMismatch,
+    ScanTooLarge,
+    UnsupportedScan,
+)
 from model_store.preprocessing import align, prepare
 from model_store.scan import (
     Limits,
@@ -675,6 +682,41 @@ class TestPixels:
 
     def test_burnt_in_text_is_a_warning(self) -> None:
         assert [n.name for n in decode(image(VOLUME[0], BurnedInAnnotation="YES")).notes] == ["burnt-in-text"]
+
+
+class TestFilm:
+    """Ultrasound of several frames: each is answered as the image that it is."""
+
+    FRAMES = RNG.integers(0, 255, (5, 20, 24)).astype(np.uint8)
+
+    def clip(self, **values: Any) -> bytes:
+        own = {"NumberOfFrames": len(self.FRAMES), "FrameTime": 33, "Modality": "US", **values}
+        return written(header(self.FRAMES, pydicom.uid.UltrasoundMultiFrameImageStorage, **own))
+
+    @pytest.mark.parametrize("values", [{}, {"PixelSpacing": [0.3, 0.2]}])
+    def test_each_frame_is_prepared_as_that_image(self, values: dict[str, Any]) -> None:
+        content = self.clip(**values)
+        scan = decode(content)
+        assert (scan.film, scan.voxel_volume_ml) == (True, None)
+        assert [note.name for note in scan.notes] == ["film"]
+        task = Task(name="t", labels={"x": (1,)}, size=(16, 16))
+        prepared = prepare(scan, task)
+        assert prepared.geometry.spacing is None
+        for pixels, found in zip(self.FRAMES, prepared.slices, strict=True):
+            single = prepare(decode(image(pixels)), task)
+            np.testing.assert_array_equal(found, single.slices[0])
+        cleaned = decode(deidentify(content, Limits(), b"key"))
+        np.testing.assert_array_equal(cleaned.voxels, scan.voxels)
+        assert cleaned.film
+
+    def test_a_task_of_another_plane_or_of_volumes_refuses_it(self) -> None:
+        scan = decode(self.clip())
+        with pytest.raises(ScanMismatch, match="is of coronal slices, and the scan is a film"):
+            prepare(scan, Task(name="t", labels={"x": (1,)}, size=(16, 16), plane="coronal"))
+
+    def test_more_frames_than_a_film_has_are_refused_before_they_are_read(self) -> None:
+        with pytest.raises(ScanTooLarge, match="at most 4096 frames"):
+            decode(self.clip(NumberOfFrames=5000))
 
 
 class TestPadding:
