@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from model_store.normalisation import Normalisation
 
@@ -53,7 +53,7 @@ class VolumeGeometry(BaseModel):
     statistics in another window, which costs a network much of its accuracy.
 
     Attributes:
-        spacing: millimetres per voxel along each of `axes`; None for the scan's own.
+        spacing: millimetres per voxel along each of `axes`; None for the scan's own, of one axis or of all.
         patch: voxels of one input of the network along each of `axes`.
         overlap: share of a patch by which neighbouring windows overlap.
         window: how windows are placed and weighted. `gaussian` and `constant` are MONAI's, in steps of
@@ -74,7 +74,7 @@ class VolumeGeometry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
+    spacing: tuple[Millimetres | None, Millimetres | None, Millimetres | None] | None = None
     patch: tuple[Side, Side, Side]
     overlap: float = Field(default=0.5, ge=0, le=0.9)
     window: Literal["gaussian", "constant", "nnunet"] = "gaussian"
@@ -85,6 +85,13 @@ class VolumeGeometry(BaseModel):
     average: Literal["probabilities", "logits"] = "probabilities"
     restore: Literal["probabilities", "logits", "labels"] = "probabilities"
     mirror: tuple[Annotated[int, Field(ge=0, le=2)], ...] = ()
+
+    @model_validator(mode="after")
+    def _own_by_linear_rules(self) -> VolumeGeometry:
+        # nnU-Net's thick axis is found by three spacings, and its planner always has them.
+        if self.resampling == "nnunet" and self.spacing is not None and None in self.spacing:
+            raise ValueError("expected three spacings in millimetres with resampling nnunet, found null")
+        return self
 
     @field_validator("patch")
     @classmethod

@@ -162,7 +162,7 @@ def volume_grid(scan: Scan, task: Task, box: tuple[slice, ...] | None = None) ->
     x, y, z = axes
     apart: tuple[int | None, int | None] = (None, None)
     if geometry.resampling == "nnunet" and geometry.spacing is not None:
-        there, here = [axis.spacing for axis in axes], list(geometry.spacing)
+        there, here = [axis.spacing for axis in axes], [mm for mm in geometry.spacing if mm is not None]
         apart = _thick(there, here), _thick(here, there)
     stored_ornt = _orientations.io_orientation(scan.affine)
     grid = VolumeGrid(
@@ -194,23 +194,25 @@ def volume_order(scan: Scan, geometry: VolumeGeometry) -> Order:
 
 
 def _of_the_area(
-    columns: NDArray[np.float64], counts: Sequence[int], spacing: Sequence[float] | None
+    columns: NDArray[np.float64], counts: Sequence[int], spacing: Sequence[float | None] | None
 ) -> list[Step]:
-    """By axis the voxels, step and offset of a grid over the same area; the scan's own grid without spacing.
+    """By axis the voxels, step and offset of a grid over the same area; the scan's own where it is None.
 
     `columns` [3, 3] has where each axis leads per voxel, in mm, and `counts` the scan's voxels.
     """
-    if spacing is None:
-        return [(count, 1.0, 0.0) for count in counts]
     found = []
-    for count, mm, wanted in zip(counts, np.linalg.norm(columns, axis=0), spacing, strict=True):
-        side = max(1, round(count * float(mm) / wanted))
+    for count, mm, wanted in zip(
+        counts, np.linalg.norm(columns, axis=0), spacing or (None,) * 3, strict=True
+    ):
+        side = count if wanted is None else max(1, round(count * float(mm) / wanted))
         step = count / side
         found.append((side, step, (step - 1) / 2))
     return found
 
 
-def _monais(columns: NDArray[np.float64], counts: Sequence[int], spacing: Sequence[float]) -> list[Step]:
+def _monais(
+    columns: NDArray[np.float64], counts: Sequence[int], spacing: Sequence[float | None]
+) -> list[Step]:
     """The same of MONAI's Spacing (`zoom_affine`, `compute_shape_offset`), on which a bundle was trained.
 
     Its grid begins at the centre of the scan's first voxel, where that is the first corner of the scan on the
@@ -218,7 +220,8 @@ def _monais(columns: NDArray[np.float64], counts: Sequence[int], spacing: Sequen
     1e-7: then both grids have one centre. A shear beyond that is not undone here.
     """
     mm = np.linalg.norm(columns, axis=0)
-    wanted = np.where(np.abs(mm - spacing) <= _SAME_MM, mm, spacing)
+    asked = np.array([own if each is None else each for own, each in zip(mm, spacing, strict=True)])
+    wanted = np.where(np.abs(mm - asked) <= _SAME_MM, mm, asked)
     upper = np.linalg.cholesky(columns.T @ columns).T
     zoomed = columns @ np.linalg.inv(upper) @ np.diag(np.sign(np.diag(upper)) * wanted)
     corners = np.array(np.meshgrid(*[(0.0, count - 1.0) for count in counts], indexing="ij")).reshape(3, -1)
@@ -247,4 +250,5 @@ def _thick(spacing: list[float], other: list[float]) -> int | None:
 def _in_words(geometry: VolumeGeometry) -> str:
     if geometry.spacing is None:
         return "its own spacing"
-    return f"a spacing of {' x '.join(f'{mm:g}' for mm in geometry.spacing)} mm"
+    sides = ("its own" if mm is None else f"{mm:g}" for mm in geometry.spacing)
+    return f"a spacing of {' x '.join(sides)} mm"

@@ -72,7 +72,7 @@ class NetworkConfig(MethodConfig):
             common: dict[str, Any] = {"in_channels": task.in_channels, "classes": task.out_channels}
             if task.geometry is not None and self.network is None:
                 # Pooled where the voxels are fine, by nnU-Net's rules.
-                spacing = task.geometry.spacing or (1.0, 1.0, 1.0)
+                spacing = [mm or 1.0 for mm in task.geometry.spacing or (None,) * 3]
                 common |= dynunet_arguments(spacing, task.geometry.patch, self.width)
             else:
                 taken = inspect.signature(builder(name)).parameters

@@ -177,7 +177,8 @@ def _translated(
         ),
         **({"modality": modality} if modality else {}),
         geometry={
-            "spacing": reading.spacing,
+            # Resampling to its own grid alone leaves a scan as it is.
+            "spacing": reading.spacing if any(reading.spacing or ()) else None,
             "axes": reading.axes,
             "resampling": "monai",
             "normalise": "after" if reading.after else "before",

@@ -282,13 +282,14 @@ def _preprocessing(task: Task, geometry: VolumeGeometry, where: str) -> list[dic
     return [*made, _of("EnsureTyped", _IMAGE)]
 
 
-def _spacing(spacing: tuple[float, float, float], rule: str) -> list[dict[str, Any]]:
+def _spacing(spacing: Sequence[float | None], rule: str) -> list[dict[str, Any]]:
     """MONAI's own rule keeps the centre of the first voxel. Locum's keeps the scan's area, so that a voxel is
     not quite as large as the spacing says: the image is resampled to a grid that is made by the side."""
     if rule == "monai":
-        return [_of("Spacingd", _IMAGE, pixdim=list(spacing), mode="bilinear")]
+        return [_of("Spacingd", _IMAGE, pixdim=[mm or -1 for mm in spacing], mode="bilinear")]
     sides = (
-        f"max(1, round(n * mm / to)) for n, mm, to in zip(x.shape[1:], x.pixdim.tolist(), {list(spacing)})"
+        "max(1, round(n * mm / (to or mm))) for n, mm, to in "
+        f"zip(x.shape[1:], x.pixdim.tolist(), {list(spacing)})"
     )
     return [
         _of("CopyItemsd", _IMAGE, names=_GRID),

@@ -42,7 +42,7 @@ class Reading:
     channels: int
     modality: str | None
     axes: str = "ijk"
-    spacing: list[float] | None = None
+    spacing: list[float | None] | None = None
     crop: str = "none"
     steps: list[list[Rescale | ZScore]] = field(default_factory=list)
     before: int = 0
@@ -230,7 +230,7 @@ def _spacing(step: Component, reading: Reading) -> None:
     if (
         not isinstance(values, list)
         or not values
-        or not all(isinstance(each, int | float) and each > 0 for each in values)
+        or not all(isinstance(each, int | float) for each in values)
     ):
         raise step.refuse(
             f"expected 3 spacings in millimetres, found {pixdim!r}: declare them with --set "
@@ -243,9 +243,9 @@ def _spacing(step: Component, reading: Reading) -> None:
         )
     if given["diagonal"] or given["scale_extent"] or reading.spacing is not None:
         raise step.refuse("expected it once, without diagonal and scale_extent")
-    reading.spacing = (
-        [float(each) for each in (values * 3)[:3]] if len(values) < 3 else [float(v) for v in values[:3]]
-    )
+    # MONAI's rule: the last stands for those that are not there, and none above 0 for the scan's own.
+    filled = [*values, *[values[-1]] * 3][:3]
+    reading.spacing = [float(each) if isinstance(each, int | float) and each > 0 else None for each in filled]
 
 
 def _scale_range(step: Component, reading: Reading) -> None:

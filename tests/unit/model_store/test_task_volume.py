@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from model_store.errors import TaskError
 from model_store.task import Normalisation, Task
+from model_store.volume import VolumeGeometry
 
 GEOMETRY: dict[str, Any] = {"spacing": [1.5, 1.5, 3], "patch": [32, 48, 16]}
 
@@ -203,3 +205,10 @@ def test_a_reader_from_before_volumes_refuses_one() -> None:
     with pytest.raises(ValidationError) as refused:
         before.model_validate(volume().model_dump(mode="json"))
     assert {error["type"] for error in refused.value.errors()} == {"missing", "extra_forbidden"}
+
+
+def test_axis_with_the_scans_own_spacing_is_refused_with_nnunets_resampling() -> None:
+    kept = {"spacing": [1, 1, None], "patch": [8, 8, 8]}
+    assert VolumeGeometry.model_validate(kept).spacing == (1, 1, None)
+    with pytest.raises(ValidationError, match="three spacings"):
+        VolumeGeometry.model_validate({**kept, "resampling": "nnunet"})

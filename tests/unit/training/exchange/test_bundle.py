@@ -412,3 +412,22 @@ def test_torchscript_alone_is_refused_with_the_reason(tmp_path: Path) -> None:
     (path / "models" / "model.pt").rename(path / "models" / "model.ts")
     with pytest.raises(ImportRefused, match=r"model.ts: TorchScript has code"):
         _read(path)
+
+
+@pytest.mark.parametrize(
+    ("pixdim", "spacing"),
+    [
+        ([1.5, 1.5, -1], (1.5, 1.5, None)),
+        ([-1, 2.0], (None, 2.0, 2.0)),
+        ([1.0, 2.0], (1.0, 2.0, 2.0)),
+        (1.5, (1.5, 1.5, 1.5)),
+        ([0, 0, 0], None),
+    ],
+)
+def test_spacings_that_are_not_there_are_monais(tmp_path: Path, pixdim: Any, spacing: Any) -> None:
+    before = [*SPLEEN[:3], {**SPLEEN[3], "pixdim": pixdim}, *SPLEEN[4:]]
+    with Source(make_bundle(tmp_path / "bundle", before=before)) as source:
+        task = bundle.read(source).task
+    assert task.geometry is not None
+    assert task.geometry.spacing == spacing
+    assert task.geometry.normalise == "after"
