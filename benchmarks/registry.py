@@ -27,6 +27,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "recipe_cost": "benchmarks.cost.recipes:RecipeCost",
     "attention_cost": "benchmarks.cost.attention:AttentionCost",
     "bilevel_cost": "benchmarks.cost.bilevel:BilevelCost",
+    "softmax_cost": "benchmarks.cost.softmax:SoftmaxCost",
     "ssf_cost": "benchmarks.cost.ssf:SsfCost",
     "serving_cost": "benchmarks.cost.serving:ServingCost",
     "throughput": "benchmarks.cost.throughput:Throughput",

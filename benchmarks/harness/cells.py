@@ -16,9 +16,10 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -125,8 +126,30 @@ def made_with() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "processor": _processor(),
+        "commit": _commit(),
         **{package: version(package) for package in ("locum", "torch", "numpy")},
     }
+
+
+def _processor() -> str:
+    """The processor's name, as Linux has it; else its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit of the code, with `+` where files differ from it; "unknown" outside of a repository."""
+    where = Path(__file__).parent
+    command = ["git", "-C", str(where), "describe", "--always", "--abbrev=8", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 @contextmanager

@@ -200,7 +200,17 @@ def report_experiment(experiment: Experiment[Any]) -> None:
     for name, svg in (experiment.figures(shown) if shown else {}).items():
         write_text(rows.with_name(name), svg)
     sections = experiment.sections(shown) if shown else ["No cell of this profile is finished yet."]
-    write_page(rows.with_suffix(".md"), experiment.title, experiment.command, rows, sections)
+    page = rows.with_suffix(".md")
+    write_page(page, experiment.title, experiment.command, rows, sections, places_of(shown))
+
+
+def places_of(rows: Sequence[Row]) -> list[str]:
+    """The commits that rows were measured at, each with its machine's kind, in the order of the rows.
+
+    Older rows have no commit, and are not said to have one.
+    """
+    made = [row["made_with"] for row in rows if "commit" in row.get("made_with", {})]
+    return [*dict.fromkeys(f"{each['commit']} on {each['processor']} ({each['machine']})" for each in made)]
 
 
 def chosen(cells: Sequence[Cell], only: Sequence[str], seeds: int | None) -> list[Cell]:

@@ -17,9 +17,12 @@ Result = TypeVar("Result")
 
 
 def alternated(
-    steps: Mapping[str, Callable[[], object]], repeats: int, warm_up: int
+    steps: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of every step, run in turn `repeats` times after `warm_up` rounds that are not kept.
+    """Seconds of every step by the clock, run in turn `repeats` times after `warm_up` rounds not kept.
 
     The steps alternate, so that other load on the machine disturbs all of them alike. Their order is turned
     from round to round, so that the state that one leaves favours no other.
@@ -27,9 +30,9 @@ def alternated(
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(warm_up + repeats):
         for name, step in [*steps.items()][:: -1 if number % 2 else 1]:
-            began = time.perf_counter()
+            began = clock()
             step()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(clock() - began)
     return {name: values[warm_up:] for name, values in seconds.items()}
 
 

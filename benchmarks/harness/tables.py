@@ -59,13 +59,17 @@ def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
     return "\n".join([padded(lines[0]), padded(rule), *map(padded, lines[1:])])
 
 
-def write_page(path: Path, title: str, command: str, rows: Path, sections: Sequence[str]) -> None:
-    """Write a page of results, atomically: title, command, link to the rows, sections."""
+def write_page(
+    path: Path, title: str, command: str, rows: Path, sections: Sequence[str], made: Sequence[str] = ()
+) -> None:
+    """Write a page of results, atomically: title, command, link to the rows, what they were `made` with,
+    sections."""
     text = "\n\n".join(
         [
             f"# {title}",
             f"```bash\n{command}\n```",
             f"One row per finished cell: [{rows.name}]({rows.name}).",
+            *([f"Measured at {'; '.join(made)}."] if made else []),
             *sections,
         ]
     )

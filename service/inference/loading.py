@@ -14,17 +14,18 @@ from onnxruntime.capi.onnxruntime_pybind11_state import ModelLoadCanceled
 
 from model_store.errors import ArtefactDamaged
 from model_store.graphs import check_graph
+from model_store.softmax import drop_softmax, write_softmax_in_passes
 from service.errors import RunTooLong
 from service.inference.deadlines import DEADLINES
 from service.inference.limits import GraphLimits
-from service.inference.providers import check_provider, gpu_is_full, memory_full, wanted_providers
+from service.inference.providers import CPU, check_provider, gpu_is_full, memory_full, wanted_providers
 from service.inference.shift import Norms
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 IMAGE, QUERY = "image", "query"
-OUTPUT = "probabilities"
+OUTPUT, LOGITS = "probabilities", "logits"
 # Smaller ones, shapes and axes among them, stay within the graph, where they are read while it is optimised.
 _LARGE = 1024
 # What a node without inputs from outside gives is computed while a graph is loaded, beyond the limits of its
@@ -95,16 +96,21 @@ def load(
 ) -> Loaded:
     """Load `graph` (the bytes of an onnx file), with the moments of `norms` as one more output.
 
+    Its softmax is left out where it gives the logits too. On a CPU another one is written in passes
+    (`model_store.softmax`): on a GPU and in OpenVINO that was not measured.
+
     Raises GraphRefused, ArtefactDamaged, RunTooLong, GpuUnavailable, GpuMemoryFull.
     """
     model = check_graph(graph, f"graph {digest}", limits.operators)
     _share_bounded_memory(limits.memory)
     seconds = max(_LEAST_LOAD_SECONDS, _SLICES_OF_A_LOAD * limits.seconds_per_slice)
     try:
-        if norms is not None and norms.add_to(model):
+        providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt, threads)
+        changed = norms is not None and norms.add_to(model)
+        dropped = drop_softmax(model, LOGITS)
+        if dropped or (providers == [CPU] and write_softmax_in_passes(model)) or changed:
             graph = model.SerializeToString()
         parts = split_at_query(graph, model)
-        providers = wanted_providers(device, limits.gpu_memory_bytes, limits.tensorrt, threads)
         sessions, refused = _load_on_first(providers, parts, threads, seconds)
         outputs = frozenset(output.name for output in sessions[-1].get_outputs())
         inputs = {node.name for session in sessions for node in session.get_inputs()}
@@ -121,7 +127,7 @@ def load(
         ) from error
     *asking, session = sessions
     wanted = {IMAGE, QUERY} if asking else {IMAGE}
-    if inputs != wanted or OUTPUT not in outputs:
+    if inputs != wanted or not (OUTPUT in outputs or dropped):
         raise ArtefactDamaged(
             f"graph {digest}: expected an input '{IMAGE}' and an output '{OUTPUT}', "
             f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"

@@ -17,13 +17,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from model_store.preprocessing.volume_restore import as_probabilities
 from service.errors import GpuMemoryFull, RunTooLarge, RunTooLong
 from service.inference.deadlines import DEADLINES
 from service.inference.gpu import card
@@ -42,18 +44,33 @@ _DEFAULT_LIMITS = GraphLimits()
 _log = logging.getLogger("locum.service")
 
 
-class Outputs(NamedTuple):
-    """Class probabilities [S, K, …]; of a network with cross-attention, its shares [S, sources] too; of one
-    with a pool, which entries each slice picked and how similar they are, [S, C]; the logits [S, K, …] of an
-    imported one, where they are averaged over windows; the moments [S, 2 C] by which its shift is measured.
-    Fields are called as the graph's outputs."""
+@dataclass(frozen=True)
+class Outputs:
+    """What a graph gives for S slices: class probabilities [S, K, …], as `softmaxed` or by its `logits`.
 
-    probabilities: NDArray[np.float32]
+    Of a network with cross-attention, its shares [S, sources] too; of one with a pool, which entries each
+    slice picked and how similar they are, [S, C]; of one that averages them over windows, logits [S, K, …];
+    the moments [S, 2 C] by which the shift is measured.
+    """
+
+    softmaxed: NDArray[np.float32] | None = None
     attention: NDArray[np.float32] | None = None
     entries: NDArray[np.int64] | None = None
     similarities: NDArray[np.float32] | None = None
     logits: NDArray[np.float32] | None = None
     moments: NDArray[np.float32] | None = None
+
+    @cached_property
+    def probabilities(self) -> NDArray[np.float32]:
+        """Class probabilities [S, K, …]."""
+        if self.softmaxed is not None:
+            return self.softmaxed
+        assert self.logits is not None, "a graph gives probabilities or logits"
+        return np.stack([as_probabilities(each, regions=False) for each in self.logits])
+
+
+# By the names of a graph's outputs.
+_FIELDS = {OUTPUT: "softmaxed"} | {each.name: each.name for each in fields(Outputs)[1:]}
 
 
 class GraphSession:
@@ -82,7 +99,7 @@ class GraphSession:
         self.seconds_each: float | None = None
         self._limits = limits
         self._session, self._asking = loaded.session, loaded.asking
-        self._outputs = [name for name in Outputs._fields if name in loaded.outputs]
+        self._outputs = [name for name in _FIELDS if name in loaded.outputs]
         self.gpu = card(device) if self._on_gpu else None
         number = device.partition(":")[2] or "0"
         self._arena = f"gpu:{number}" if self._on_gpu else _CPU_ARENA
@@ -120,7 +137,7 @@ class GraphSession:
         return self._named(self._arrays(slices, query, whole=query is None))
 
     def _named(self, arrays: Sequence[NDArray[Any]]) -> Outputs:
-        return Outputs(**dict(zip(self._outputs, arrays, strict=True)))
+        return Outputs(**{_FIELDS[name]: each for name, each in zip(self._outputs, arrays, strict=True)})
 
     def _arrays(
         self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None, *, whole: bool = False

@@ -168,10 +168,11 @@ def outputs_of_volume(
         between.before_run(0, total, None)
         with stage("inference"):
             at_once = session.run_alone(together)
-        if len(at_once.probabilities) != len(together):
+        count = len(_averaged(at_once, task))
+        if count != len(together):
             raise ArtefactDamaged(
                 f"graph {session.digest}: expected an answer for each of {len(together)} patches, found "
-                f"{len(at_once.probabilities)}; withdraw the model or publish it again"
+                f"{count}; withdraw the model or publish it again"
             )
 
     def run(patch: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -185,14 +186,21 @@ def outputs_of_volume(
                 moments.add(outputs.moments)
         else:
             outputs = at_once
-        found = outputs.probabilities[index]
+        found = _averaged(outputs, task)[index]
         if found.shape != (task.out_channels, *geometry.patch):
             raise ValueError(
-                f"expected probabilities {[task.out_channels, *geometry.patch]} of a patch, "
+                f"expected {outputs_of(task)} {[task.out_channels, *geometry.patch]} of a patch, "
                 f"found {list(found.shape)}"
             )
-        if outputs_of(task) == "probabilities":
-            return found
-        return as_logits(found, regions=regions) if outputs.logits is None else outputs.logits[index]
+        if outputs_of(task) == "logits" and outputs.logits is None:
+            return as_logits(found, regions=regions)
+        return found
 
     return windowed(prepared.volume, prepared.grid, task, run)
+
+
+def _averaged(outputs: Outputs, task: Task) -> NDArray[np.float32]:
+    """What is averaged over windows [S, K, ...], or the probabilities that its logits are taken from."""
+    if outputs_of(task) == "logits" and outputs.logits is not None:
+        return outputs.logits
+    return outputs.probabilities

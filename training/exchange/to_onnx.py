@@ -13,6 +13,7 @@ from model_store.lens import lens_of
 from model_store.lens.graph import with_lens
 from model_store.manifest import GRAPH, BaseManifest, ModelManifest
 from model_store.normalisation import Clip, Normalisation, Rescale, ZScore
+from model_store.softmax import write_softmax_in_passes
 from model_store.task import Task
 from training.errors import ImportRefused, in_words
 
@@ -34,17 +35,23 @@ def write(artefact: Artefact[BaseManifest], out: Path) -> tuple[str, ...]:
         content, lens = found.read(GRAPH), lens_of(found)
         if lens is not None:
             content = with_lens(content, lens, task.input_shape, str(artefact))
+        model = parse_graph(content, str(artefact))
+        rewritten = write_softmax_in_passes(model)
+        if rewritten:
+            content = model.SerializeToString(deterministic=True)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_durably(out, content)
     except (OSError, LocumStoreError) as error:
         raise ImportRefused(in_words(error)) from error
-    graph = parse_graph(content, str(out)).graph
+    graph = model.graph
     initial = {each.name for each in graph.initializer}
     lines = [f"input {_in_words(each)}" for each in graph.input if each.name not in initial]
     lines += [f"output {_in_words(each)}" for each in graph.output]
     lines.append(f"before it: {'; '.join(_before(task))}")
     if lens is not None and lens.steps:
         lines.append(f"in it: the lens ({', '.join(lens.steps)})")
+    if rewritten:
+        lines.append("its softmax is written in passes: a receipt names the version's own graph")
     if lens is not None and lens.negated:
         lines.append("a run takes all images of one scan, and of no other: the lens negates all or none")
     return tuple(lines)

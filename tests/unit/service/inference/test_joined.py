@@ -173,4 +173,4 @@ def test_larger_slices_are_fewer_in_a_run(threshold_graph: Callable[..., bytes])
 
 
 def bits(outputs: Outputs) -> list[bytes | None]:
-    return [None if array is None else array.tobytes() for array in outputs]
+    return [None if array is None else array.tobytes() for array in vars(outputs).values()]

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from model_store.artefact import Artefact
+from model_store.graphs import check_graph
 from model_store.lens import LENS, Lens, lens_of
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec, RoutingSpaceManifest
 from model_store.store import Store
@@ -76,6 +77,7 @@ def test_a_version_with_a_lens_answers_as_the_service_does(
         "volume, divided by the deviation of each volume; each slice resized to 48 x 32 (height x width, "
         "bilinear)",
         "  in it: the lens (polarity, field, spectrum, quantiles)",
+        "  its softmax is written in passes: a receipt names the version's own graph",
         "  a run takes all images of one scan, and of no other: the lens negates all or none",
     ]
     images, lens = textures(0, 3, 1, 48, 32), lens_of(version)
@@ -88,14 +90,21 @@ def test_a_version_with_a_lens_answers_as_the_service_does(
     )
 
 
-def test_a_version_without_a_lens_is_written_as_it_is_and_nothing_is_overwritten(
+def test_a_version_without_a_lens_has_its_softmax_written_in_passes_and_nothing_is_overwritten(
     tmp_path: Path, threshold_graph: Callable[..., bytes]
 ) -> None:
-    published(tmp_path / "store", SLICES, threshold_graph())
+    version = published(tmp_path / "store", SLICES, threshold_graph())
     out = tmp_path / "organ.onnx"
     done = export(tmp_path / "store", out)
-    assert out.read_bytes() == threshold_graph()
     assert "in it" not in done.output
+    exported = check_graph(out.read_bytes(), "exported")
+    assert [each.op_type for each in exported.graph.node if each.op_type in ("Softmax", "ReduceMax")] == [
+        "ReduceMax"
+    ]
+    images = textures(0, 3, 1, 48, 32)
+    expected = probabilities(version.read(GRAPH), images)
+    np.testing.assert_allclose(probabilities(out.read_bytes(), images), expected, atol=1e-6)
+    assert version.read(GRAPH) == threshold_graph()
     again = export(tmp_path / "store", out)
     assert isinstance(again.exception, ImportRefused)
     assert f"{out}: expected a new file, found one" in str(again.exception)
