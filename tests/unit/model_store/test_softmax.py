@@ -1,4 +1,4 @@
-"""A softmax in passes: onnxruntime's own probabilities to rounding, with equal bits alone and among others."""
+"""A softmax in passes: onnxruntime's own probabilities to rounding, its bits alone and among others."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ WITHOUT = {
         "scale",
         "security_cost",
         "shadow_cost",
+        "softmax_cost",
     )
 }
 COST = [

@@ -112,6 +112,23 @@ def test_the_service_gives_what_monais_inferer_gives(
         assert value == pytest.approx(2 * (p * y).sum() / (p + y).sum(), abs=1e-5)
 
 
+def test_logits_are_averaged_without_a_softmax_of_each_patch(session: GraphSession) -> None:
+    own = task({"spacing": None, "average": "logits"})
+    graph = GraphSession("sha256:logits", to_onnx(network(), 1, PATCH, logits=True), threads=1, device="cpu")
+    patch = np.random.default_rng(0).normal(size=(2, 1, *PATCH)).astype(np.float32)
+    outputs, plain = graph.run_alone(patch), session.run_alone(patch)
+    assert outputs.softmaxed is None
+    np.testing.assert_allclose(outputs.probabilities, plain.probabilities, atol=1e-6)
+    found, expected = answer(nifti(), own, graph), answer(nifti(), own, session)
+    np.testing.assert_array_equal(found.classes, expected.classes)
+    assert found.confidence == pytest.approx(expected.confidence, abs=1e-5)
+    # A task that averages probabilities gets them of the same graph.
+    of_probabilities = task({"spacing": None})
+    np.testing.assert_array_equal(
+        answer(nifti(), of_probabilities, graph).classes, answer(nifti(), of_probabilities, session).classes
+    )
+
+
 def test_every_orientation_of_a_file_has_the_same_mask(session: GraphSession) -> None:
     own, identity = task(), [[0, 1], [1, 1], [2, 1]]
     expected = answer(nifti(orientation=np.array(identity)), own, session).classes
