@@ -95,7 +95,7 @@ def write_softmax_in_passes(model: ModelProto) -> bool:
 
 
 def drop_softmax(model: ModelProto, logits: str) -> bool:
-    """Take the output `probabilities` off a graph whose softmax reads its output `logits`, in place.
+    """Take the output `probabilities` off a graph with a softmax of its output `logits`, in place.
 
     Returns whether it was; if not, the graph is as it was.
     """

@@ -1,17 +1,21 @@
-"""Distances between the surfaces of an answer and of the truth, by MONAI: what Dice does not see.
+"""Distances between the surfaces of an answer and of the truth: what Dice does not see.
 
 Dice counts voxels, so that it forgives an island far away and punishes a thin organ for a voxel. HD95 finds
 the island, and normalised surface Dice counts the boundary that is right to a tolerance.
 
-MONAI takes seconds to import, so it is imported when the first distance is measured.
+A surface is the voxels of a mask with a neighbour outside of it, and distances are those of scipy's exact
+transform. MONAI's metrics are the same in single precision, which the tests hold: they take seconds to import
+and measure each distance once for each metric.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personalization.errors import LabelError
@@ -44,10 +48,10 @@ def surface_distances(
     if spacing is not None and len(spacing) != truth.ndim:
         raise LabelError(f"spacing: expected {truth.ndim} numbers, found {list(spacing)}")
     found = {name: torch.full((len(labels),), torch.nan, dtype=torch.float64) for name in _NAMES}
+    answer, drawn = (each.cpu().numpy() for each in (predicted, truth))
     for index, classes in enumerate(labels):
-        members = torch.tensor(tuple(classes))
-        here, there = (torch.isin(each.long(), members)[None, None] for each in (predicted, truth))
-        if bool(here.any()) and bool(there.any()):
+        here, there = (np.isin(each, tuple(classes)) for each in (answer, drawn))
+        if here.any() and there.any():
             for name, value in _measured(here, there, spacing, tolerance).items():
                 found[name][index] = value
     return found
@@ -57,19 +61,35 @@ _NAMES = ("hd95", "assd", "nsd")
 
 
 def _measured(
-    predicted: Tensor, truth: Tensor, spacing: Sequence[float] | None, tolerance: float
+    predicted: NDArray[np.bool_],
+    truth: NDArray[np.bool_],
+    spacing: Sequence[float] | None,
+    tolerance: float,
 ) -> dict[str, float]:
-    """The three of one label; both masks [1, 1, *spatial] have a voxel."""
-    from monai.metrics import (
-        compute_average_surface_distance,
-        compute_hausdorff_distance,
-        compute_surface_dice,
-    )
+    """The three of one label, of which both masks have a voxel."""
+    # Imported late: a process that measures no surface does without it.
+    from scipy.ndimage import binary_erosion, distance_transform_edt
 
-    options = {"include_background": True, "spacing": None if spacing is None else [*spacing]}
-    # Of monai 1.6 about its own call. For good: `catch_warnings` in one thread ends that of another.
-    warnings.filterwarnings("ignore", message=".*always_return_as_numpy", category=FutureWarning)
-    hausdorff = compute_hausdorff_distance(predicted, truth, percentile=95, **options)
-    average = compute_average_surface_distance(predicted, truth, symmetric=True, **options)
-    surface = compute_surface_dice(predicted, truth, [tolerance], **options)
-    return {"hd95": float(hausdorff), "assd": float(average), "nsd": float(surface)}
+    box = _box(predicted | truth)
+    surfaces = [mask[box] & ~binary_erosion(mask[box]) for mask in (predicted, truth)]
+    # In float32, as MONAI: three steps of 0.4 mm are within a tolerance of 1.2.
+    there, back = (
+        torch.from_numpy(distance_transform_edt(~surface, sampling=spacing)[other].astype(np.float32))
+        for surface, other in pairwise([surfaces[1], surfaces[0], surfaces[1]])
+    )
+    both = torch.cat([there, back])
+    return {
+        "hd95": max(float(torch.quantile(each, 0.95)) for each in (there, back)),
+        "assd": float(both.mean()),
+        "nsd": float((both <= tolerance).float().mean()),
+    }
+
+
+def _box(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
+    """The smallest box that has every voxel of a mask."""
+    sides = []
+    for axis in range(mask.ndim):
+        others = tuple(other for other in range(mask.ndim) if other != axis)
+        at = np.flatnonzero(mask.any(axis=others))
+        sides.append(slice(int(at[0]), int(at[-1]) + 1))
+    return tuple(sides)

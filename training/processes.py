@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # Windows has no ForkServerContext
     from multiprocessing.context import ForkServerContext, SpawnContext
 
-# What the processes of a run import. torch imports its compiler for the first optimiser of a process, and the
-# metrics of surfaces are MONAI's, which takes longer to import than torch.
-PRELOADED = ["training.engine.worker", "training.report.site_pages", "torch._dynamo", "monai.metrics"]
+# What the processes of a run import. torch imports its compiler for the first optimiser of a process, and
+# scipy's images measure surfaces.
+PRELOADED = ["training.engine.worker", "training.report.site_pages", "torch._dynamo", "scipy.ndimage"]
 
 
 def process_context() -> ForkServerContext | SpawnContext:

@@ -23,6 +23,8 @@ class CostExperiment(Experiment[P]):
     """A cost. The field `by` of a cell names its kind; without one the only kind is ""."""
 
     by: ClassVar[str] = ""
+    # The least and the most that a ratio of the rows can be: another one was measured wrongly.
+    possible: ClassVar[tuple[float, float]] = (0.1, 10.0)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -44,6 +46,19 @@ class CostExperiment(Experiment[P]):
         """Measure one cell."""
         with as_in_workers(device_of(cell)):
             return self.kinds()[cell.get(self.by, "")].measure(cell, work)
+
+    @classmethod
+    def impossible(cls, result: Mapping[str, Any], where: str = "") -> list[str]:
+        """The ratios of a row that are none that this can have, by the path of their names."""
+        least, most = cls.possible
+        found: list[str] = []
+        for name, value in result.items():
+            path = f"{where}.{name}" if where else name
+            if isinstance(value, Mapping):
+                found += cls.impossible(value, path)
+            elif "ratio" in path and not least <= value <= most:
+                found.append(f"{path} = {value}")
+        return found
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The kinds that have a row, in their order."""

@@ -61,6 +61,15 @@ def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
         return pool.apply(function, arguments)
 
 
+def family(apart: int | None = None) -> list[psutil.Process]:
+    """This process and all below it, without the one of which the number is `apart`.
+
+    Worker processes are no children: the server that forks them is (`training.processes`).
+    """
+    here = psutil.Process()
+    return [here, *(each for each in here.children(recursive=True) if each.pid != apart)]
+
+
 def processor_seconds(processes: Iterable[psutil.Process]) -> float:
     """Processor seconds of the processes, together; one that is gone counts nothing."""
     total = 0.0

@@ -48,7 +48,7 @@ _log = logging.getLogger("locum.service")
 class Outputs:
     """What a graph gives for S slices: class probabilities [S, K, …], as `softmaxed` or by its `logits`.
 
-    Of a network with cross-attention, its shares [S, sources] too; of one with a pool, which entries each
+    A network with cross-attention gives its shares [S, sources] too; one with a pool, which entries each
     slice picked and how similar they are, [S, C]; of one that averages them over windows, logits [S, K, …];
     the moments [S, 2 C] by which the shift is measured.
     """

@@ -1,7 +1,7 @@
 """Write each site's overlay page after a run, from the site's own data and its models only.
 
-Pages are made in worker processes, like the sites' steps: pictures never pass through the process of the
-server.
+Several workers draw pages of several sites at once, each in a process of its own. One draws in this process:
+to start another, and import all in it again, would take longer than the pages of a small run.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
     attention = method(result.run.method).attention
     # All models of a publication have the same sources.
     sources = next((draft.sources for draft in result.publication.models if draft.sources), None)
-    with ProcessPoolExecutor(max(1, workers), mp_context=process_context()) as pool:
-        pages = {
-            site.name: pool.submit(
-                _page, folder / "sites" / site.name, site, task, models[site.name], sources, attention
-            )
-            for site in sites
-        }
+    draws = {
+        site.name: partial(
+            _page, folder / "sites" / site.name, site, task, models[site.name], sources, attention
+        )
+        for site in sites
+    }
+    if workers <= 1:
+        return {name: draw() for name, draw in draws.items()}
+    with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
+        pages = {name: pool.submit(draw) for name, draw in draws.items()}
         return {name: page.result() for name, page in pages.items()}
 
 
@@ -90,8 +93,23 @@ def _page(
     sources: tuple[str, ...] | None,
     attend: Callable[[Any, Tensor], Tensor] | None,
 ) -> Path:
-    """Write one site's page. Runs in a worker process."""
+    """Write one site's page, on one thread of torch as the sites' steps."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        return _drawn(folder, site, task, models, sources, attend)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _drawn(
+    folder: Path,
+    site: Site,
+    task: Task,
+    models: Mapping[str, Made],
+    sources: tuple[str, ...] | None,
+    attend: Callable[[Any, Tensor], Tensor] | None,
+) -> Path:
     shown = Site(site.name, site.of_split("val") or site.of_split("train"))
     examples = SiteData.load(all_for_testing(shown), task).test
     answers, attention = {}, {}

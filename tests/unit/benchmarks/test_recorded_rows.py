@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from benchmarks.accuracy.lens.experiment import LensExperiment
 from benchmarks.accuracy.lens.experiment import cells_of as lens_cells
 from benchmarks.accuracy.unseen.experiment import Unseen
 from benchmarks.accuracy.unseen.experiment import cells_of as unseen_cells
+from benchmarks.cost.base import CostExperiment
+from benchmarks.cost.round import RoundCost
 from benchmarks.harness.cells import Rows, key
 from benchmarks.harness.experiment import Table
 from benchmarks.registry import EXPERIMENTS, find
@@ -40,6 +43,23 @@ def test_every_row_is_a_cell_of_its_profile(name: str, table: Table) -> None:
     else:
         cells = experiment.cells()
     assert {key(row["cell"]) for row in rows} <= {key(cell) for cell in cells}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_recorded_ratio_is_impossible(name: str) -> None:
+    experiment = find(name)
+    if not issubclass(experiment, CostExperiment):
+        return
+    for table in experiment.tables:
+        for row in Rows(RESULTS / f"{table.name}.jsonl").read():
+            assert not experiment.impossible(row["result"]), row["cell"]
+
+
+def test_a_ratio_of_which_half_was_not_counted_is_impossible() -> None:
+    possible = {"ratio": 1.02, "processor_ratio": 1.03, "engine_s": {"median": 0.02}}
+    assert not RoundCost.impossible(possible)
+    assert RoundCost.impossible({**possible, "processor_ratio": 0.028}) == ["processor_ratio = 0.028"]
+    assert RoundCost.impossible({"ratio": {"median": math.nan}}) == ["ratio.median = nan"]
 
 
 def test_every_rows_file_belongs_to_a_table() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
-from scipy.ndimage import binary_erosion
+from monai import metrics
+from scipy.ndimage import binary_erosion, gaussian_filter
 from torch import Tensor
 
 from personalization.errors import LabelError
@@ -42,9 +45,47 @@ def test_distances_are_those_of_a_loop_over_all_pairs(spacing: tuple[float, ...]
     found = surface_distances(torch.from_numpy(first), torch.from_numpy(second), [(1,)], spacing)
     assert float(found["hd95"]) == pytest.approx(max(np.percentile(there, 95), np.percentile(back, 95)), 1e-5)
     assert float(found["assd"]) == pytest.approx(np.concatenate([there, back]).mean(), 1e-5)
-    if spacing is None:  # with one, MONAI weights each edge voxel by the area of its surface
+    if spacing is None:
         close = np.concatenate([there, back]) <= 1
         assert float(found["nsd"]) == pytest.approx(close.mean(), abs=0.1)
+
+
+def by_monai(
+    predicted: Tensor, truth: Tensor, spacing: tuple[float, ...] | None, tolerance: float
+) -> dict[str, float]:
+    masks = [(each == 1)[None, None] for each in (predicted, truth)]
+    how = {"include_background": True, "spacing": spacing}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        return {
+            "hd95": float(metrics.compute_hausdorff_distance(*masks, percentile=95, **how)),
+            "assd": float(metrics.compute_average_surface_distance(*masks, symmetric=True, **how)),
+            "nsd": float(metrics.compute_surface_dice(*masks, [tolerance], **how)),
+        }
+
+
+@pytest.mark.parametrize(
+    ("sides", "spacing", "tolerance"),
+    [
+        ((40, 33), None, 1.0),
+        ((31, 40), (0.4, 0.7), 1.2),
+        ((18, 21, 12), (0.4, 0.4, 3.0), 1.2),
+        ((17, 16, 15), (1.5, 1.5, 1.5), 1.5),
+    ],
+    ids=str,
+)
+def test_distances_are_monais(
+    sides: tuple[int, ...], spacing: tuple[float, ...] | None, tolerance: float
+) -> None:
+    """Blobs of several parts with holes, some at the border of the picture."""
+    draw = np.random.default_rng(3)
+    for _ in range(6):
+        smooth = [gaussian_filter(draw.normal(size=sides), 1.5) for _ in range(2)]
+        near = [(each > np.quantile(each, draw.uniform(0.3, 0.97))).astype(np.uint8) for each in smooth]
+        first, second = (torch.from_numpy(each) for each in near)
+        found = surface_distances(first, second, [(1,)], spacing, tolerance)
+        for name, expected in by_monai(first, second, spacing, tolerance).items():
+            assert float(found[name]) == pytest.approx(expected, rel=5e-7, abs=5e-7)
 
 
 def test_an_island_far_away_is_seen_by_hd95_and_hardly_by_dice() -> None:
