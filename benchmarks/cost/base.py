@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ class CostExperiment(Experiment[P]):
             path = f"{where}.{name}" if where else name
             if isinstance(value, Mapping):
                 found += cls.impossible(value, path)
-            elif "ratio" in path and not least <= value <= most:
+            elif "ratio" in re.split(r"[._]", path) and not least <= value <= most:
                 found.append(f"{path} = {value}")
         return found
 
