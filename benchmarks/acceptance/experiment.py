@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from benchmarks.acceptance.bounds import BOUNDS
 from benchmarks.acceptance.recorded import MADE_UP, made_up, recorded
 from benchmarks.harness.cells import Cell, Row, key
 from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.tables import table
+from benchmarks.harness.tables import crossed
 from personalization.acceptance import powered
 
 CHOSEN, GOAL = "one unseen", 0.93
@@ -101,30 +101,32 @@ def _powered(cell: Cell, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _coverage(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            row["cell"]["set"],
-            row["result"]["patients"],
-            row["cell"]["n"],
-            *(_marked(row["result"][name]["covers"]) for name in BOUNDS),
-        ]
-        for row in rows
-    ]
     real = [row for row in rows if row["cell"]["set"] not in MADE_UP]
-    least = {name: min(row["result"][name]["covers"] for row in real) for name in BOUNDS}
+    least: dict[tuple[object, object], str] = {}
+    for name in BOUNDS:
+        for n in dict.fromkeys(row["cell"]["n"] for row in real):
+            found = [row["result"][name]["covers"] for row in real if row["cell"]["n"] == n]
+            below = sum(share < GOAL for share in found)
+            least[name, f"n = {n}"] = f"{_marked(min(found))} ({below} of {len(found)})"
+    each = _by_n(rows, lambda result: _marked(result[CHOSEN]["covers"]))
     draws = rows[0]["cell"]["draws"]
     text = (
         f"Share of {draws} draws in which the bound, one-sided and 95 % sure, is at most the mean of the "
-        "patients that the draw is from, with replacement. Bold: below 93 %. The least over the recorded "
-        f"sets: {', '.join(f'{name} {value:.1%}' for name, value in least.items())}.\n\n"
+        "patients that the draw is from, with replacement: the least over the recorded sets and, in "
+        "brackets, how many of them are below 93 % (bold).\n\n"
         f"`{CHOSEN}` is what an acceptance gives: Student's t of the sample and one patient more, who is as "
         "far below the worst as the worst is below the median. It is the only one that holds in every "
         "recorded set, and pays with a lower bound where few are far below. `t of logits` does not bound the "
         "mean. Where one patient in fifty or twenty fails altogether and none is in the sample, no bound "
         "from the sample holds: the share without any hit has a bound of its own for that."
     )
-    head = ("set", "patients", "n", *BOUNDS)
-    return f"## Coverage\n\n{text}\n\n{table(head, lines)}"
+    own = f"`{CHOSEN}`, each set:"
+    return f"## Coverage\n\n{text}\n\n{crossed('bound', least)}\n\n{own}\n\n{crossed('set', each)}"
+
+
+def _by_n(rows: Sequence[Row], shown: Callable[[Mapping[str, Any]], str]) -> dict[tuple[object, object], str]:
+    """What is shown of each set, by the number of patients."""
+    return {(row["cell"]["set"], f"n = {row['cell']['n']}"): shown(row["result"]) for row in rows}
 
 
 def _marked(share: float) -> str:
@@ -132,34 +134,24 @@ def _marked(share: float) -> str:
 
 
 def _distance(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            row["cell"]["set"],
-            row["cell"]["n"],
-            f"{row['result']['mean']:.3f}",
-            *(f"{row['result'][name]['below']:.3f}" for name in BOUNDS),
-        ]
-        for row in rows
-    ]
-    text = "How far the median bound is below the mean Dice: what each coverage costs."
-    return f"## How far below\n\n{text}\n\n{table(('set', 'n', 'mean Dice', *BOUNDS), lines)}"
+    text = (
+        "How far the median bound is below the mean Dice: what the coverage costs. "
+        f"`{CHOSEN}`, and `t` in brackets."
+    )
+    found = _by_n(rows, lambda result: f"{result[CHOSEN]['below']:.3f} ({result['t']['below']:.3f})")
+    return f"## How far below\n\n{text}\n\n{crossed('set', found)}"
 
 
 def _others(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            row["cell"]["set"],
-            row["cell"]["n"],
-            f"{row['result']['correlation']:.2f}",
-            _marked(row["result"]["covers"]),
-            f"{row['result']['saved']:+.1f}",
-        ]
-        for row in rows
-    ]
     text = (
         f"PPI++ with {rows[0]['cell']['others']} patients without masks and the rank of the answer's "
-        "confidence, which `review` sorts by: the correlation of rank and Dice, the coverage of the bound, "
-        "and how many masks it saves in the median (those that would give the same variance, less n)."
+        "confidence, which `review` sorts by: the coverage of the bound, and in brackets how many masks it "
+        "saves in the median (those that would give the same variance, less n). The correlation of rank and "
+        f"Dice is {min(_correlations(rows)):.2f} to {max(_correlations(rows)):.2f}."
     )
-    head = ("set", "n", "correlation", "covers", "masks saved")
-    return f"## Patients without masks\n\n{text}\n\n{table(head, lines)}"
+    found = _by_n(rows, lambda result: f"{_marked(result['covers'])} ({result['saved']:+.1f})")
+    return f"## Patients without masks\n\n{text}\n\n{crossed('set', found)}"
+
+
+def _correlations(rows: Sequence[Row]) -> list[float]:
+    return [row["result"]["correlation"] for row in rows]

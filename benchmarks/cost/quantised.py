@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cost.base import CostExperiment, Kind
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.tables import table
+from benchmarks.harness.tables import crossed, table
 from model_store.digest import sha256
 from model_store.graphs import parse_graph
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec
@@ -439,53 +439,43 @@ def _speed(slowest: float, others: Sequence[float]) -> str:
 
 
 def _agreements(rows: Sequence[Row]) -> list[str]:
-    lines = []
+    found: dict[tuple[object, object], str] = {}
     for row in rows:
         for name in row["cell"]["recipes"]:
-            arm = _arm(row, name)
-            lines.append(
-                [
-                    f"{row['cell']['network']}, {row['cell']['set']}",
-                    name,
-                    _number(arm["worst"]),
-                    _number(arm["mean"]),
-                    str(arm["emptied"]),
-                    f"{_change(row, name):+.2f}",
-                    f"{arm['bytes'] / _arm(row, 'float32')['bytes']:.2f}",
-                ]
-            )
+            found[_of(row), name] = f"{_number(_arm(row, name)['worst'])} ({_change(row, name):+.2f})"
+    arms = [(row, name) for row in rows for name in row["cell"]["recipes"]]
+    emptied = sum(_arm(row, name)["emptied"] for row, name in arms)
+    sizes = [_arm(row, name)["bytes"] / _arm(row, "float32")["bytes"] for row, name in arms]
     return [
         "## Recipes",
-        table(["network and set", "recipe", "worst patient", "mean", "emptied", "Dice", "bytes"], lines),
-        "Agreement is Dice with the float32 masks, over the patients that did not calibrate; `Dice` is the "
-        "change in points with the drawn masks, `bytes` the size over that of float32. As served: a scale "
-        "per channel of the weights, which have 7 bits, the 99.999th percentile of activations, first and "
-        "last convolution in float32. Another recipe differs in what its name says. Batch norm is folded "
-        "into the convolutions of every graph at export.",
-        "The recipe was chosen by its agreement on the first network here, on these patients and without a "
-        "label: only the other networks can confirm it. Of so few patients, recipes also differ by chance.",
+        "Agreement of the worst patient that did not calibrate (Dice with the float32 masks), and in "
+        "brackets the change in points with the drawn masks. "
+        f"Labels emptied: {emptied}. Bytes: {min(sizes):.2f} to {max(sizes):.2f} of float32's.",
+        crossed("network and set", found),
+        "As served: a scale per channel of the weights, which have 7 bits, the 99.999th percentile of "
+        "activations, first and last convolution in float32. Another recipe differs in what its name says. "
+        "The recipe was chosen on the first network here, without a label: only the others can confirm it. "
+        "Of so few patients, recipes also differ by chance.",
     ]
 
 
 def _costs(rows: Sequence[Row]) -> list[str]:
-    lines = []
+    found: dict[tuple[object, object], str] = {}
     for row in rows:
         for size, times in row["result"]["milliseconds"].items():
             side = "x".join(map(str, row["result"]["side"])) if size == "own" else f"{LARGE}x{LARGE}"
             for name, value in times.items():
-                lines.append(
-                    [
-                        f"{row['cell']['network']}, {row['cell']['set']}",
-                        side,
-                        name,
-                        f"{value:.2f}",
-                        f"{times['float32'] / value:.2f}",
-                    ]
-                )
+                shown = f"{value:.2f} ms" if name == "float32" else f"{times['float32'] / value:.2f}"
+                found[f"{_of(row)}, {side}", name] = shown
     return [
         "## Processor time of a run",
-        table(["network and set", "slice or patch", "graph", "ms", "times as fast"], lines),
+        "Milliseconds of float32, and how many times as fast each other graph is.",
+        crossed("network, set, slice or patch", found),
     ]
+
+
+def _of(row: Row) -> str:
+    return f"{row['cell']['network']}, {row['cell']['set']}"
 
 
 def _number(value: float | None) -> str:

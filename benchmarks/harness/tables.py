@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,13 @@ def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
 
     rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join([padded(lines[0]), padded(rule), *map(padded, lines[1:])])
+
+
+def crossed(corner: str, cells: Mapping[tuple[object, object], object]) -> str:
+    """A table with a line for each first key and a column for each second, empty where they have no cell."""
+    lines, columns = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    body = [[line, *(cells.get((line, column), "") for column in columns)] for line in lines]
+    return table([corner, *map(str, columns)], body)
 
 
 def write_page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness.cells import Cell, Row, key
 from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.tables import table
+from benchmarks.harness.tables import crossed, table
 from benchmarks.watch import simulation
 from benchmarks.watch.simulation import (
     DAILY,
@@ -186,51 +187,40 @@ def _budget(cell: Cell) -> Budget:
 
 
 def _years(rows: Sequence[Row]) -> str:
-    lines = []
+    between: dict[tuple[object, object], str] = {}
+    shares: dict[str, list[float]] = {}
     for row in rows:
         cell, result = row["cell"], row["result"]
         years = cell["hospitals"] * cell["years"]
         alarms = sum(result.values())
-        months = 12 * years / alarms if alarms else None
-        kept = months is not None and abs(months / cell["months"] - 1) <= GOAL
-        shares = (result[kind] * cell["streams"] * cell["months"] / (12 * years * of) for kind, of in _PARTS)
-        lines.append(
-            [
-                cell["law"],
-                cell["per_day"],
-                alarms,
-                "–" if months is None else f"{months:.1f}",
-                "yes" if kept else "no",
-                *(f"{share:.2f}" for share in shares),
-            ]
-        )
+        months = 12 * years / alarms if alarms else math.inf
+        kept = abs(months / cell["months"] - 1) <= GOAL
+        shown = f"{months:.1f}" if kept else f"**{months:.1f}**"
+        between[cell["law"], f"{cell['per_day']} scans a day"] = f"{shown} ({alarms})"
+        if cell["law"] in PROMISED:
+            for kind, of in _PARTS:
+                share = result[kind] * cell["streams"] * cell["months"] / (12 * years * of)
+                shares.setdefault(kind, []).append(share)
+    used = ", ".join(f"{_KINDS[kind]} {min(own):.2f} to {max(own):.2f}" for kind, own in shares.items())
     cell = rows[0]["cell"]
     text = (
         f"{cell['hospitals']} hospitals, watched for {cell['years']} years each without a change, with "
         f"{cell['months']:.0f} months set between false alarms of {LEVELS} numbers and {len(SHARES)} shares "
         f"({_percents()} %) together. Each alarm begins a new series with the next day. Scans come as "
-        "Poisson, fewer on weekends. The last three columns are false alarms over what each kind may have: 1 "
-        "is all of it. Shares and silence use less, since their sums move in steps and the usual share is "
-        "taken from its upper side.\n\n"
+        "Poisson, fewer on weekends. Shown are the months between false alarms, bold where more than 20 % "
+        f"off, and the alarms. The promised laws ({', '.join(PROMISED)}) use this much of what each kind may "
+        f"have: {used}. Shares and silence use less, since their sums move in steps and the usual share is taken "
+        "from its upper side.\n\n"
         f"`{WEEKLY}`: numbers of a weekend are half a standard deviation higher, and ranked among those of "
         f"weekends. Without that (`{WEEKLY_AS_ONE}`) the promise breaks, as it does where numbers of one day "
         f"resemble each other (`{DAILY}`: its mean varies by 0.3 standard deviations): such days look like "
         f"changes. `zeros` has 0 in six of ten answers, and `{MOVES_TOGETHER}` numbers that are "
         "correlated by 0.9: both make false alarms rarer than was set."
     )
-    head = (
-        "law",
-        "scans a day",
-        "false alarms",
-        "months between",
-        "within 20 %",
-        "numbers",
-        "shares",
-        "silence",
-    )
-    return f"## False alarms beside what was set\n\n{text}\n\n{table(head, lines)}"
+    return f"## False alarms beside what was set\n\n{text}\n\n{crossed('law', between)}"
 
 
+_KINDS = {"level": "numbers", "share": "shares", "silence": "silence"}
 _PARTS = (("level", LEVELS), ("share", len(SHARES)), ("silence", 1))
 
 
@@ -239,16 +229,12 @@ def _percents() -> str:
 
 
 def _levels(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            row["cell"]["law"] + (", by weekday" if row["cell"]["by_weekday"] else ""),
-            row["cell"]["before"],
-            row["cell"]["shift"],
-            f"{row['result']['theory']:.1f}",
-            *_found(row),
-        ]
-        for row in rows
-    ]
+    found: dict[tuple[object, object], str] = {}
+    for row in rows:
+        cell = row["cell"]
+        law = cell["law"] + (", by weekday" if cell["by_weekday"] else "")
+        theory = f"{cell['shift']} sd, theory {row['result']['theory']:.1f}"
+        found[f"{law}, {cell['before']} before", theory] = _found(row)
     text = (
         "Scans from a shift of one number to its alarm, at 20 scans a day and the limit of the table above. "
         "Theory is Brook and Evans' chain for normal numbers of which the law is known: a small reference is "
@@ -256,40 +242,37 @@ def _levels(rows: Sequence[Row]) -> str:
         f"as {MOST}. `by weekday`: ranked within each of seven weekdays, so that 50 answers have seen three. "
         "AIM-CU (the FDA's) takes its figures from `spc`, a package of R, and was not run beside this."
     )
-    head = ("law", "scans before", "shift, sd", "theory", "found", "median", "mean")
-    return f"## After how many scans a change is found\n\n{text}\n\n{table(head, lines)}"
+    text += " The median, and in brackets the share of series that found it and the mean."
+    head = "law, scans before"
+    return f"## After how many scans a change is found\n\n{text}\n\n{crossed(head, found)}"
 
 
 def _shares(rows: Sequence[Row]) -> str:
-    lines = [
-        [f"{row['cell']['usual']:.0%} to {row['cell']['changed']:.0%}", row["cell"]["before"], *_found(row)]
-        for row in rows
-    ]
-    head = ("share of answers", "scans before", "found", "median", "mean")
-    return f"## After how many scans a share is found to have grown\n\n{table(head, lines)}"
+    found: dict[tuple[object, object], str] = {}
+    for row in rows:
+        cell = row["cell"]
+        share = f"{cell['usual']:.0%} to {cell['changed']:.0%}"
+        found[share, f"{cell['before']} scans before"] = _found(row)
+    return f"## After how many scans a share is found to have grown\n\n{crossed('share of answers', found)}"
 
 
-def _found(row: Row) -> list[str]:
+def _found(row: Row) -> str:
     result = row["result"]
     if not result["series"]:
-        return ["–"] * 3
-    return [f"{result['found']:.0%}", f"{result['median']:.0f}", f"{result['mean']:.1f}"]
+        return "–"
+    return f"{result['median']:.0f} ({result['found']:.0%}, {result['mean']:.0f})"
 
 
 def _silence(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            row["cell"]["per_day"],
-            row["cell"]["weeks"],
-            f"{row['result']['first']:.0%}",
-            f"{row['result']['mean']:.2f}",
-            row["result"]["longest"],
-        ]
-        for row in rows
-    ]
-    text = "Working days until an alarm, where scans came on working days and stop on a Monday."
-    head = ("scans a day", "weeks before", "on the first day", "mean", "longest")
-    return f"## After how many days silence is found\n\n{text}\n\n{table(head, lines)}"
+    found: dict[tuple[object, object], str] = {}
+    for row in rows:
+        weeks = f"{row['cell']['weeks']} weeks before"
+        found[row["cell"]["per_day"], weeks] = f"{row['result']['mean']:.2f} ({row['result']['longest']})"
+    text = (
+        "Working days until an alarm, where scans came on working days and stop on a Monday: the mean, and "
+        "the longest."
+    )
+    return f"## After how many days silence is found\n\n{text}\n\n{crossed('scans a day', found)}"
 
 
 def _limits(rows: Sequence[Row]) -> str:

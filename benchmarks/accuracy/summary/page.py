@@ -2,8 +2,8 @@
 
     python -m benchmarks summary
 
-A question is a situation of somebody who must choose. It has a table with a line for every arm that was run,
-and a column for every setting: what the arm changes against the question's baseline.
+A question is a situation of somebody who must choose. Every arm that was run is named in short, with what it
+changes against the question's baseline; a table has those that help in some setting.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ from personalization.options.picking import CRITERIA
 PATH = RESULTS / "summary.md"
 VOLUMES = "volumes.cpu"
 _LEGEND = """\
-Every arm of every benchmark of accuracy is on this page, which is written from the recorded rows and from
-nothing else; earlier studies are named at its end. A figure is the change against the baseline on the
-same patients or images, in points (hundredths) of Dice or of accuracy; the baseline's level, the mean of
-sites, is in bold. ▲ *helps*, ▼ *harms*: the 95 % interval (paired bootstrap over patients within sites, seeds
-averaged first) leaves zero out, and each of three seeds or more agrees. Without a sign no difference is
-shown. In brackets: too few seeds or patients to say. Nothing is corrected for the number of comparisons.
-Intervals, sites and settings are on the linked pages, which compare in the same way, with sites weighted
-alike. Megabytes, sent and received together, and minutes of computing are those of each table of the
-question, in the order of the columns; – is an arm that a table has not got.
+Every arm of every benchmark of accuracy is on this page, written from the recorded rows. A figure is the
+change against the baseline on the same patients or images, in points (hundredths) of Dice or of accuracy; the
+baseline's level, the mean of sites, is in bold. ▲ *helps*, ▼ *harms*: the 95 % interval (paired bootstrap
+over patients within sites, seeds averaged first) leaves zero out, and each of three seeds or more agrees.
+Without a sign no difference is shown. In brackets: too few seeds or patients to say. Nothing is corrected for
+the number of comparisons. A table has the arms that help somewhere; those that do not are in short, and on
+the linked pages with intervals, costs and all sites.
 
 Besides what a line says leaves the hospital, each site of a federation sends the number of its images, its
 scores and summary statistics of its intensities ([threat model](../explanation/threat-model.md))."""
@@ -105,29 +103,23 @@ class Question:
 
     def sections(self) -> list[str]:
         """The question's part of the page."""
-        priced = [s for s in self.found if s.costs]
-        header = [
-            "arm",
-            *map(_column, self.found),
-            *(["MB, minutes per site"] if priced else []),
-            "leaves the hospital",
-        ]
+        kept = [a for a in self.arms if self.changes(a) == [] or self.kind(a) in _KINDS[:2]]
         body = [
-            [
-                arm,
-                *(_shown(setting, arm) for setting in self.found),
-                *([_cost(priced, arm)] if priced else []),
-                leaves(arm, self.outside),
-            ]
-            for arm in self.arms
+            [arm, *(_shown(setting, arm) for setting in self.found), leaves(arm, self.outside)]
+            for arm in kept
         ]
         return [
             f"## {self.title}",
-            f"Needs: {self.needs}. Change against {self.than}, in points.",
-            table(header, body),
-            "Tested: " + "; ".join(map(_tested, self.found)) + ".",
+            f"Needs: {self.needs}. Against {self.than}. Tested: {'; '.join(map(_tested, self.found))}.",
+            table(["arm", *map(_column, self.found), "leaves the hospital"], body)
+            if len(kept) > 1
+            else f"No arm helps: {', '.join(dict.fromkeys(map(_column, self.found)))}.",
             *_unscored(self.found),
         ]
+
+    def kind(self, arm: str) -> str:
+        """What the settings say of an arm together."""
+        return _kind({change.verdict for change in self.changes(arm)})
 
 
 QUESTIONS = (
@@ -286,22 +278,14 @@ def _column(setting: Setting) -> str:
 
 
 def _tested(setting: Setting) -> str:
-    return (
-        f"{setting.name} ({setting.table}), {_counted(len(setting.sites), 'site')}, {setting.units} patients "
-        f"or images, {_counted(setting.seeds, 'seed')}"
-    )
+    sites, seeds = _counted(len(setting.sites), "site"), _counted(setting.seeds, "seed")
+    return f"{sites}, {setting.units} patients or images, {seeds}"
 
 
 def _unscored(settings: Sequence[Setting]) -> list[str]:
     """Arms that are on the linked pages alone."""
     found = dict.fromkeys(f"{arm} ({s.table})" for s in settings for arm in s.unscored)
     return [f"With the paper's metric alone, on the linked page: {', '.join(found)}."] if found else []
-
-
-def _cost(settings: Sequence[Setting], arm: str) -> str:
-    """In each setting that has costs: their means would compare arms on other sets."""
-    found = [setting.costs.get(_own(setting, arm) or "") for setting in settings]
-    return "; ".join("–" if c is None else f"{c.megabytes:.1f}, {c.minutes:.1f}" for c in found)
 
 
 # ---------------------------------------------------------------------- the page
@@ -315,8 +299,7 @@ def sections() -> list[str]:
         "```bash\npython -m benchmarks summary\n```",
         _LEGEND,
         "## In short",
-        "In brackets: how many of the question's columns that have the arm say so, and the least and the "
-        "greatest change over all of them.",
+        "In brackets: how many of the settings that have the arm say so, and the least and greatest change.",
         "\n".join(
             [
                 *_auto(shifts),
@@ -372,19 +355,13 @@ def _range(found: Sequence[Mapping[str, float]], who: str) -> str:
 
 
 def _in_short(question: Question) -> list[str]:
-    """Every arm once, by what the settings say; those that show nothing are counted alone."""
+    """Every arm once, by what the settings say."""
     kinds: dict[str, list[str]] = {}
     for arm in question.arms:
-        changes = question.changes(arm)
-        if changes:
-            kinds.setdefault(_kind({change.verdict for change in changes}), []).append(_named(arm, changes))
-    lines = [f"  - {kind.lower()}: {', '.join(kinds[kind])}" for kind in _KINDS[:3] if kind in kinds]
-    rest = [f"{kind.lower()}: {_counted(len(kinds[kind]), 'arm')}" for kind in _KINDS[3:] if kind in kinds]
-    return [
-        f"- **{question.title}**, against {question.than}:",
-        *lines,
-        *([f"  - {'; '.join(rest)}"] if rest else []),
-    ]
+        if changes := question.changes(arm):
+            kinds.setdefault(question.kind(arm), []).append(_named(arm, changes))
+    lines = [f"  - {kind.lower()}: {', '.join(kinds[kind])}" for kind in _KINDS if kind in kinds]
+    return [f"- **{question.title}**, against {question.than}:", *lines]
 
 
 def _counted(count: int, noun: str) -> str:
@@ -396,9 +373,10 @@ def _named(arm: str, changes: Sequence[Difference]) -> str:
     words, found = [change.verdict for change in changes], [100 * change.interval.mean for change in changes]
     helps, harms = words.count("helps"), words.count("harms")
     said = f"helps in {helps}, harms in {harms}" if helps and harms else f"in {helps or harms}"
+    said = f"{said} of {len(changes)}: " if helps or harms else ""
     least, most = f"{min(found):+.1f}", f"{max(found):+.1f}"
     span = least if least == most else f"{least} to {most}"
-    return f"{arm} ({said} of {len(changes)}: {span})"
+    return f"{arm} ({said}{span})"
 
 
 _KINDS = (
@@ -420,32 +398,26 @@ def _kind(words: set[str]) -> str:
 def _sets() -> list[str]:
     """How many sites, labels and scans each set has."""
     body = [
-        [name, found.shift, _listed(found.patients), _listed(found.images)] for name, found in SETS.items()
+        [name, found.shift, len(found.images), sum(found.patients) or "not named", sum(found.images)]
+        for name, found in SETS.items()
     ]
     return [
         "## The sets",
-        "All labelled images of a site are counted; those of the last two are of alpha 0.3 and seed 0. A "
-        "member's patients are divided among training, validation and test, so a run trains on a half to "
-        "two thirds of them. [paper-fedoap](paper-fedoap.cpu.md) bounds the number of a site's images.",
-        table(["set", "what differs between sites", "patients per site", "labelled images per site"], body),
+        "All labelled images are counted; those of the last two are of alpha 0.3 and seed 0. A run trains on "
+        "a half to two thirds of a member's patients.",
+        table(["set", "what differs between sites", "sites", "patients", "labelled images"], body),
     ]
-
-
-def _listed(counts: Sequence[int]) -> str:
-    return ", ".join(map(str, counts)) or "not named"
 
 
 def _unseen(shifts: Sequence[Shift]) -> list[str]:
     """What is served by default to an unseen hospital, by the shift of its scanner."""
     return [
         "## A hospital from outside, by how far its scanner is",
-        "Needs: a cohort of unlabeled scans, and the federation's models. Change against the global model "
-        "unchanged in points, mean over hospitals, then the worst hospital, with their number where there "
-        "are fewer than three. The number in a column's name is the severity of a drawn scanner before the "
-        "scans; 0 is none. `auto` is what is served by default: where it refuses every candidate, the change "
-        "is 0. From [unseen.cpu](unseen.cpu.md), one to three seeds. Only members' models and scans are "
-        "needed: nothing leaves the hospital.",
-        _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
+        "Needs: a cohort of unlabeled scans, and the federation's models. Points against the global model "
+        "unchanged: the mean of sets, and the worst hospital of any. Columns are the severity of a drawn "
+        "scanner; 0 is none. `auto` is what is served by default: 0 where it refuses every candidate. "
+        "Nothing leaves the hospital. Each set: [unseen.cpu](unseen.cpu.md).",
+        _shifts("recipe", shifts),
     ]
 
 
@@ -453,18 +425,12 @@ def _dose() -> list[str]:
     """What the dose by shift serves, and doses without a gate."""
     rows = rows_of_dose()
     shifts = of_dose(rows)
-    seeds: dict[str, set[int]] = {}
-    for row in rows:
-        seeds.setdefault(row["cell"]["set"], set()).add(row["cell"]["seed"])
-    listed = [f"{set_} {', '.join(map(str, sorted(own)))}" for set_, own in sorted(seeds.items())]
     return [
         "## A hospital from outside, by a dose that grows with the shift",
-        "Needs: a cohort of unlabeled scans, the federation's global model, and how far its members are "
-        "apart. Columns and figures are those of the section above. `auto` is what is served by default "
-        "since then; `by shift` is its dose without the gate. A classifier is left alone by now: `auto` of "
-        "polyp_centres is from before, in two of three seeds. From [dose.cpu](dose.cpu.md), seeds of "
-        f"{'; '.join(listed)}; what is not there yet has not been computed. Nothing leaves the hospital.",
-        _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
+        "As above. `auto` is what is served by default since then; `by shift` is its dose without the gate. "
+        "A classifier is left alone by now: `auto` of polyp_centres is from before, in two of three seeds. "
+        "Each set: [dose.cpu](dose.cpu.md).",
+        _shifts("recipe", shifts),
     ]
 
 
@@ -475,11 +441,9 @@ def _lens() -> list[str]:
     sets = ", ".join(dict.fromkeys(str(row["cell"]["set"]) for row in rows))
     return [
         "## A hospital from outside, through a lens before the network",
-        "Needs: a cohort of unlabeled scans, any network, and the fingerprint of its members. Columns and "
-        "figures are those of the section above. `served` is what the gate of the lens serves, `auto` the "
-        f"dose by shift of before. From [lens.cpu](lens.cpu.md), so far of {sets}; what is not there yet has "
-        "not been computed. Nothing leaves the hospital.",
-        _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
+        "As above, of any network, with the fingerprint of its members. `served` is what the gate of the "
+        f"lens serves, `auto` the dose by shift. Sets: {sets}. Each: [lens.cpu](lens.cpu.md).",
+        _shifts("recipe", shifts),
     ]
 
 
@@ -487,30 +451,35 @@ def _members(members: Sequence[Shift]) -> list[str]:
     """What members are served by default, and their personal models."""
     return [
         "## A member, by default",
-        "Needs: masks for some training scans at every site, and a connection for tens of rounds. Change "
-        "against the global model of the same run of `training.federate --method iop-fl` in points, mean "
-        "over members, then the worst member. `personal` is the interpolated model. `auto` is what is "
-        "served: the personal model where it beat the global one on validation patients. From "
-        "[unseen.cpu](unseen.cpu.md), two or three seeds. Weights leave the hospital every round; the "
-        "personal model by consent.",
-        _shifts("model", [shift.set for shift in members], members),
+        "Needs: masks for some training scans at every site, and a connection for tens of rounds. Points "
+        "against the global model of the same run: the mean of sets, and the worst member. `personal` is the "
+        "interpolated model; `auto` serves it where it beat the global one on validation patients. Each set: "
+        "[unseen.cpu](unseen.cpu.md). Weights leave the hospital every round; the personal model by consent.",
+        _shifts("model", members),
     ]
 
 
-def _shifts(arm: str, columns: Sequence[str], shifts: Sequence[Shift]) -> str:
-    """A line for every arm, and a column for every shift."""
-    level = ["global model", *(f"**{100 * shift.level:.1f}**" for shift in shifts)]
-    arms = dict.fromkeys(arm for shift in shifts for arm in shift.changes)
-    body = [[name, *(_of_hospitals(shift.changes.get(name, {})) for shift in shifts)] for name in arms]
-    return table([arm, *columns], [level, *body])
+def _shifts(arm: str, shifts: Sequence[Shift]) -> str:
+    """A line for every arm, and a column for every severity: the mean of its sets, and the worst hospital."""
+    severities = sorted({shift.severity for shift in shifts})
+    most = len({shift.set for shift in shifts})
+    body = [[name, *(_of_arm(name, shifts, each, most) for each in severities)] for name in _arms_of(shifts)]
+    return table([arm, *(f"severity {each}" for each in severities)], body)
 
 
-def _of_hospitals(changes: Mapping[str, float]) -> str:
-    if not changes:
+def _arms_of(shifts: Sequence[Shift]) -> dict[str, None]:
+    return dict.fromkeys(arm for shift in shifts for arm in shift.changes)
+
+
+def _of_arm(arm: str, shifts: Sequence[Shift], severity: int, most: int) -> str:
+    found = [shift.changes[arm] for shift in shifts if shift.severity == severity and arm in shift.changes]
+    if not found:
         return ""
-    values = [100 * value for value in changes.values()]
-    few = f" of {len(values)}" if len(values) < 3 else ""
-    return f"{fmean(values):+.1f}, {min(values):+.1f}{few}"
+    means = [100 * fmean(changes.values()) for changes in found]
+    worst = 100 * min(min(changes.values()) for changes in found)
+    return f"{fmean(means):+.1f} ({worst:+.1f})" + (
+        f", {_counted(len(found), 'set')}" if most > 1 + len(found) else ""
+    )
 
 
 def _volumes() -> list[str]:
@@ -531,21 +500,18 @@ def _volumes() -> list[str]:
         ]
         for (arm, model), rows in by_arm.items()
     ]
-    other = elsewhere(recorded(VOLUMES))
-    others = [
-        "Sites that were left out, as they are and through a drawn scanner, and photographs of vessels (HD95 "
-        "in pixels) for the loss of slices:",
-        table(["arm", "answers", "seeds", "Dice", "HD95"], other),
+    body += [
+        [f"{arm}, {answers}" if answers != "global" else arm, seeds, dice, hd95, "", ""]
+        for arm, answers, seeds, dice, hd95 in elsewhere(recorded(VOLUMES))
+        if answers.partition(",")[0] in ("global", "auto")
     ]
     return [
         "## Slices or whole volumes",
         "Needs: masks for some training volumes at every site, and a connection for tens of rounds. Levels "
-        "of the federation's global model, and of personal ones where there are, on 12 held-out patients of "
-        "hippocampus_nifti at three sites, and the CPU seconds of the training. From "
-        f"[{VOLUMES}]({VOLUMES}.md), which has each class and patient. Weights leave the hospital, "
-        "every round.",
+        "on 12 held-out patients of hippocampus_nifti at three sites, of sites left out, and of photographs "
+        "of vessels (HD95 in pixels); CPU seconds of the training. Each class and patient: "
+        f"[{VOLUMES}]({VOLUMES}.md). Weights leave the hospital, every round.",
         table(["arm", "seeds", "Dice", "HD95, mm", "surface Dice", "CPU s"], body),
-        *(others if other else ()),
     ]
 
 
@@ -564,8 +530,7 @@ def _not_computed() -> list[str]:
                 body.append([link, len(rows), count, ", ".join(parts)])
     return [
         "## Not computed yet",
-        "Cells of the papers' tables and studies. The linked pages name every arm, its seeds and the command "
-        "that computes it.",
+        "The linked pages name every arm, and the command that computes it.",
         table(["table", "cells with a row", "without", "of"], body),
     ]
 
