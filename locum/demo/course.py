@@ -16,6 +16,7 @@ from locum import Client
 from locum.demo.phantom_scans import NEW_PATIENT, PhantomScan, cohort_of
 from locum.demo.service_process import check_port, end_by_signals, running_service
 from locum.demo.visit import ANY_ORGAN, MODEL, Visit, answered_by
+from training.phantom import TASK
 
 # Its scanner is brighter and noisier than the members', which batch norm's statistics can undo.
 OUTSIDE = "heath"
@@ -28,6 +29,9 @@ BAD_SCANS = 4
 MASKED_SCANS = 6
 # Patients that every model is measured on: one alone says little.
 NEW_PATIENTS = 6
+# Patients with masks of an acceptance: below ten there is no bound.
+ACCEPTED_SCANS = 12
+ASKED = {"least_dice": 0.6, "most_missed": 0.3}
 # FedOAP learns the phantom in fewer rounds than IOP-FL, and a hospital joins it in few epochs.
 ANY_ORGAN_ROUNDS = 4
 JOINING_EPOCHS = 10
@@ -113,6 +117,14 @@ def correct(visit: Visit) -> None:
     visit.show_shadow(MODEL)
 
 
+def accept(visit: Visit) -> None:
+    """Score what serves on patients outside every training set, by thresholds that were written before."""
+    asked = f"Dice of at least {ASKED['least_dice']}, at most {ASKED['most_missed']:.0%} without any hit"
+    console.print(f"{ACCEPTED_SCANS} patients with true masks; asked before: {asked}", soft_wrap=True)
+    scans = cohort_of(OUTSIDE, ACCEPTED_SCANS, first=NEW_PATIENT + NEW_PATIENTS)
+    visit.accept(scans, {"labels": {next(iter(TASK.labels)): ASKED}})
+
+
 def adapt_to_negatives(visit: Visit) -> Scores:
     """Adapt to scans that an export turned into negatives; the new patients' scans are not, and stay."""
     console.print(f"An export swapped black and white in {BAD_SCANS} scans, but not in the new patients'.")
@@ -174,11 +186,13 @@ def run(folder: Path, port: int, rounds: int | None, scans: int, *, once: bool) 
         scores |= adapt(visit, scans)
         console.rule("5  a person corrects masks, while the federation's version answers unseen")
         correct(visit)
-        console.rule(f"6  {OUTSIDE} sends inverted scans, and a lens puts them right")
+        console.rule("6  one person measures what serves by thresholds, and another decides")
+        accept(visit)
+        console.rule(f"7  {OUTSIDE} sends inverted scans, and a lens puts them right")
         scores |= adapt_to_negatives(visit)
-        console.rule(f"7  {OUTSIDE} sends scans of nothing, and the gate rejects the candidate")
+        console.rule(f"8  {OUTSIDE} sends scans of nothing, and the gate rejects the candidate")
         scores |= adapt_to_nothing(visit)
-        console.rule("8  one scan alone, and nothing is kept")
+        console.rule("9  one scan alone, and nothing is kept")
         scores |= adapt_to_one_scan(visit)
         console.rule("results")
         show_scores(scores)

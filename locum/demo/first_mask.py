@@ -58,8 +58,8 @@ def say_distance(store: Path, scan: BodyScan, folder: Path) -> None:
     found = distances.add(scan.hospital, decode(file.read_bytes()))
     inverted = "; it looks inverted" if found.polarity.inverted else ""
     console.print(
-        f"{scan.hospital}: squared distance [bold]{mean_shift(found.shifts):.1f}[/] from the members' scans, "
-        f"where 1 is usual{inverted}"
+        f"{scan.hospital}: shift [bold]{mean_shift(found.shifts):.1f}[/] from the members' scans, where 1 is "
+        f"usual{inverted}"
     )
     console.print(f"  more     locum distance {MODEL} {file} --store {store}", style="dim")
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from locum import Client, Problem
 from locum.answers import Check, Receipt
+from locum.commands.accepting import lines_of
 from locum.commands.following import follow
 from locum.demo.phantom_scans import PhantomScan
 
@@ -165,6 +166,28 @@ class Visit:
             "Dice beside the version that serves"
         )
         self.client.end_shadow(self.hospital, model, "it is no better", actor="ada")
+
+    def accept(
+        self, scans: Mapping[str, PhantomScan], thresholds: Mapping[str, Any], model: str = MODEL
+    ) -> None:
+        """Score what serves on scans with true masks, show the report, and let another person decide."""
+        cohort = send_cohort(self.client, self.hospital, scans, "Demo: acceptance", model)
+        started = self.client.measure_acceptance(self.hospital, None, cohort, thresholds, actor="ben")
+        follow(self.console, ((event.type, event.data) for event in self.client.events(started.id)))
+        ended = self.client.job(started.id)
+        if ended.state != "succeeded":
+            self._say(f"the job ended as {ended.state}: {ended.reason}")
+            raise typer.Exit(1)
+        report = self.client.acceptance(started.id)["report"]
+        for line in lines_of(report):
+            self._say(escape(line))
+        page = self.folder / "acceptance.html"
+        page.write_bytes(self.client.acceptance_page(started.id))
+        self._show("report", page)
+        met = report["verdict"] == "met"
+        reason = "all masks looked at" if met else "the thresholds are not met"
+        self.client.decide_acceptance(started.id, met, reason, actor="ada")
+        self._say(f"[bold]{'accepted' if met else 'rejected'}[/] by ada, measured by ben: {reason}")
 
     def measure(self, label: str, **fields: Any) -> float:
         """Segment the new patients, show the model and its mean Dice, and return the Dice."""

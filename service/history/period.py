@@ -18,6 +18,7 @@ from service.database import (
     Acceptance,
     ApiKey,
     Assignment,
+    ChangePlanRow,
     Job,
     LookedAt,
     Observation,
@@ -107,6 +108,18 @@ class RuleFacts(BaseModel):
     at: datetime
 
 
+class PlanFacts(BaseModel):
+    """A change plan of a model that was written, or ended."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    model: str
+    plan: dict[str, Any] | None = Field(description="Null: from then on there is none.")
+    actor: str
+    reason: str
+    at: datetime
+
+
 class KeyFacts(BaseModel):
     """An API key that was valid in the period, without its secret."""
 
@@ -137,6 +150,7 @@ class PeriodReport(BaseModel):
     alarms: list[AlarmFacts] = Field(description="Raised or answered in the period.")
     decisions: list[DecisionView]
     rules: list[RuleFacts]
+    plans: list[PlanFacts] = Field(description="Change plans that were written or ended in the period.")
     jobs: list[JobFacts] = Field(description="Those that ended with a candidate, or a verdict on one.")
     acceptances: list[AcceptanceFacts]
     corrections: list[CorrectionFigures] = Field(
@@ -172,6 +186,7 @@ def report(session: Session, store: Store, hospital: str, first: date, last: dat
     change = and_(WatchEvent.hospital == hospital, WatchEvent.kind != "alarm")
     decided = and_(Assignment.hospital == hospital, within(Assignment.at))
     ruled = and_(WatchRule.hospital == hospital, within(WatchRule.at))
+    planned = and_(ChangePlanRow.hospital == hospital, within(ChangePlanRow.at))
     ended = and_(Job.hospital == hospital, within(Job.finished_at))
     candidate = and_(ended, or_(Job.candidate_name.is_not(None), Job.kind.in_(_JUDGING)))
     ran = and_(
@@ -194,6 +209,10 @@ def report(session: Session, store: Store, hospital: str, first: date, last: dat
         alarms=[AlarmFacts.model_validate(each) for each in events],
         decisions=[DecisionView.of(each) for each in listed("decisions", Assignment, decided, Assignment.id)],
         rules=[RuleFacts.model_validate(each) for each in listed("rules", WatchRule, ruled, WatchRule.id)],
+        plans=[
+            PlanFacts.model_validate(each)
+            for each in listed("plans", ChangePlanRow, planned, ChangePlanRow.id)
+        ],
         jobs=[JobFacts.of(each) for each in jobs],
         acceptances=[
             AcceptanceFacts.of(each, store)

@@ -15,15 +15,14 @@ from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.store import Store
 from model_store.versions import Tombstone, Version
-from service import change_plan, corrections, shadow
+from service import corrections, shadow
 from service.about import NOTICE, locum_version
 from service.catalog.adapted import adapted_for, job_of
-from service.change_plan import ChangePlan
 from service.corrections import CorrectionFigures
-from service.database import Acceptance, Assignment, Job, Observation, Shadow, WatchEvent
+from service.database import Acceptance, Assignment, ChangePlanRow, Job, Observation, Shadow, WatchEvent
 from service.database.hospitals import require_hospital, visible_hospitals
 from service.history.answers import AcceptanceFacts, DecisionView, JobFacts, reference
-from service.history.period import MOST_ROWS, AlarmFacts, Arrivals, arrivals_of
+from service.history.period import MOST_ROWS, AlarmFacts, Arrivals, PlanFacts, arrivals_of
 from service.kinds import kind_of
 from service.serving import assignments
 from service.shadow import ShadowReport
@@ -69,15 +68,6 @@ class CardAcceptance(AcceptanceFacts):
     labels: dict[str, AcceptedLabel]
 
 
-class PlanFacts(BaseModel):
-    """The change plan of a model that is in force."""
-
-    model: str
-    plan: ChangePlan
-    actor: str
-    at: datetime
-
-
 class AtHospital(BaseModel):
     """What is recorded of a version at one hospital."""
 
@@ -91,7 +81,9 @@ class AtHospital(BaseModel):
     changes: list[DecisionView] = Field(
         description="Entries of the serving log by which it began to serve, or another took its place."
     )
-    plans: list[PlanFacts]
+    plans: list[PlanFacts] = Field(
+        description="Change plans of the models that it served for, also those that ended, newest first."
+    )
 
 
 class VersionCard(BaseModel):
@@ -198,7 +190,7 @@ def _at_hospital(session: Session, store: Store, digest: str, hospital: str, nam
     served = select(Assignment.model).where(Assignment.hospital == hospital, Assignment.digest == digest)
     models = sorted(session.scalars(served.distinct()))
     logs = {model: assignments.history(session, hospital, model) for model in models}
-    plans = {model: change_plan.plan_of(session, hospital, model) for model in models}
+    planned = select(ChangePlanRow).where(ChangePlanRow.hospital == hospital, ChangePlanRow.model.in_(models))
     answered = and_(Observation.hospital == hospital, Observation.version == digest)
     accepted = select(Acceptance).where(Acceptance.hospital == hospital, Acceptance.version == digest)
     unseen = select(Shadow).where(Shadow.hospital == hospital, Shadow.version == digest)
@@ -225,9 +217,8 @@ def _at_hospital(session: Session, store: Store, digest: str, hospital: str, nam
         ],
         changes=[DecisionView.of(entry) for log in logs.values() for entry in _changes(log, digest)],
         plans=[
-            PlanFacts(model=model, plan=found.plan, actor=found.actor, at=found.at)
-            for model, found in plans.items()
-            if found is not None
+            PlanFacts.model_validate(row)
+            for row in session.scalars(planned.order_by(ChangePlanRow.id.desc()).limit(MOST_ROWS))
         ],
     )
 

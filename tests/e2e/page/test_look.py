@@ -297,23 +297,33 @@ def test_viewer_that_does_not_load_is_no_fault_of_the_browser(browser: Any, serv
         assert page.get_by_text("WebGL").count() == 0
 
 
-def test_slices_are_pinched_on_a_tablet_which_says_so(browser: Any, service: Service) -> None:
+def test_fingers_zoom_and_change_slices_on_a_tablet_which_says_so(browser: Any, service: Service) -> None:
     tablet = {"viewport": {"width": 820, "height": 1180}, "is_mobile": True, "has_touch": True}
     with opened_page(browser, service.address, expected=(), **tablet) as page:
         page.set_input_files("input[type=file]", service.scans[SCAN])
-        page.get_by_text("Pinch: slices").wait_for()
+        page.get_by_text("Pinch: zoom. Two fingers: slices").wait_for()
         page.get_by_role("button", name="Axial").click()
         before = page.get_by_text("intensity").inner_text().split(" · ")[-1].split(",")[0]
         assert before == "axial 7 of 12"
         box = page.locator("canvas").bounding_box()
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         send = page.context.new_cdp_session(page).send
-        for step, kind in enumerate(("touchStart", "touchMove", "touchMove", "touchMove")):
-            fingers = [{"x": x, "y": y + side * (20 + 30 * step)} for side in (-1, 1)]
-            send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
-        send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-        # The finger that comes first may move the cross-hair within the slice, as a tap does.
+
+        def move(apart: int, down: int) -> None:
+            """Two fingers, which go so far from each other, and down together."""
+            for step, kind in enumerate(("touchStart", "touchMove", "touchMove", "touchMove")):
+                fingers = [
+                    {"x": x + side * (20 + apart * step), "y": y + down * step, "id": side} for side in (0, 1)
+                ]
+                send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": fingers})
+            send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+        move(0, 15)
         page.wait_for_function("said => !document.body.innerText.includes(said)", arg=before)
+        assert float(page.get_by_label("Zoom").input_value()) == 1
+        move(20, 0)
+        while float(page.get_by_label("Zoom").input_value()) == 1:
+            page.wait_for_timeout(20)
 
 
 def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None:

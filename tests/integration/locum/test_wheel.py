@@ -259,7 +259,7 @@ def test_wheel_that_serves_shows_a_scan_before_and_after_it_is_fitted(serving: I
     pattern = r"^(member|before|fitted|undone)\S*.*: Dice liver ([01]\.\d\d), lesion ([01]\.\d\d)$"
     scores = {name: (float(liver), float(lesion)) for name, liver, lesion in re.findall(pattern, said, re.M)}
     assert min(scores["member"]) > 0.8
-    far = {name: float(shift) for name, shift in re.findall(r"^(\w+): squared distance ([\d.]+)", said, re.M)}
+    far = {name: float(shift) for name, shift in re.findall(r"^(\w+): shift ([\d.]+)", said, re.M)}
     assert far["aster"] < 3 < 10 < far["heath"]
     assert len(re.findall(r"where 1 is usual; it looks inverted$", said, re.M)) == 1
     # The inverted scan is beyond the model; the lens of it brings it back, and is kept nowhere.

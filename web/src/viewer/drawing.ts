@@ -98,12 +98,27 @@ export class Drawing {
       niivue.refreshDrawing(true);
     };
     const { canvas } = this.viewer;
+    this.viewer.onSecondFinger = this.drop.bind(this);
     canvas.onpointerdown = ({ button, isPrimary, offsetX, offsetY }) =>
       (this.pressed = button === 0 && isPrimary ? [offsetX, offsetY] : null);
     canvas.onpointerup = ({ offsetX, offsetY }) => {
       const isClick = this.pressed !== null && Math.hypot(offsetX - this.pressed[0], offsetY - this.pressed[1]) < 5;
       if (isClick && this.tool === "fill") this.fillAt([offsetX, offsetY]);
     };
+  }
+
+  /** Drop the stroke that a finger has begun. */
+  private drop(): void {
+    const { niivue } = this.viewer;
+    const nowhere = () => [NaN, NaN, NaN] as typeof niivue.drawPenLocation;
+    this.pressed = null;
+    niivue.drawBitmap!.set(this.before);
+    niivue.drawPenLocation = nowhere();
+    niivue.drawShapeStartLocation = nowhere();
+    niivue.drawShapePreviewBitmap = null;
+    niivue.drawPenFillPts = [];
+    niivue.drawPenAxCorSag = -1;
+    niivue.refreshDrawing(true);
   }
 
   private line(plane: Plane["number"], from: Point, to: Point, value: number): void {

@@ -1,4 +1,5 @@
 /** What mouse, wheel and keys do on the canvas of a viewer, where NiiVue does something else than OHIF and Slicer. */
+import { followFingers } from "./fingers";
 import type { Direction } from "./layouts";
 import type { Viewer } from "./viewer";
 
@@ -29,6 +30,7 @@ export function follow(viewer: Viewer, canvas: HTMLCanvasElement): void {
     viewer.dragWindow(x - uiData.windowX, uiData.windowY - y);
     [uiData.windowX, uiData.windowY] = [x, y];
   };
+  followFingers(viewer, canvas);
   // It takes a double click, and a finger that rests, as a wish for its own window.
   niivue.resetBriCon = () => undefined;
   canvas.addEventListener("dblclick", (event) => viewer.enlarge([event.offsetX, event.offsetY]));

@@ -63,9 +63,13 @@ function addColour(table: ColourTable, value: number, [red, green, blue]: Colour
 /** Uncertainty from 5 to 100 percent, as NiiVue's `plasma` draws it. */
 export const UNCERTAINTY = "linear-gradient(to right, rgb(13 8 135), rgb(156 23 158) 25%, rgb(237 121 83) 75%, rgb(240 249 33))";
 
-/** A difference of two masks: 1 only in the first, 2 only in the second, 3 another label in each. */
+/**
+ * A difference of two masks: 1 only in the first, 2 only in the second, 3 another label in each.
+ *
+ * In colours that no label has, and of which the brightness differs.
+ */
 export const DIFFERENCE: readonly { value: number; colour: Colour; words: string }[] = [
-  { value: 1, colour: [230, 159, 0], words: "only in the kept answer" },
-  { value: 2, colour: [86, 180, 233], words: "only in the new answer" },
-  { value: 3, colour: [204, 121, 167], words: "another label in each" },
+  { value: 1, colour: [150, 84, 255], words: "only in the kept answer" },
+  { value: 2, colour: [178, 255, 46], words: "only in the new answer" },
+  { value: 3, colour: [255, 255, 255], words: "another label in each" },
 ];

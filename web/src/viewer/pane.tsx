@@ -65,6 +65,6 @@ export function Pane(given: {
 
 /** What mouse or fingers do on the picture. `drags`: what a finger does. */
 export function gestures(flat: boolean, drags = "cross-hair"): string {
-  if (window.matchMedia("(pointer: coarse)").matches) return flat ? "" : `Pinch: slices. Drag: ${drags}`;
+  if (window.matchMedia("(pointer: coarse)").matches) return `Pinch: zoom. Two fingers: ${flat ? "pan" : "slices"}. Drag: ${drags}`;
   return `${flat ? "" : "Wheel: slices. "}Ctrl and wheel: zoom. Right drag: window. Middle drag: pan. ?: keys`;
 }

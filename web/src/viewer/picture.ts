@@ -1,5 +1,6 @@
 /** Pictures (PNG) as arrays, for the viewer. */
 import { pictureVolume } from "./nifti";
+import { pictureNrrd } from "./nrrd";
 import { greyPng } from "./png";
 
 /** A side of a texture in every browser with WebGL 2; a larger picture is shown smaller. */
@@ -22,6 +23,12 @@ export async function scanOfPicture(file: Blob): Promise<ArrayBuffer> {
 export async function maskOfPicture(file: Blob): Promise<ArrayBuffer> {
   const { pixels, width, height } = await reds(file, LARGEST_SIDE);
   return pictureVolume(pixels, width, height, 1);
+}
+
+/** A mask's PNG as NRRD, at its own size. */
+export async function nrrdOfPicture(file: Blob): Promise<Blob> {
+  const { pixels, width, height } = await reds(file, Infinity);
+  return pictureNrrd(new Uint8Array(pixels), width, height);
 }
 
 /**

@@ -39,6 +39,14 @@ export interface Sight {
   crosshair: readonly number[];
 }
 
+/** A plane on the canvas. */
+export interface Tile {
+  left: number;
+  top: number;
+  width: number;
+  height: number;
+}
+
 export type OverlayName = "drawn" | "mask" | "uncertainty" | "difference";
 
 const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
@@ -91,6 +99,12 @@ export class Viewer {
   private maskTable: ColourTable = { R: [], G: [], B: [], A: [], I: [], labels: [] };
   private shownLayout: Layout = "planes";
   private isFlat = false;
+  /** Whether a drag measures a length. */
+  isMeasuring = false;
+  /** Called when a second finger comes: what the first one began to draw is no stroke. */
+  onSecondFinger: (() => void) | null = null;
+  /** Where the planes are on the canvas, in its pixels. */
+  readonly tiles = signal<readonly Tile[]>([]);
   /** Null where no scan is open. */
   readonly window = signal<Window | null>(null);
   /** How many times the planes are enlarged. */
@@ -152,6 +166,12 @@ export class Viewer {
       drawText([x, y], text, scale, colour);
     };
     const viewer = new Viewer(niivue, canvas);
+    const drawScene = niivue.drawScene.bind(niivue);
+    niivue.drawScene = () => {
+      const drawn = drawScene();
+      viewer.noteTiles();
+      return drawn;
+    };
     follow(viewer, canvas);
     await niivue.attachToCanvas(canvas, false);
     if (describe) niivue.onLocationChange = (location) => describe(viewer.place(location as NiiVueLocation));
@@ -195,6 +215,7 @@ export class Viewer {
       this.niivue.setDrawingEnabled(false);
       this.niivue.closeDrawing();
     }
+    this.onSecondFinger = null;
     this.overlays.clear();
     this.outlined = null;
     this.scan = null;
@@ -234,6 +255,27 @@ export class Viewer {
     if (this.leader?.hasScan) this.crosshairTo(this.leader.niivue.scene.crosshairPos);
     // Where it is stands below the picture from the start.
     this.niivue.createOnLocationChange();
+  }
+
+  private noteTiles(): void {
+    const found = this.niivue.screenSlices.map(({ leftTopWidthHeight }): Tile => {
+      const [left, top, width, height] = leftTopWidthHeight.map((each) => each / devicePixelRatio);
+      return { left: left!, top: top!, width: width!, height: height! };
+    });
+    if (JSON.stringify(found) !== JSON.stringify(this.tiles.peek())) this.tiles.value = found;
+  }
+
+  /** A picture has no slices. */
+  get isPicture(): boolean {
+    return this.isFlat;
+  }
+
+  /** Forget the drag that the first finger began: a second one came. */
+  dropDrag(): void {
+    this.onSecondFinger?.();
+    this.niivue.setDragStart(0, 0);
+    this.niivue.setDragEnd(0, 0);
+    if (this.isMeasuring) this.niivue.uiData.isDragging = false;
   }
 
   layout(layout: Layout): void {
@@ -313,6 +355,7 @@ export class Viewer {
   ruler(isOn: boolean): void {
     if (this.isClosed) return;
     const { niivue } = this;
+    this.isMeasuring = isOn;
     niivue.setMouseEventConfig(isOn ? { ...MOUSE, leftButton: { primary: DRAG_MODE.measurement } } : MOUSE);
     if (!isOn) niivue.clearMeasurements();
     niivue.drawScene();

@@ -168,6 +168,17 @@ def test_card_has_the_alarms_and_the_plan_of_the_time_in_which_the_version_serve
     (north,) = card_of(api, 2, hospital="north")["hospitals"]
     assert [(each["stream"], each["answered_at"]) for each in north["alarms"]] == [("shift", None)]
     assert [each["plan"]["recipes"] for each in north["plans"]] == [["auto"]]
+    # One that was ended on the day on which it was written stays in card and report.
+    ended = {"plan": None, "actor": "Ada", "reason": "<b>too narrow"}
+    assert api.client.put("/hospitals/north/serving/bright/plan", json=ended).status_code == 200
+    (north,) = card_of(api, 2, hospital="north")["hospitals"]
+    assert [each["plan"] is None for each in north["plans"]] == [True, False]
+    today = datetime.now(UTC).date().isoformat()
+    period = {"from": today, "to": today}
+    report = api.client.get("/hospitals/north/report", params=period).json()
+    assert report["plans"] == north["plans"]
+    page = api.client.get("/hospitals/north/report.html", params=period).text
+    assert "&lt;b&gt;too narrow" in page
     (before,) = card_of(api, 1, hospital="north")["hospitals"]
     assert before["alarms"] == []
 

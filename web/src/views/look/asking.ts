@@ -81,7 +81,8 @@ export async function ask(
     const report = JSON.parse(String(parts.get("params"))) as Report;
     return build(question, answer, report, { file: parts.get("image") as File, name: "mask.nrrd", flat });
   }
-  // A picture's mask has no position, and so no NRRD: two requests, which a version assigned between them would mix.
+  // A picture's mask has no position, and so the service makes no NRRD of it: two requests, which a version assigned
+  // between them would mix. The page saves one with the identity for its geometry.
   for (let attempt = 0; attempt < 2; attempt++) {
     const mask = await request("png");
     const answer = await request("json");

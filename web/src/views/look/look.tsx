@@ -31,6 +31,7 @@ import { Classes, Result, servedBy, sizeOf } from "./result";
 import { Saves } from "./saving";
 import { StoredScans } from "./stored";
 import { Verdict } from "./verdict";
+import { bordersOf, rightOf } from "./wipe";
 import { answer, answerNow, cancel, classified, failure, kept, type OpenScan, openFiles, progress, question, scan } from "./state";
 
 type Comparison = "new" | "kept" | "side" | "wipe" | "difference";
@@ -89,6 +90,7 @@ function Workbench() {
     else viewer?.unlink();
   }, [viewer, beside]);
   const open = scan.value;
+  const borders = comparison.value === "wipe" && viewer ? bordersOf(viewer.tiles.value, wipe.value) : [];
   const answered = answer.value ?? classified.value;
   const withDrawn = answer.value && open?.drawn && <WithDrawn answer={answer.value} open={open} viewer={viewer} />;
   return (
@@ -215,7 +217,7 @@ function Workbench() {
           </ul>
         )}
         {open ? (
-          <div class={`panes ${comparison.value}`} style={{ "--wipe": `${100 * wipe.value}%` }}>
+          <div class={`panes ${comparison.value}`} style={{ "--new": rightOf(borders) }}>
             <Pane
               label={isDouble.value ? `Scan ${open.name}, kept answer` : `Scan ${open.name}`}
               {...(isDouble.value ? { name: "Kept" } : { hint: gestures(open.flat) })}
@@ -225,8 +227,21 @@ function Workbench() {
               {first.value && first.value !== answer.value && <Legend answer={first.value} />}
             </Pane>
             {isDouble.value && (
-              <Pane label={`Scan ${open.name}, new answer`} name="New" onOpen={setBeside} onClose={() => setBeside(null)} />
+              <Pane
+                label={`Scan ${open.name}, new answer`}
+                {...(comparison.value === "side" ? { name: "New" } : {})}
+                onOpen={setBeside}
+                onClose={() => setBeside(null)}
+              />
             )}
+            {comparison.value === "wipe" && (
+              <span class="pane-name" aria-hidden="true">
+                New
+              </span>
+            )}
+            {borders.map(({ at, top, height }, i) => (
+              <i key={i} class="wipe-border" style={{ left: at, top, height }} />
+            ))}
           </div>
         ) : (
           <Empty title="No scan is open">{progress.value ? `${progress.value.words} …` : "Drop a scan on the left to see it here."}</Empty>
