@@ -203,6 +203,7 @@ def _over_network(
         )
 
     def gathered(operator: Operator, task: Task) -> Federation[Any]:
+        operator.warn = say
         say(f"listening on {network.listen or opened.content.address} for run {operator.id[:16]}")
         joined: tuple[Any, ...] = operator.gather(
             lambda missing: say(f"waiting for {', '.join(missing)}"), resume=execution.resumes

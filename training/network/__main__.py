@@ -141,9 +141,14 @@ def listen(
     def hear() -> None:
         own = kits.Kit.open(kits_folder / kits.SERVER, server=True)
         with Listener(own, at) as listener:
-            listener.serve(
-                between_runs(Roster(own), own.content.sites, partial(calendar.ahead, own)), lambda _: None
-            )
+            known = Roster(own)
+
+            def keep_out(site: str | None, why: str) -> None:
+                if said := known.kept_out(site, why):
+                    console.print(said, markup=False)
+
+            handle = between_runs(known, own.content.sites, partial(calendar.ahead, own))
+            listener.serve(handle, lambda _: None, keep_out)
             console.print(f"listening on {at or own.content.address}; `roster` shows who was heard")
             Event().wait()
 

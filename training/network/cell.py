@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from training.errors import ConfigurationError, TrainingError, no_network_engine
+from training.errors import TrainingError, no_network_engine
 from training.network.kits import SERVER, Kit
 
 CHANNEL = "locum"
@@ -66,12 +65,11 @@ class Cell:
     def start(self) -> None:
         """Listen, or connect. A lost connection is made again, within about ten seconds.
 
-        Raises TrainingError when the kit's certificates are not valid, or the operator's port is taken.
+        Raises TrainingError when the kit's certificates are not valid.
         """
         self._kit.check()
         params, kit = self._parts.DriverParams, self._kit
         if kit.name == SERVER:
-            self._check_port()
             own = {params.SERVER_CERT.value: str(kit.certificate), params.SERVER_KEY.value: str(kit.key)}
         else:
             own = {params.CLIENT_CERT.value: str(kit.certificate), params.CLIENT_KEY.value: str(kit.key)}
@@ -117,19 +115,6 @@ class Cell:
         if cell := self._cells.get(target):
             message = self._parts.Message(None, b"")
             self._core.fire_and_forget(CHANNEL, topic, [cell], message, optional=True)
-
-    def _check_port(self) -> None:
-        """Try the port: NVFLARE does not report one that is taken, and gRPC shares it between processes."""
-        host, _, port = self._listen.rpartition(":")
-        try:
-            with socket.socket(socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, int(port)))
-        except OSError as error:
-            raise ConfigurationError(
-                "the operator's cell cannot listen",
-                [f"{self._listen}: {error.strerror}; free the port, or use --listen"],
-            ) from error
 
     def _serve(self, message: Any) -> Any:
         keys, codes = self._parts.MessageHeaderKey, self._parts.ReturnCode

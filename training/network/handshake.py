@@ -1,11 +1,18 @@
-"""Why a hospital and its operator do not connect: TLS refuses in many words, or in none."""
+"""Why a hospital and its operator do not connect: TLS refuses in many words, or in none.
+
+The hospital finds out why, and says so at the operator's door.
+"""
 
 from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import suppress
+from datetime import UTC, datetime
 
+from training.errors import TrainingError
 from training.network.kits import Kit
+from training.network.messages import KEPT_OUT, KeptOut, pack
 
 _SECONDS = 5.0
 # A client's preface of HTTP/2, and its settings: the other side answers once it takes the certificate.
@@ -39,6 +46,35 @@ def refusal(kit: Kit) -> str | None:
         except TimeoutError:
             return f"{kit.content.address} takes connections and does not answer: is it the operator's port?"
     return _of_hospital("it closed the connection")
+
+
+def check(kit: Kit) -> None:
+    """Check a hospital's kit, and let the operator know what keeps it out. Raises TrainingError."""
+    try:
+        kit.check()
+    except TrainingError:
+        complain(kit)
+        raise
+
+
+def complain(kit: Kit) -> None:
+    """Tell the operator, if it can be reached, that TLS keeps this hospital out.
+
+    One of the two certificates is refused, so neither is checked: all that is said is this hospital's own,
+    which has no secret. An operator of an earlier version has no door, and hears nothing.
+    """
+    host, _, port = kit.content.address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([KEPT_OUT])
+    with (
+        suppress(OSError, ValueError),
+        socket.create_connection((host, int(port)), timeout=_SECONDS) as line,
+        context.wrap_socket(line, server_hostname=host) as secured,
+    ):
+        if secured.selected_alpn_protocol() == KEPT_OUT:
+            secured.sendall(pack(KeptOut(certificate=kit.certificate.read_text(), clock=datetime.now(UTC))))
+            secured.recv(1)
 
 
 def _of_operator(error: ssl.SSLCertVerificationError, host: str) -> str:

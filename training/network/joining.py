@@ -17,6 +17,7 @@ from training.engine.egress import SiteSpec, may_take_part
 from training.errors import TrainingError, in_words
 from training.exit_codes import FAILED, INTERRUPTED
 from training.network.cell import printable
+from training.network.handshake import check
 from training.network.hospital import Hospital, Sent
 from training.network.kits import Kit
 from training.network.messages import Invitation, PlannedRun
@@ -135,7 +136,7 @@ def take_part(
     screen = Screen()
     try:
         opened = Kit.open(kit, server=False)
-        opened.check()
+        check(opened)
         if warning := opened.warning():
             screen.warning(warning)
         if device is not None and re.match(DEVICE, device) is None:

@@ -13,7 +13,7 @@ from training import headway
 from training.engine.tensorfile import check_tensors
 from training.errors import SiteFailed, TrainingError
 from training.network.cell import CHUNK, Cell, Rejected, Unreachable
-from training.network.handshake import refusal
+from training.network.handshake import check, complain, refusal
 from training.network.kits import Kit
 from training.network.messages import Alive, Leave, Message, Slice, TaskMessage, Written, pack, unpack
 
@@ -58,7 +58,7 @@ class Link:
             try:
                 reply = self.cell.request(topic, content, self._patience_s)
             except Unreachable as error:
-                self._kit.check()
+                check(self._kit)
                 timed_out = time.monotonic() - began >= self._patience_s
                 if timed_out:
                     self._patience_s = min(2 * self._patience_s, _LONGEST_S)
@@ -73,9 +73,13 @@ class Link:
     def _why(self, error: Unreachable) -> str:
         """Why the operator does not answer: a refused handshake is said in no reply."""
         try:
-            return refusal(self._kit) or str(error)
+            why = refusal(self._kit)
         except OSError:
             return str(error)
+        if why is None:
+            return str(error)
+        complain(self._kit)
+        return why
 
     def listen(self) -> None:
         """Begin to listen for the operator's call, before a question that it may have an answer to later."""

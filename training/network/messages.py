@@ -11,6 +11,8 @@
     done      Report               -> {}            the step's result
     leave     Leave                -> {}            the hospital stops
 
+    (door)    KeptOut              -> one byte      TLS refused one of the two certificates; not by a cell
+
 Every request but the first two names the session that `join` opened, so an older process of a hospital, or
 one with a revoked certificate, cannot continue, not even its step. The operator sends only `wake`: there is
 a task to ask for.
@@ -41,6 +43,8 @@ from training.privacy import PrivacyDemand
 from training.publish import software
 
 PROTOCOL = 4
+# By ALPN (RFC 7301), with which a hospital that TLS keeps out asks to be heard.
+KEPT_OUT = "locum-kept-out"
 # Another version of these may compute other bits.
 _COMPARED = ("locum", "torch", "numpy")
 
@@ -113,6 +117,13 @@ class About(Message):
     patients: Files | None = None
     labels: Annotated[dict[LabelName, Files], Field(max_length=1000)] | None = None
     findings: Annotated[tuple[Found, ...], Field(max_length=30)] = ()
+
+
+class KeptOut(Message):
+    """What a hospital that TLS keeps out says at the operator's door: its certificate (PEM) and its clock."""
+
+    certificate: Annotated[str, Field(max_length=20_000)]
+    clock: AwareDatetime
 
 
 class Invitation(Message):

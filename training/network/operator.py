@@ -29,6 +29,7 @@ from training.errors import ConfigurationError
 from training.network.admission import Admission
 from training.network.calendar import ahead
 from training.network.cell import Cell, Handler, Rejected, printable
+from training.network.door import Door, Heard
 from training.network.kits import Kit
 from training.network.messages import (
     About,
@@ -67,6 +68,7 @@ class Listener:
         self.kit = kit
         self._listen = listen
         self._cell: Cell | None = None
+        self._kept_out: Heard = lambda *_: None
         self._opened = ExitStack()
 
     def __enter__(self) -> Listener:
@@ -77,17 +79,17 @@ class Listener:
     ) -> None:
         self._opened.close()
 
-    def serve(self, handler: Handler, disconnected: Callable[[str], None]) -> None:
+    def serve(self, handler: Handler, disconnected: Callable[[str], None], kept_out: Heard) -> None:
         """Let `handler` serve the requests from now on, and `disconnected` hear of lost connections.
 
-        The first run starts to listen. Raises ConfigurationError when the kit is in use or the port is taken.
+        `kept_out` hears of a hospital that TLS refuses. The first run starts to listen. Raises
+        ConfigurationError when the kit is in use or the port is taken.
         """
+        self._kept_out = kept_out
         if self._cell is not None:
             self._cell.on_disconnect(disconnected)
             self._cell.hand_over(handler)
             return
-        cell = Cell(self.kit, handler, self._listen)
-        cell.on_disconnect(disconnected)
         with ExitStack() as opened:
             lock = opened.enter_context((self.kit.folder / ".lock").open("w"))
             try:
@@ -97,6 +99,14 @@ class Listener:
                     f"{self.kit.folder} is in use",
                     ["another run, or `listen`, uses this kit: wait for the run, or stop `listen`"],
                 ) from error
+            door = Door(
+                self.kit,
+                self._listen or self.kit.content.address,
+                lambda site, why: self._kept_out(site, why),
+            )
+            cell = Cell(self.kit, handler, door.open())
+            opened.callback(door.close)
+            cell.on_disconnect(disconnected)
             cell.start()
             opened.callback(cell.stop)
             self._opened = opened.pop_all()
@@ -159,7 +169,7 @@ class Operator:
         )
 
     def __enter__(self) -> Operator:
-        self._listener.serve(self.handle, self._sessions.disconnected)
+        self._listener.serve(self.handle, self._sessions.disconnected, self._keep_out)
         return self
 
     def __exit__(
@@ -276,11 +286,15 @@ class Operator:
         try:
             reply = self._answer(peer, topic, content)
         except Rejected as error:
-            if error.code in ("mismatch", "revoked"):
-                self._roster.refused(peer, str(error))
+            if error.code in ("mismatch", "revoked") and self._roster.refused(peer, str(error)):
+                self.warn(f"{peer} cannot take part: {printable(str(error))}")
             raise
         self._roster.heard(peer)
         return reply
+
+    def _keep_out(self, site: str | None, why: str) -> None:
+        if said := self._roster.kept_out(site, why):
+            self.warn(said)
 
     def _answer(self, peer: str, topic: str, content: bytes) -> bytes:
         if topic == "hello":

@@ -26,11 +26,17 @@ FILE = "roster.json"
 HERE = timedelta(minutes=2)
 # Between writes of what was heard alone.
 _WRITE_EVERY = timedelta(seconds=10)
+# Reasons that are said of a hospital until it is heard: nothing proves who says them.
+_MOST_SAID = 20
 _CLOCKS_DIFFER = timedelta(minutes=5)
 
 
 class Entry(BaseModel):
-    """What is known of a hospital. `refused` is the last reason for which the operator turned it away."""
+    """What is known of a hospital.
+
+    `refused` is the last reason for which the operator turned it away, `kept_out` that for which TLS did, as
+    far as something that has its name said at the door: it stands until the hospital is heard.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,6 +46,8 @@ class Entry(BaseModel):
     clock_ahead: float = 0.0
     refused_at: datetime | None = None
     refused: str | None = None
+    kept_out_at: datetime | None = None
+    kept_out: str | None = None
 
 
 class Roster:
@@ -50,26 +58,45 @@ class Roster:
         self._lock = threading.Lock()
         self._entries = read(kit)
         self._written = datetime.min.replace(tzinfo=UTC)
+        self._said: dict[str | None, set[str]] = {}
 
     def heard(self, site: str, about: About | None = None) -> None:
         """Note that a hospital spoke, and what it said of itself."""
         now = datetime.now(UTC)
         with self._lock:
             entry = self._entries.get(site, Entry())
-            change: dict[str, Any] = {"heard": now}
+            self._said.pop(site, None)
+            change: dict[str, Any] = {"heard": now, "kept_out": None, "kept_out_at": None}
             if about is not None:
                 ahead = (now - about.clock).total_seconds()
                 change |= {"about": about, "clock_ahead": ahead, "refused": None, "refused_at": None}
             self._entries[site] = entry.model_copy(update=change)
-            self._write(now, at_once=about is not None)
+            self._write(now, at_once=about is not None or entry.kept_out is not None)
 
-    def refused(self, site: str, reason: str) -> None:
-        """Note why a hospital was turned away."""
+    def refused(self, site: str, reason: str) -> bool:
+        """Note why a hospital was turned away; returns whether that is news."""
         now = datetime.now(UTC)
         with self._lock:
+            before = self._entries.get(site, Entry()).refused
             change = {"heard": now, "refused_at": now, "refused": printable(reason)}
             self._entries[site] = self._entries.get(site, Entry()).model_copy(update=change)
             self._write(now, at_once=True)
+            return before != printable(reason)
+
+    def kept_out(self, site: str | None, why: str) -> str | None:
+        """Note that TLS keeps out a hospital, None for one of no consortium; returns a line that is news."""
+        now = datetime.now(UTC)
+        with self._lock:
+            said = self._said.setdefault(site, set())
+            if news := why not in said and len(said) < _MOST_SAID:
+                said.add(why)
+            if site is not None:
+                change = {"kept_out_at": now, "kept_out": why}
+                self._entries[site] = self._entries.get(site, Entry()).model_copy(update=change)
+                self._write(now, at_once=news)
+        if not news:
+            return None
+        return why if site is None else f"{site} cannot connect: {why}"
 
     def _write(self, now: datetime, *, at_once: bool) -> None:
         if at_once or now - self._written >= _WRITE_EVERY:
@@ -183,7 +210,9 @@ def _missing(site: str, entry: Entry, left: int | None, newest: str | None, here
         found.append(f"renew its certificate, which ends in {left} days ({renewal})")
     if entry.refused:
         found.append(f"mend why it was turned away: {entry.refused}")
-    if entry.heard is None:
+    if entry.kept_out:
+        found.append(f"mend why it cannot connect: {entry.kept_out}")
+    elif entry.heard is None:
         found.append("start `locum site` with its kit: it was never heard")
     elif not here:
         found.append(f"start `locum site`: it is silent since {entry.heard:%Y-%m-%d %H:%M} UTC")

@@ -15,12 +15,13 @@ from benchmarks.harness.forked import Forked
 from benchmarks.network.consortium import Consortium, Member, until
 from model_store.store import Store
 from tests.helpers.training.backbones import publish, unet
+from tests.helpers.training.certificates import end
 from training.choices.fedavg import FedAvgConfig
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods.iop_fl import IopFlConfig
 from training.network import calendar
-from training.network.kits import Kit, provision, revoke
+from training.network.kits import Kit, provision, renew, revoke
 from training.network.roster import rows
 from training.phantom import write_federation
 from training.run import Run, execute
@@ -203,14 +204,32 @@ def test_rehearsal_says_what_the_run_takes_and_the_hospitals_wait_for_it(consort
     assert all(site.text().count("joined run") == 3 for site in sites.values())
 
 
-def test_kit_of_another_generation_is_named_at_the_hospital_at_once(consortium, tmp_path):
+def test_hospitals_that_tls_keeps_out_are_named_on_both_sides_at_once(consortium, tmp_path):
     provision(tmp_path / "older", "loopback", f"localhost:{consortium.port}", SITES)
-    listening(consortium)
-    shutil.rmtree(consortium.root / "kits/aster")
-    shutil.copytree(tmp_path / "older/aster", consortium.root / "kits/aster")
-    site = consortium.start_site("aster")
-    site.wait_for("is of another authority than this kit: one of the two kits is of an earlier generation")
-    assert state_of(consortium, "aster").endswith("it was never heard")
+    kits = consortium.root / "kits"
+    for file in ("client.crt", "client.key", "rootCA.pem"):
+        shutil.copy(tmp_path / "older/aster" / file, kits / "aster" / file)
+    end(kits, "birch")
+    listener = listening(consortium)
+    aster, birch = consortium.start_site("aster"), consortium.start_site("birch")
+    aster.wait_for("is of another authority than this kit: one of the two kits is of an earlier generation")
+    assert birch.end(60) == 2
+    assert "is not valid now" in birch.text()
+    listener.wait_for("aster cannot connect: its kit, of ")
+    listener.wait_for("birch cannot connect: its certificate ended on ")
+    for site, command in (("aster", "provision --site aster"), ("birch", "renew --site birch")):
+        assert state_of(consortium, site).startswith("mend why it cannot connect: its ")
+        assert command in state_of(consortium, site)
+    listener.kill()
+    # While a run waits for its hospitals, too; and a new kit mends it.
+    operator = started(consortium, "--method", "fedavg", "--config", consortium.root / "config.yaml")
+    shutil.rmtree(consortium.root / "state/birch", ignore_errors=True)
+    consortium.start_site("birch")
+    operator.wait_for("waiting for aster, birch, cedar")
+    renew(kits, ["birch"])
+    consortium.start_site("birch")
+    operator.wait_for("waiting for aster, cedar")
+    assert state_of(consortium, "birch") == "ready"
 
 
 def test_hospital_obeys_its_own_policy(consortium):
