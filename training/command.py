@@ -109,6 +109,7 @@ def run(
                     planning.chosen_budget(run_config.device),
                     place,
                     resume=execution.resumes,
+                    quorum=execution.quorum,
                 )
                 federation = replanned(federation, proposal)
                 method_config, _ = configured(proposal.options)
@@ -192,8 +193,8 @@ def _over_network(
 
     if warning := opened.warning():
         say(f"warning: {warning}")
-    limits = RoundLimits(network.deadline, network.quorum, network.silence)
-    if network.deadline is not None and network.quorum is None:
+    limits = RoundLimits(network.deadline, execution.quorum, network.silence)
+    if network.deadline is not None and execution.quorum is None:
         raise ConfigurationError(
             "the run cannot start",
             [
@@ -427,7 +428,9 @@ def _train(
             def place(run: Run) -> Path:
                 return folder / "rotations" / ",".join(run.settings.leave_out) if run.id != job.id else folder
 
-            made = make_playbook(job, place, DEFAULT, workers=workers, progress=progress)
+            made = make_playbook(
+                job, place, DEFAULT, workers=workers, quorum=execution.quorum, progress=progress
+            )
             for warning in made.warnings:
                 progress.warning(warning)
             warnings.extend(made.warnings)
@@ -451,6 +454,7 @@ def _train(
             name=name,
             extend=extend,
             pool=operator,
+            quorum=execution.quorum if operator is None else None,
         )
         for warning in never_found(result.history):
             progress.warning(warning)

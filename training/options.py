@@ -195,7 +195,7 @@ class PublishingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions:
-    """How the run is executed and resumed. None of it decides a result."""
+    """How the run is executed and resumed. None of it decides the result of a run in which no site failed."""
 
     panel: ClassVar[str] = "This run: start, resume, processes"
 
@@ -212,6 +212,10 @@ class ExecutionOptions:
             min=1, max=MOST_KEPT, help="Rounds that can be taken back; each costs the disk a memory."
         ),
     ] = 1
+    quorum: Annotated[
+        int | None,
+        typer.Option(min=1, help="Hospitals that must deliver in a round; all, if not given."),
+    ] = None
 
     @property
     def resumes(self) -> bool:
@@ -245,10 +249,6 @@ class NetworkOptions:
     deadline: Annotated[
         float | None,
         typer.Option(min=1, help="network: seconds after which a round drops late hospitals; with --quorum."),
-    ] = None
-    quorum: Annotated[
-        int | None,
-        typer.Option(min=1, help="network: hospitals that must deliver; all, if not given."),
     ] = None
     planned: Annotated[
         str | None, typer.Option(help="network: id of the run in the calendar, which notes when it runs.")

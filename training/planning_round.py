@@ -50,17 +50,18 @@ def plan_federation(
     dimensions: Literal[2, 3] | None = None,
     workers: int | None = 0,
     pool: Pool | None = None,
+    quorum: int | None = None,
 ) -> Proposal:
     """Ask the sites for their fingerprints, and plan.
 
     `folder` keeps the round; with `resume`, a finished one is not repeated. `pool` has hospitals on a
-    network. Raises TrainingError: of data that cannot be read, and of a federation in which no site tells
-    enough.
+    network, and its own `quorum`. Raises TrainingError: of data that cannot be read, and of a federation in
+    which no site tells enough.
     """
     run = planning_run(federation, settings)
     if not resume and pool is None:
         shutil.rmtree(folder, ignore_errors=True)
-    result = execute(run, folder, workers=workers, resume=True, pool=pool)
+    result = execute(run, folder, workers=workers, resume=True, pool=pool, quorum=quorum)
     server = result.publication.exhibits
     facts = server.facts
     told = _told(result.history, tuple(facts.get("sites", ())), str(facts.get("capped", "")))

@@ -110,6 +110,7 @@ def make_playbook(
     practice: Practice,
     *,
     workers: int | None = None,
+    quorum: int | None = None,
     progress: Progress | None = None,
 ) -> Made:
     """Rotate and practise. `place` gives the folder of a rotation's run; one that is there goes on.
@@ -135,7 +136,10 @@ def make_playbook(
                     place=(1 + number, 1 + len(members)),
                     then=then,
                 )
-            result = execute(rotation, place(rotation), workers=workers, resume=True, observer=progress)
+            least = None if quorum is None else min(quorum, len(rotation.specs()))
+            result = execute(
+                rotation, place(rotation), workers=workers, resume=True, observer=progress, quorum=least
+            )
         except TrainingError as error:
             warnings.append(f"no playbook without {member}: {error}")
             continue

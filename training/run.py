@@ -204,6 +204,7 @@ def execute(
     name: str | None = None,
     extend: Callable[[Publication], Publication] | None = None,
     pool: Pool | None = None,
+    quorum: int | None = None,
 ) -> Result:
     """Execute a run to its end, and publish the result if a store is given.
 
@@ -216,6 +217,7 @@ def execute(
         name: name of the published artefact; the task's by default.
         extend: changes the publication before it is published.
         pool: runs the sites' steps instead of worker processes, such as hospitals on a network.
+        quorum: how many sites of a round must deliver; by default all, and of a `pool` as many as it says.
 
     Raises:
         TrainingError: see `training.errors`; RunMismatch when the folder holds another run.
@@ -224,6 +226,10 @@ def execute(
     algorithm = run.algorithm()
     if problem := problem_of(run.settings.device):
         raise ConfigurationError("the run cannot start", [f"{problem}; use cpu"])
+    if quorum is not None and not 1 <= quorum <= len(specs):
+        raise ConfigurationError(
+            "the run cannot start", [f"quorum: expected 1 to {len(specs)} hospitals, found {quorum}"]
+        )
     name = name or run.federation.task.name
     if store is not None:
         check_names(name, parts_of(algorithm, specs))
@@ -242,6 +248,7 @@ def execute(
             defence=run.settings.defence,
             observer=observer,
             pool=pool,
+            quorum=quorum,
         )
         outcome = engine.run()
         publication = algorithm.publication(outcome.server)

@@ -127,7 +127,9 @@ class Attacks(Experiment[Profile]):
         run = Run(federation, "fedavg", config, RunConfig(seed=cell["seed"]))
         method = Lying(config, federation.task, cell["attack"])
         specs, environment, folder = run.specs(), RunEnvironment(cell["seed"]), RunFolder(work / "run")
-        pool = (Announcing if cell["attack"] == "weight" else Inline)(method, specs, environment, folder.root)
+        # What a defence costs is seen where the run goes on without the liar.
+        begun = Announcing if cell["attack"] == "weight" else Inline
+        pool = begun(method, specs, environment, folder.root, quorum=1)
         engine = FederationEngine(
             method, specs, environment, folder, workers=0, defence=DEFENCES[cell["defence"]], pool=pool
         )

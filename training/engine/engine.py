@@ -44,7 +44,8 @@ class FederationEngine:
 
     `workers` is the number of processes that run the sites' steps, at most one per site; with 0 this process
     runs them. With `pool`, such as one of hospitals on a network, that pool runs them instead.
-    `participation` is the share of the sites that is drawn for a round (at least one site).
+    `participation` is the share of the sites that is drawn for a round (at least one site), `quorum` how many
+    of those must deliver: all, if it is not given. A pool of its own has its own.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class FederationEngine:
         defence: Defence | None = None,
         observer: Observer | None = None,
         pool: Pool | None = None,
+        quorum: int | None = None,
     ) -> None:
         self._algorithm = algorithm
         self._plan = algorithm.plan()
@@ -70,6 +72,7 @@ class FederationEngine:
         self._defence = defence or Defence()
         self._observer = observer or Silent()
         self._remote = pool
+        self._quorum = quorum
 
     def run(self) -> RunOutcome:
         """Run the plan from the last committed round (or the beginning) to its end.
@@ -131,8 +134,8 @@ class FederationEngine:
             return nullcontext(self._remote)
         arguments = (self._algorithm, self._sites, self._environment, self._folder.root)
         if self._workers == 0:
-            return nullcontext(Inline(*arguments))
-        return WorkerPool(*arguments, min(self._workers, len(self._sites)))
+            return nullcontext(Inline(*arguments, quorum=self._quorum))
+        return WorkerPool(*arguments, min(self._workers, len(self._sites)), quorum=self._quorum)
 
     def _advance(self, standing: _Standing, rounds: Rounds) -> _Standing:
         """Run and commit one round of a phase or one step of a server stage."""

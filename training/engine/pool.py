@@ -27,6 +27,7 @@ class Pool(Protocol):
     """Runs tasks. `window` bounds how many uploads are on disk at once.
 
     `quorum` is how many sites of a round must deliver what the server accepts, or all of a round with fewer.
+    Where none is given, all must.
     """
 
     window: int
@@ -43,10 +44,16 @@ class Inline:
     """Runs the sites' steps in this process, one after the other."""
 
     def __init__(
-        self, algorithm: Algorithm, sites: Sequence[SiteSpec], environment: RunEnvironment, root: Path
+        self,
+        algorithm: Algorithm,
+        sites: Sequence[SiteSpec],
+        environment: RunEnvironment,
+        root: Path,
+        *,
+        quorum: int | None = None,
     ) -> None:
         self.window = 1
-        self.quorum = 1
+        self.quorum = quorum or len(sites)
         self._worker = Worker(algorithm, sites, environment, root)
         self._environment = environment
 
@@ -71,13 +78,15 @@ class WorkerPool:
         environment: RunEnvironment,
         root: Path,
         workers: int,
+        *,
+        quorum: int | None = None,
     ) -> None:
         # By plain pickle: in the arguments of a process torch sends each tensor as a file descriptor, and a
         # message holds 256 of them.
         self._work = pickle.dumps((algorithm, tuple(sites), environment, root))
         self._worker_of = spread(sites, workers)
         self.window = 2 * workers + 1
-        self.quorum = 1
+        self.quorum = quorum or len(sites)
         self._context = process_context()
         self._processes = [self._start(number) for number in range(workers)]
 

@@ -153,7 +153,7 @@ def test_a_figure_beyond_the_bound_drops_its_site(tmp_path, figure, words):
                 yield replace(answer, **figure) if answer.site == "B" and answer.files else answer
 
     sites = three_sites()
-    outcome = run(tmp_path, sites, pool=Absurd(Toy(), sites, RunEnvironment(0), tmp_path))
+    outcome = run(tmp_path, sites, pool=Absurd(Toy(), sites, RunEnvironment(0), tmp_path, quorum=2))
     assert f"site B: {words}" in outcome.history[0].dropped["B"]
     assert set(outcome.history[0].sites) == {"A", "C"}
     assert all(tensor.isfinite().all() for tensor in outcome.server.tensors.values())
@@ -172,7 +172,7 @@ def test_metrics_that_a_phase_does_not_take_drop_their_site(tmp_path):
 
     sites = three_sites()
     sites[1] = replace(sites[1], cases=7)
-    outcome = run(tmp_path, sites, Checked())
+    outcome = run(tmp_path, sites, Checked(), quorum=2)
     first, second, _ = (entry for entry in outcome.history if entry.phase == "train")
     assert set(first.sites) == {"A", "B", "C"}
     assert set(second.sites) == {"A", "C"}
@@ -188,7 +188,7 @@ def test_the_share_of_a_site_that_claims_too_much_at_once_is_capped(tmp_path, wo
 
 
 def test_an_upload_of_another_shape_drops_its_own_site_though_it_is_the_first(tmp_path):
-    outcome = run(tmp_path, three_sites(A={0: "shape"}))
+    outcome = run(tmp_path, three_sites(A={0: "shape"}), quorum=2)
     assert "group 'weights': tensor 'w': expected [2]" in outcome.history[0].dropped["A"]
     assert set(outcome.history[0].sites) == {"B", "C"}
 
@@ -202,7 +202,7 @@ def test_an_upload_that_cannot_be_read_drops_its_site(tmp_path):
                 yield answer
 
     sites = three_sites()
-    outcome = run(tmp_path, sites, pool=Damaged(Toy(), sites, RunEnvironment(0), tmp_path))
+    outcome = run(tmp_path, sites, pool=Damaged(Toy(), sites, RunEnvironment(0), tmp_path, quorum=2))
     assert "site B: its upload cannot be read (TrainingError)" in outcome.history[0].dropped["B"]
     assert set(outcome.history[0].sites) == {"A", "C"}
 
@@ -210,7 +210,7 @@ def test_an_upload_that_cannot_be_read_drops_its_site(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_robust_reduction_does_not_depend_on_the_number_of_workers(tmp_path, workers):
     defence = Defence(reduction="median", most_norm=1.5, beyond="drop")
-    outcome = run(tmp_path, three_sites(), workers=workers, defence=defence)
+    outcome = run(tmp_path, three_sites(), workers=workers, defence=defence, quorum=2)
     # Means of 2, 5 and 3: 5 is more than 1.5 times the median of 2 and 3, so it is dropped; the median of
     # the others is 2.5.
     assert [set(entry.dropped) for entry in outcome.history[:3]] == [{"B"}] * 3
@@ -222,7 +222,6 @@ def test_a_robust_reduction_does_not_depend_on_the_number_of_workers(tmp_path, w
 def test_a_round_fails_where_the_defence_leaves_fewer_sites_than_the_quorum(tmp_path):
     sites, defence = three_sites(), Defence(most_norm=1.5, beyond="drop")
     pool = Inline(Toy(), sites, RunEnvironment(0), tmp_path)
-    pool.quorum = 3
     with pytest.raises(RoundFailed, match=r"2 of 3 sites delivered, the quorum is 3 \(B: its update of"):
         run(tmp_path, sites, pool=pool, defence=defence)
     assert RunFolder(tmp_path).checkpoint() is None
@@ -383,7 +382,7 @@ def test_phase_for_everyone_ignores_partial_participation(tmp_path):
 )
 def test_failing_site_is_left_out_of_its_round_only(tmp_path, fault, reason):
     # A step that kills its process needs a worker process.
-    outcome = run(tmp_path, three_sites(B={1: fault}), workers=2 if fault == "die" else 0)
+    outcome = run(tmp_path, three_sites(B={1: fault}), workers=2 if fault == "die" else 0, quorum=2)
     train = [entry for entry in outcome.history if entry.phase == "train"]
     assert [list(entry.sites) for entry in train] == [["A", "B", "C"], ["A", "C"], ["A", "B", "C"]]
     assert reason in train[1].dropped["B"]
@@ -392,6 +391,20 @@ def test_failing_site_is_left_out_of_its_round_only(tmp_path, fault, reason):
     assert outcome.server.tensors["w"][0].item() == pytest.approx((2 * full + without) * 4)
     # The failed step did not change the memory of the site.
     assert train[2].sites["B"].metrics == {"seen": 2}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_run_stops_without_a_site_of_which_no_one_wrote_that_it_may_be_missing(tmp_path, workers):
+    words = (
+        r"round 2: 2 of 3 sites delivered, the quorum is 3 \(B: the scanner is on fire\)\. Fix the cause and "
+        r"resume, or resume with a smaller --quorum"
+    )
+    with pytest.raises(RoundFailed, match=words):
+        run(tmp_path, three_sites(B={1: "raise"}), workers=workers)
+    # It goes on from the round before with the same result as one in which no site failed.
+    mended = run(tmp_path, three_sites(), workers=workers)
+    whole = run(tmp_path / "whole", three_sites())
+    assert torch.equal(mended.server.tensors["w"], whole.server.tensors["w"])
 
 
 def test_round_without_any_site_fails_and_can_be_resumed(tmp_path):
@@ -476,7 +489,7 @@ def test_later_or_withdrawn_consent_changes_only_the_export(tmp_path):
 
 def test_site_that_failed_in_the_export_is_retried_on_resume(tmp_path):
     sites = [site("A", 1.0, faults={-2: "raise"}, consents=True), site("B", 5.0, consents=True)]
-    first = run(tmp_path, sites)
+    first = run(tmp_path, sites, quorum=1)
     assert first.history[-1].dropped == {"A": "the line is down"}
     assert first.server.facts["trails"].keys() == {"B"}
     a, b = (site("A", 1.0, consents=True), site("B", 5.0, consents=True))
@@ -491,7 +504,7 @@ def test_site_that_failed_in_the_export_is_retried_on_resume(tmp_path):
 
 def test_error_details_of_a_site_stay_in_its_own_folder(tmp_path):
     sites = three_sites(B={1: "bug"})
-    outcome = run(tmp_path, sites)
+    outcome = run(tmp_path, sites, quorum=2)
     (reason,) = (entry.dropped["B"] for entry in outcome.history if entry.dropped)
     assert reason.startswith("KeyError at toy_federation.py:")
     assert reason.endswith("; see sites/B/failures.log in the run's folder")

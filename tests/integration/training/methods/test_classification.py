@@ -49,9 +49,9 @@ def federation(tmp_path_factory):
     return load_federation(root)
 
 
-def run(federation, folder, config=CONFIG, method="fedbicross", **settings):
+def run(federation, folder, config=CONFIG, method="fedbicross", quorum=None, **settings):
     job = Run(federation, method, config, RunConfig(**{"consent": "all", **settings}))
-    return execute(job, folder, workers=0)
+    return execute(job, folder, workers=0, quorum=quorum)
 
 
 def models(result) -> dict[str, dict[str, torch.Tensor]]:
@@ -115,7 +115,7 @@ def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, m
 
     monkeypatch.setattr(FedBiCross, "train_once", fail_at_fir)
     sites = [s.assigned(dict.fromkeys(s.patients, "train")) for s in federation.sites]
-    result = run(replace(federation, sites=tuple(sites)), tmp_path)
+    result = run(replace(federation, sites=tuple(sites)), tmp_path, quorum=2)
     assert [set(entry.dropped) for entry in result.history if entry.dropped] == [{"fir"}] * 3
     assert set(result.publication.composite["assignment"]) == {"elm", "hazel"}
     assert "fir" not in models(result)
@@ -129,7 +129,7 @@ def test_fedbicross_leaves_out_a_hospital_with_another_network_by_name(federatio
         return train(wider if context.site == "fir" else method, context, seed, data)
 
     monkeypatch.setattr(FedBiCross, "train_once", train_wider_at_fir)
-    result = run(federation, tmp_path)
+    result = run(federation, tmp_path, quorum=2)
     refused = r"site fir: group 'model': tensor 'conv1.weight': expected \[1, 1, 3, 3\]"
     assert re.match(refused, result.history[0].dropped["fir"])
     assert set(result.publication.composite["assignment"]) == {"elm", "hazel"}
