@@ -20,6 +20,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from training.exit_codes import FAILED
@@ -120,7 +121,7 @@ def roster(
     else:
         table = Table(*_COLUMNS, box=None, header_style="dim")
         for each in found:
-            table.add_row(*each.cells())
+            table.add_row(*map(escape, each.cells()))
         console.print(table)
 
 
@@ -143,11 +144,14 @@ def listen(
         with Listener(own, at) as listener:
             known = Roster(own)
 
+            def say(line: str) -> None:
+                console.print(line, markup=False)
+
             def keep_out(site: str | None, why: str) -> None:
                 if said := known.kept_out(site, why):
-                    console.print(said, markup=False)
+                    say(said)
 
-            handle = between_runs(known, own.content.sites, partial(calendar.ahead, own))
+            handle = between_runs(known, own.content.sites, partial(calendar.ahead, own), say)
             listener.serve(handle, lambda _: None, keep_out)
             console.print(f"listening on {at or own.content.address}; `roster` shows who was heard")
             Event().wait()
@@ -209,7 +213,7 @@ def planned_runs(
     for each in _run(lambda: calendar.read(own)):
         found = calendar.standing(each, heard)
         who = ", ".join(f"{name} ({said.by})" for name, said in found.agreed.items())
-        table.add_row(each.id, str(each.on), each.what, who, found.state)
+        table.add_row(*map(escape, (each.id, str(each.on), each.what, who, found.state)))
     console.print(table)
 
 

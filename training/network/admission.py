@@ -14,7 +14,7 @@ from cryptography.x509.verification import VerificationError
 
 from training.network.cell import Rejected
 from training.network.kits import Kit
-from training.network.messages import PROTOCOL, Announcement, Invitation, differences
+from training.network.messages import PROTOCOL, Announcement, Invitation, differences, other_wire
 from training.network.runs import NetworkRecord
 
 _MOST_SLICES = 2**14  # of one file: several times the longest scans
@@ -105,8 +105,8 @@ class Admission:
         """How a hospital's Locum differs from the operator's, and what of its counts cannot be."""
         ours = self._invitation
         problems = []
-        if said.protocol != PROTOCOL:
-            problems.append(f"protocol: expected {PROTOCOL}, found {said.protocol} at {site}")
+        if problem := other_wire(said.protocol, site, PROTOCOL, "the operator"):
+            problems.append(problem)
         for name in ("plan_digest", "configuration_digest"):
             if getattr(ours, name) != getattr(said, name):
                 problems.append(

@@ -37,6 +37,8 @@ from training.network.deadline import ended_after
 from training.network.kits import Kit
 from training.network.link import RETRY_S, Link
 from training.network.messages import (
+    PROTOCOL,
+    Asking,
     Invitation,
     Next,
     Planned,
@@ -196,7 +198,7 @@ class Hospital:
     def _join(self) -> str:
         if self._prepared is None:
             self._hello()
-        while (invitation := unpack(Invitation, self._link.ask("invite"))[0]).run == self._finished:
+        while (invitation := self._invitation()).run == self._finished:
             time.sleep(RETRY_S)  # the operator has not ended it yet
         if self._joined not in (None, invitation.run):
             raise TrainingError(
@@ -227,6 +229,9 @@ class Hospital:
             for warning in prepared.warnings:
                 self._watcher.warning(warning)
         return welcome.session
+
+    def _invitation(self) -> Invitation:
+        return unpack(Invitation, self._link.ask("invite", Asking(protocol=PROTOCOL)))[0]
 
     def _work(self, session: str) -> Next:
         """Run tasks until the run ends; returns the operator's message on its end."""

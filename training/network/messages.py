@@ -2,7 +2,7 @@
 
     hospital                          operator
     hello     About                -> Planned       what the hospital tells of itself; runs to come
-    invite    {}                   -> Invitation    what would run: method, configuration, task, digests
+    invite    Asking               -> Invitation    what would run: method, configuration, task, digests
     join      Announcement         -> Welcome       the hospital's policy and counts; the operator's session
     next      Session              -> Next          a task, nothing yet, or the end of the run
     read      Slice                -> bytes         a chunk of a group's download
@@ -43,6 +43,7 @@ from training.privacy import PrivacyDemand
 from training.publish import software
 
 PROTOCOL = 4
+_LAST_SILENT = 3
 # By ALPN (RFC 7301), with which a hospital that TLS keeps out asks to be heard.
 KEPT_OUT = "locum-kept-out"
 # Another version of these may compute other bits.
@@ -124,6 +125,12 @@ class KeptOut(Message):
 
     certificate: Annotated[str, Field(max_length=20_000)]
     clock: AwareDatetime
+
+
+class Asking(Message):
+    """That a hospital asks what would run, by the version of the wire that it speaks."""
+
+    protocol: int
 
 
 class Invitation(Message):
@@ -278,6 +285,27 @@ def unpack(kind: type[Kind], content: bytes) -> tuple[Kind, bytes]:
     except (ValidationError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[:3]
         raise Rejected(f"not a message of kind {kind.__name__}: {' '.join(first)[:400]}") from error
+
+
+def check_wire(site: str, asking: bytes) -> None:
+    """Check that a hospital speaks this wire, by its `invite`, which up to version 3 has no content.
+
+    Raises Rejected: both sides see its words.
+    """
+    spoken = unpack(Asking, asking)[0].protocol if asking else _LAST_SILENT
+    if problem := other_wire(spoken, site, PROTOCOL, "the operator"):
+        raise Rejected(problem, "mismatch")
+
+
+def other_wire(spoken: int, site: str, expected: int, operator: str) -> str | None:
+    """What a hospital and an operator of two versions of the wire are to do; None where these are equal."""
+    if spoken == expected:
+        return None
+    where = site if spoken < expected else operator
+    return (
+        f"{site} speaks version {spoken} of the wire, {operator} {expected}: upgrade Locum at {where} (`pip "
+        "install --upgrade 'locum[network]'`, or a newer checkout), and start it again"
+    )
 
 
 def versions() -> dict[str, str]:

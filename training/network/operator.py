@@ -42,6 +42,7 @@ from training.network.messages import (
     Session,
     Slice,
     Welcome,
+    check_wire,
     pack,
     unpack,
 )
@@ -301,6 +302,7 @@ class Operator:
             self._roster.heard(peer, unpack(About, content)[0])
             return pack(Planned(runs=ahead(self._kit, peer)))
         if topic == "invite":
+            check_wire(peer, content)
             return pack(self._admission.invite(peer))
         if topic == "join":
             return pack(self._join(peer, unpack(Announcement, content)[0]))

@@ -32,6 +32,7 @@ from training.network.messages import (
     Invitation,
     configuration_digest,
     differences,
+    other_wire,
     plan_digest,
     versions,
 )
@@ -201,8 +202,8 @@ class Preparation:
 
     def _check(self, invitation: Invitation, policy: Policy) -> None:
         problems = []
-        if invitation.protocol != PROTOCOL:
-            problems.append(f"protocol: expected {PROTOCOL}, found {invitation.protocol} at the operator")
+        if problem := other_wire(PROTOCOL, "this hospital", invitation.protocol, "the operator"):
+            problems.append(problem)
         if policy.methods is not None and invitation.method not in policy.methods:
             planned = (
                 ": --plan runs it before the training, to ask for counts alone; add it to the list, or ask "

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from model_store.durable import write_durably
 from training.network.cell import Rejected, printable
 from training.network.kits import Certified, Kit
-from training.network.messages import PROTOCOL, About, Planned, PlannedRun, pack, unpack
+from training.network.messages import PROTOCOL, About, Planned, PlannedRun, check_wire, pack, unpack
 from training.progress.format import duration
 
 FILE = "roster.json"
@@ -115,11 +115,14 @@ def read(kit: Kit) -> dict[str, Entry]:
 
 
 def between_runs(
-    roster: Roster, sites: tuple[str, ...], planned: Callable[[str], tuple[PlannedRun, ...]]
+    roster: Roster,
+    sites: tuple[str, ...],
+    planned: Callable[[str], tuple[PlannedRun, ...]],
+    say: Callable[[str], None],
 ) -> Callable[[str, str, bytes], bytes]:
     """The handler of a cell between runs: it hears the hospitals of the consortium.
 
-    `planned` gives the runs of the calendar that a hospital is in.
+    `planned` gives the runs of the calendar that a hospital is in, `say` gets lines for the operator.
     """
 
     def handle(peer: str, topic: str, content: bytes) -> bytes:
@@ -128,6 +131,13 @@ def between_runs(
         if topic == "hello":
             roster.heard(peer, unpack(About, content)[0])
             return pack(Planned(runs=planned(peer)))
+        if topic == "invite":
+            try:
+                check_wire(peer, content)
+            except Rejected as error:
+                if roster.refused(peer, str(error)):
+                    say(f"{peer} cannot take part: {error}")
+                raise
         roster.heard(peer)
         raise Rejected("no run has begun yet", "idle")
 
@@ -221,7 +231,10 @@ def _missing(site: str, entry: Entry, left: int | None, newest: str | None, here
     if newest is not None and about.kit != newest:
         found.append("put the renewed client.crt and rootCA.pem into its kit: it uses an earlier certificate")
     if about.protocol != PROTOCOL:
-        found.append(f"upgrade it: it speaks version {about.protocol} of the wire, the operator {PROTOCOL}")
+        whom = "it" if about.protocol < PROTOCOL else "the operator"
+        found.append(
+            f"upgrade {whom}: it speaks version {about.protocol} of the wire, the operator {PROTOCOL}"
+        )
     if abs(entry.clock_ahead) > _CLOCKS_DIFFER.total_seconds():
         found.append(f"set its clock, which differs by {duration(abs(entry.clock_ahead))}")
     found += [f"mend the {each.part}: {each.words}" for each in about.findings if each.state == "wrong"]

@@ -13,6 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from training.network.messages import PROTOCOL, Asking, pack
+
+ASKING = pack(Asking(protocol=PROTOCOL))
+
 
 def main(kit: Path, address: str, seconds: float) -> None:
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
@@ -37,10 +41,10 @@ def main(kit: Path, address: str, seconds: float) -> None:
         return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
     end = time.monotonic() + seconds
-    while ask("locum", "invite", b"") != "ok" and time.monotonic() < end:
+    while ask("locum", "invite", ASKING) != "ok" and time.monotonic() < end:
         time.sleep(0.2)
     answers = {
-        "own name": ask("locum", "invite", b""),
+        "own name": ask("locum", "invite", ASKING),
         "object for bytes": ask("locum", "next", {"session": [1, 2]}),
         "too long": ask("locum", "write", b"x" * (6 << 20)),
         "to another hospital": ask("locum", "wake", b"", target="cedar"),
@@ -48,8 +52,8 @@ def main(kit: Path, address: str, seconds: float) -> None:
         "job task": ask(CellChannel.SERVER_MAIN, "register", {"a": 1}),
         "certificate exchange": ask("credential_manager", "key_exchange", {"cert_content": b""}),
         "bulk": ask(CellChannel.CELLNET, "bulk", [{"target": "server"}]),
-        "still served": ask("locum", "invite", b""),
-        "as another hospital": ask("locum", "invite", b"", origin="cedar"),
+        "still served": ask("locum", "invite", ASKING),
+        "as another hospital": ask("locum", "invite", ASKING, origin="cedar"),
     }
     print(json.dumps(answers), flush=True)
 

@@ -28,7 +28,7 @@ from training.network.cell import Rejected, Unreachable
 from training.network.hospital import Hospital, Sent
 from training.network.joining import Screen as Terminal
 from training.network.kits import Kit, provision
-from training.network.messages import Invitation, Next, Session, pack, unpack
+from training.network.messages import PROTOCOL, Asking, Invitation, Next, Session, pack, unpack
 from training.network.operator import Listener, Operator
 from training.network.rounds import RoundLimits
 from training.network.runs import NetworkRun
@@ -40,6 +40,7 @@ from training.state_tree import part
 SITES = ("aster", "birch")
 GOES_ON = RoundLimits(quorum=1)
 OVER = Next(over="over")
+ASKING = pack(Asking(protocol=PROTOCOL))
 POLICY = "allows: [weights, statistics, features]\nconsents: true\n"
 # Methods without and with a memory and a model of the site's own; the last sends features.
 CONFIGS = {
@@ -714,7 +715,7 @@ def test_round_that_is_repeated_with_other_weights_is_trained_from_them(tmp_path
 
 def run_id(together):
     """The start of the run's id, as hospitals see it."""
-    return unpack(Invitation, together.operator.handle("birch", "invite", b""))[0].run[:16]
+    return unpack(Invitation, together.operator.handle("birch", "invite", ASKING))[0].run[:16]
 
 
 def pack_session(session):
@@ -772,7 +773,10 @@ class TestOperatorThatCannotBeBelieved:
             ({"task": {"name": "x"}}, "task is not valid"),
             ({"plan_digest": "0" * 64}, "plan_digest"),
             ({"configuration_digest": "0" * 64}, "configuration_digest"),
-            ({"protocol": 9}, "protocol"),
+            (
+                {"protocol": 9},
+                "this hospital speaks version 4 of the wire, the operator 9: upgrade Locum",
+            ),
             (
                 {"config": {"rounds": 10**9}},
                 "at most 5000 rounds (`most_rounds` of the hospital's policy), found 1000000000",

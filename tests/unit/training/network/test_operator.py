@@ -24,8 +24,10 @@ from training.errors import ConfigurationError
 from training.network.cell import CHUNK, Rejected
 from training.network.kits import Kit, provision, revoke
 from training.network.messages import (
+    PROTOCOL,
     Alive,
     Announcement,
+    Asking,
     Invitation,
     Leave,
     Next,
@@ -44,6 +46,7 @@ from training.network.runs import NetworkRun, run_to_resume
 from training.phantom.federation import TASK
 
 SITES = ("birch", "cedar")
+ASKING = pack(Asking(protocol=PROTOCOL))
 TRAIN = 1  # the step of FedAvg's plan that uploads weights and scores
 
 
@@ -85,7 +88,7 @@ class HospitalSide:
     def announcement(self, **changes) -> Announcement:
         from nvflare.lighter.utils import load_private_key_file, sign_content
 
-        invitation, _ = unpack(Invitation, self.operator.handle(self.name, "invite", b""))
+        invitation, _ = unpack(Invitation, self.operator.handle(self.name, "invite", ASKING))
         said = Announcement(
             protocol=invitation.protocol,
             software=invitation.software,
@@ -170,7 +173,7 @@ class TestJoin:
         assert set(operator.announced) == {"birch"}
 
     def test_name_outside_the_run_is_rejected(self, operator):
-        rejected("stranger", lambda: operator.handle("elm", "invite", b""))
+        rejected("stranger", lambda: operator.handle("elm", "invite", ASKING))
 
     def test_another_members_certificate_is_rejected(self, operator, kits):
         rejected("revoked", HospitalSide(operator, kits, "birch", kit="cedar").join)
@@ -204,7 +207,10 @@ class TestJoin:
         [
             ({"plan_digest": "2" * 64}, "plan_digest"),
             ({"configuration_digest": "2" * 64}, "configuration_digest"),
-            ({"protocol": 0}, "protocol"),
+            (
+                {"protocol": 5},
+                "birch speaks version 5 of the wire, the operator 4: upgrade Locum at the oper",
+            ),
             ({"files": {"train": 0}}, "no case to train on"),
             ({"images": None}, "images: expected 1 to 49152 training images of 3 files, found None"),
             ({"images": 10**15}, "images: expected 1 to 49152 training images of 3 files"),

@@ -16,7 +16,7 @@ from training.network.about import tell
 from training.network.cell import Rejected
 from training.network.checking import Hospital
 from training.network.kits import Kit, certificates, provision, renew
-from training.network.messages import PROTOCOL, About, Found, Planned, PlannedRun, pack, unpack
+from training.network.messages import PROTOCOL, About, Asking, Found, Planned, PlannedRun, pack, unpack
 from training.network.policy import Policy
 from training.network.roster import FILE, Roster, Row, between_runs, mail, rows
 
@@ -112,12 +112,19 @@ def test_mail_has_exactly_the_open_steps(root: Path) -> None:
 
 def test_between_runs_hospitals_of_the_consortium_are_heard(root: Path) -> None:
     own = Kit.open(root / "server", server=True)
-    handle = between_runs(Roster(own), own.content.sites, lambda site: RUNS if site == "aster" else ())
+    said: list[str] = []
+    planned = lambda site: RUNS if site == "aster" else ()  # noqa: E731
+    handle = between_runs(Roster(own), own.content.sites, planned, said.append)
     for site, expected in (("aster", RUNS), ("birch", ())):
         assert unpack(Planned, handle(site, "hello", pack(about(root, site))))[0].runs == expected
     with pytest.raises(Rejected, match="no run has begun yet") as error:
-        handle("aster", "invite", b"")
+        handle("aster", "invite", pack(Asking(protocol=PROTOCOL)))
     assert error.value.code == "idle"
+    for _ in range(2):
+        with pytest.raises(Rejected, match="birch speaks version 3 of the wire, the operator 4: upgrade Loc"):
+            handle("birch", "invite", b"")
+    assert len(said) == 1
+    assert said[0].startswith("birch cannot take part: birch speaks version 3 of the wire")
     with pytest.raises(Rejected, match="no hospital of this consortium"):
         handle("elm", "hello", pack(about(root, "aster")))
     assert by_site(root)["aster"].here
