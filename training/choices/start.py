@@ -18,8 +18,10 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from model_store.artefact import Artefact
+from model_store.artefact import MANIFEST, Artefact
+from model_store.digest import sha256
 from model_store.errors import LocumStoreError
+from model_store.graphs import check_graph
 from model_store.manifest import (
     GRAPH,
     WEIGHTS,
@@ -28,11 +30,12 @@ from model_store.manifest import (
     NetworkSpec,
     PersonalModelsManifest,
     RoutingSpaceManifest,
+    parse_manifest,
 )
 from model_store.store import Store
 from model_store.task import Task
 from personalization.errors import NetworkError
-from personalization.export import to_onnx
+from personalization.export import INPUT, OUTPUT, to_onnx
 from personalization.networks import outline
 from personalization.networks.capabilities import head_paths, traits_of
 from personalization.networks.published import network_from_published
@@ -50,6 +53,8 @@ from training.weights.files import Weights, is_file
 _PART = "start"
 # What a network's arguments have from the task.
 _OF_TASK = ("in_channels", "classes")
+# Between the probabilities of a network and of its graph.
+_SAME = 1e-3
 
 
 class StartConfig(NetworkConfig):
@@ -262,9 +267,13 @@ def _imported(config: StartConfig, store: Store, path: Path, task: Task, name: s
     check_names(name, (_PART,))
     try:
         weights = Weights.read(path)
+        said = _said_beside(path, weights)
+        if said is not None:
+            config = _with_network(config, said.network)
+            _check_answer(said, weights.tensors, path)
         spec, state = network_from(weights.tensors, config, task, str(path))
         traits_of(outline(spec.name, **spec.arguments)).check_sides(task.input_shape, spec.name)
-    except (OSError, NetworkError, ConfigurationError) as error:
+    except (OSError, NetworkError, ConfigurationError, LocumStoreError) as error:
         raise ConfigurationError(f"a run cannot start from {path}", [str(error)]) from error
     # What is new is drawn from the run's seed; the artefact needs some values there.
     drawn = state_of(new_network(spec, torch.Generator().manual_seed(0)))
@@ -286,6 +295,71 @@ def _imported(config: StartConfig, store: Store, path: Path, task: Task, name: s
     )
     files = {WEIGHTS: to_safetensors(whole), GRAPH: to_onnx(network, task.in_channels, task.input_shape)}
     return store.publish(manifest, files)
+
+
+def _said_beside(path: Path, weights: Weights) -> ModelManifest | None:
+    """The manifest beside the weights of a version; None of any other file.
+
+    Names and shapes do not say all of a network: activations, strides and kinds of norm without parameters
+    are in its arguments.
+    """
+    try:
+        manifest = parse_manifest((path.parent / MANIFEST).read_bytes(), str(path.parent))
+    except (OSError, LocumStoreError):
+        return None
+    entry = manifest.files.get(path.name)
+    if not isinstance(manifest, ModelManifest) or entry is None or entry.sha256 != weights.source.sha256:
+        return None
+    return manifest
+
+
+def _with_network(config: StartConfig, said: NetworkSpec) -> StartConfig:
+    """The configuration with the file's own network. Raises ConfigurationError where another was chosen."""
+    arguments = {key: value for key, value in said.arguments.items() if key not in _OF_TASK}
+    chosen: dict[str, tuple[Any, Any]] = (
+        {} if config.network is None else {"network": (said.name, config.network)}
+    )
+    chosen |= {key: (arguments.get(key), value) for key, value in config.network_arguments.items()}
+    problems = [
+        f"{name}: expected {there}, with which the file was trained, found {here}; leave it out"
+        for name, (there, here) in chosen.items()
+        if there != here
+    ]
+    if problems:
+        raise ConfigurationError("the file's weights are of another network", problems)
+    return config.model_copy(update={"network": said.name, "network_arguments": arguments})
+
+
+def _check_answer(said: ModelManifest, tensors: State, path: Path) -> None:
+    """Check that the network of a manifest answers an image as the graph beside it, that was published.
+
+    Raises ConfigurationError.
+    """
+    import onnxruntime  # a command's help does not need it
+
+    entry, graph = said.files.get(GRAPH), path.parent / GRAPH
+    if entry is None or not graph.is_file() or sha256(content := graph.read_bytes()) != entry.sha256:
+        return
+    network = new_network(said.network, torch.Generator().manual_seed(0))
+    check_fits(tensors, shapes_of(said.network), f"{path}, for the network {said.network.name}")
+    network.load_state_dict(dict(tensors))
+    draw = torch.Generator().manual_seed(0)
+    image = torch.randn(1, said.task.in_channels, *said.task.input_shape, generator=draw)
+    check_graph(content, str(graph))
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (expected,) = session.run([OUTPUT], {INPUT: image.numpy()})
+    with torch.no_grad():
+        logits = network.eval()(image)
+    found = torch.sigmoid(logits) if said.task.regions else torch.softmax(logits, dim=1)
+    apart = float((found - torch.from_numpy(expected)).abs().max())
+    if not apart <= _SAME:
+        raise ConfigurationError(
+            "the file's weights do not answer as when they were published",
+            [
+                f"expected the probabilities of {GRAPH} beside it to {_SAME:g}, found {apart:.2g} apart: "
+                f"{said.network.name} is another network in this version of Locum, or of its package"
+            ],
+        )
 
 
 def network_from(

@@ -18,6 +18,7 @@ from personalization.networks import build, initialise
 from personalization.state import from_safetensors
 from tests.helpers.personalization.efficientnet import published
 from tests.helpers.training.backbones import publish, unet
+from training.choices import start
 from training.choices.fedavg import FedAvgConfig
 from training.choices.start import StartConfig
 from training.data.federation import load_federation
@@ -166,6 +167,39 @@ def test_weights_of_the_same_network_are_taken_wholly_and_judged(data, store, ta
     save_file({**body, "extra": torch.zeros(2)}, tmp_path / "w.safetensors")
     output = run(data, store, "fedavg", MOVES, "--from", str(tmp_path / "w.safetensors"))
     assert "no tensor 'encoder2.enc2_conv1.weight'" in output
+
+
+def test_weights_of_a_version_are_of_the_network_that_its_manifest_says(data, store, task, tmp_path) -> None:
+    """Names and shapes are equal with another activation."""
+    path = store.open("base").path_of(WEIGHTS)
+    wider = MOVES.replace("width: 2", "width: 3")
+    run(data, store, "fedavg", wider, "--from", str(path))
+    assert store.open("made").manifest.network.arguments["width"] == 2
+    other = MOVES.replace("width: 2", "width: 2, network: unet, network_arguments: {width: 3}")
+    said = " ".join(run(data, store, "fedavg", other, "--from", str(path)).split())
+    assert "width: expected 2, with which the file was trained, found 3; leave it out" in said
+
+
+def test_weights_of_a_version_answer_as_when_they_were_published(data, store, task, monkeypatch) -> None:
+    path = store.open("base").path_of(WEIGHTS)
+
+    class Other(torch.nn.Module):
+        """The network, as a later version of its package has it: of the same names and shapes."""
+
+        def __init__(self, network: torch.nn.Module) -> None:
+            super().__init__()
+            self.__dict__["network"] = network
+
+        def load_state_dict(self, state):
+            self.network.load_state_dict(state)
+
+        def forward(self, image):
+            return self.network.eval()(image.abs())
+
+    made = start.new_network
+    monkeypatch.setattr(start, "new_network", lambda *given: Other(made(*given)))
+    said = " ".join(run(data, store, "fedavg", MOVES, "--from", str(path)).split())
+    assert "the file's weights do not answer as when they were published" in said
 
 
 def test_a_published_encoder_becomes_a_unet_that_is_routed_and_moved(data, store, task, tmp_path) -> None:
