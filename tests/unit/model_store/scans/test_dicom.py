@@ -388,6 +388,15 @@ class TestSeveralSeries:
         ):
             decode(files)
 
+    def test_segmentation_report_and_localizer_beside_a_series_are_left_out(self) -> None:
+        files = study(3)
+        mask = {"seg.dcm": seg(files, (VOLUME > 500).astype(np.uint8), "BINARY")}
+        report = {"sr.dcm": Path(str(get_testdata_file("reportsi.dcm"))).read_bytes()}
+        scan = decode(zipped({**scout(), **mask, **report, **files}))
+        np.testing.assert_array_equal(scan.voxels, decode(files).voxels)
+        (note,) = scan.notes
+        assert note.text.startswith("2 files without an image were left out; localizers were left out: ")
+
     def test_localizer_of_another_patient_is_refused(self) -> None:
         with pytest.raises(UnsupportedScan, match="one patient, found 2"):
             decode({**study(3), **scout(PatientID="Planted")})
