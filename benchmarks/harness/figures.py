@@ -21,6 +21,7 @@ def strip_chart(parts: Mapping[str, Mapping[str, Sequence[float]]], along: str) 
         along: what the values are, under each part. The axis is linear between -1 and 1, and logarithmic
             beyond, so that a small loss is seen beside a large gain.
     """
+    lowest = min((min(values) for part in parts.values() for values in part.values()), default=0.0)
     rows = list(dict.fromkeys(row for part in parts.values() for row in part))
     columns = min(_COLUMNS, len(parts))
     lines = -(-len(parts) // columns)
@@ -38,7 +39,7 @@ def strip_chart(parts: Mapping[str, Mapping[str, Sequence[float]]], along: str) 
                     axes.plot(values, [place] * len(values), "o", color=_DOT, alpha=0.4, markersize=3)
                     axes.plot(sum(values) / len(values), place, "|", color=_INK, markersize=8)
             axes.set_xscale("symlog", linthresh=1)
-            axes.set_xlim(-20, 120)
+            axes.set_xlim(min(-20, 1.2 * lowest), 120)
             axes.set_xticks([-10, -1, 0, 1, 10, 100], ["-10", "-1", "0", "1", "10", "100"])
             axes.set_yticks(range(len(rows)), rows)
             axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -127,7 +127,7 @@ class Part:
         if not whole:
             return "–"
         return _percent(
-            [min(np.nanmean([tables.site_mean(own, [site]) for own in whole]) for site in self._sites)]
+            [float(min(np.nanmean([tables.site_mean(own, [site]) for own in whole]) for site in self._sites))]
         )
 
     def _surfaces(self, line: Line) -> tuple[str, str, str]:

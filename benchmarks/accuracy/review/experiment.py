@@ -20,7 +20,7 @@ from benchmarks.accuracy.lens.experiment import Profile as LensProfile
 from benchmarks.accuracy.lens.hospital import Trained
 from benchmarks.accuracy.lens.rungs import AS_THEY_ARE, DRAWN, UNDRAWN
 from benchmarks.accuracy.review.hospital import Meeting, at_all
-from benchmarks.accuracy.review.report import curves, sections
+from benchmarks.accuracy.review.report import figure_of, sections
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Table
 
@@ -57,15 +57,9 @@ class Review(LensExperiment):
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The choice and the criteria first, then every set."""
         planned = {name: len(self.profile.seeds) for name in self.profile.sets}
-        return sections(rows, planned, self.command, self._files(rows))
+        return sections(rows, planned, self.command, self._figure)
 
     @override
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
-        """Risk-coverage curves of a set."""
-        return {file: curves(rows, name) for name, file in self._files(rows).items()}
-
-    def _files(self, rows: Sequence[Row]) -> dict[str, str]:
-        sets = dict.fromkeys(row["cell"]["set"] for row in rows)
-        return {
-            name: f"{self.rows_path.stem}.{name.replace(', ', '-').replace(' ', '-')}.svg" for name in sets
-        }
+        """What each signal finds, by hospital."""
+        return {self._figure: figure_of(rows)}

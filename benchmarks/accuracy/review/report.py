@@ -1,4 +1,4 @@
-"""The page of `review`: what the rule chooses, the protocol's criteria, then every set and signal.
+"""The page of `review`: what the rule chooses, the protocol's criteria, a figure, then signals by set.
 
 The unit is a hospital: hospitals are averaged first, then seeds.
 """
@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.accuracy.review import replay
 from benchmarks.accuracy.review.hospital import SCALE, Signals
-from benchmarks.accuracy.review.measures import Fit, Values, Worth, found, risks, worth
+from benchmarks.accuracy.review.measures import Fit, Values, Worth, worth
 from benchmarks.harness.cells import Row
-from benchmarks.harness.tables import table
-from training.report.charts import Line, colour_of, line_chart
+from benchmarks.harness.figures import strip_chart
+from benchmarks.harness.tables import crossed, table
 
 REAL = ("lungs_cxr", "retina_vessels", "brain_lgg_flair", "breast_ultrasound")
 ORACLE, ENTROPY = "oracle", "entropy"
@@ -35,7 +35,6 @@ SIGNALS = (*SINGLE, FREE, *TWICE)
 # What a signal must find more, to be served in the place of another.
 TIE, BY_FIT, BY_SECOND = 0.005, 0.02, 0.05
 GOAL, LEAST_AUC = 0.85, 0.7
-_DRAWN = {ORACLE: "blue", "sdc": "orange", ENTROPY: "green", "R": "violet", "dose": "ochre"}
 # Losses and doubts of some answers.
 Doubts = Mapping[str, Values]
 
@@ -104,8 +103,6 @@ class OfCell:
 
     cell: Mapping[str, Any]
     outside: Told
-    rungs: tuple[Told, ...]
-    home: Told | None
     served: Told | None
     members: Mapping[str, Worth]
 
@@ -121,15 +118,11 @@ class OfCell:
             for name, told in own.items()
         }
         outside = [Told.of([each]) for each in result["outside"].values()]
-        at_home = [each for tables in result["home"].values() for each in tables.values()]
-        home, served = Told.of(at_home), Told.of(result["outside"].values(), "dosed ")
+        served = Told.of(result["outside"].values(), "dosed ")
         of_served = Told.of([each for m in result["members"].values() for each in m.values()], "dosed ")
-        rungs = tuple(each.fitted(fits) for each in outside if each is not None)
         return cls(
             row["cell"],
-            joined(rungs),
-            rungs,
-            home and home.fitted(fits),
+            joined(each.fitted(fits) for each in outside if each is not None),
             served and served.fitted(of_served.fits() if of_served else {}),
             joined(left_out.values()).worth,
         )
@@ -150,11 +143,9 @@ def joined(parts: Iterable[Told]) -> Told:
     )
 
 
-def sections(
-    rows: Sequence[Row], planned: Mapping[str, int], command: str, files: Mapping[str, str]
-) -> list[str]:
-    """All sections for which there are rows; `planned` has the number of seeds of each set, `files` the
-    figure of each."""
+def sections(rows: Sequence[Row], planned: Mapping[str, int], command: str, figure: str) -> list[str]:
+    """All sections for which there are rows; `planned` has the number of seeds of each set, `figure` is the
+    file of the figure."""
     cells = [OfCell.of(row) for row in rows]
     seeds = sorted({int(cell.cell["seed"]) for cell in cells})
     answers = sum(len(cell.outside.lost) for cell in cells)
@@ -175,12 +166,17 @@ def sections(
         *_choice(scores, choice, sets, planned),
     ]
     parts += ["## Criteria", table(["criterion", "found", "met"], [*_criteria(cells, choice)])]
-    for name in sets:
-        own = [cell for cell in cells if cell.set_ == name]
-        parts += [f"## {name}", _of_set(own), _hospitals(own, choice), _empty(own)]
-        parts += [f"![Risk by coverage]({files[name]})", _caption()]
-        if any(cell.served for cell in own):
-            parts += [_of_served(own)]
+    by_set = {name: [cell for cell in cells if cell.set_ == name] for name in sets}
+    parts += [
+        "What each signal finds more than `entropy`, in hundredths, at each hospital and seed:",
+        f"![found more than entropy]({figure})",
+        "## Hospitals from outside",
+        "`found`, and in brackets its share of the oracle's and the AUC of the worst quarter.",
+        crossed("signal", _of_sets(by_set, "outside")),
+        _empty(by_set),
+    ]
+    if served := _of_sets(by_set, "served"):
+        parts += ["The same of dosed answers of cohorts that the gate passes:", crossed("signal", served)]
     parts += replay.section(rows)
     lacking = _lacking(cells, planned, command)
     return [*parts, "## Not computed yet", lacking] if lacking else parts
@@ -262,17 +258,6 @@ def _of(part: str, measure: str, signal: str, cell: OfCell) -> float | None:
     return float(getattr(told.worth[signal], measure))
 
 
-def _within(signal: str, cell: OfCell) -> float | None:
-    """What is found within each rung alone."""
-    values = [
-        found(each.lost, each.lost if signal == ORACLE else each.doubts[signal])
-        for each in cell.rungs
-        if signal == ORACLE or signal in each.doubts
-    ]
-    defined = [value for value in values if math.isfinite(value)]
-    return fmean(defined) if defined else None
-
-
 def _criteria(cells: Sequence[OfCell], choice: str) -> Iterable[list[str]]:
     by_set = {name: [cell for cell in cells if cell.set_ == name] for name in [c.set_ for c in cells]}
     for name in REAL:
@@ -338,64 +323,30 @@ def _findings(cells: Sequence[OfCell], choice: str) -> str:
     )
 
 
-def _of_set(cells: Sequence[OfCell]) -> str:
-    header = ["signal", "found", "of oracle", "each seed", "AURC", "AUC", "within a rung", "at home"]
-    lines = []
-    for name in (ORACLE, *SIGNALS):
-        seeds = each_seed(cells, partial(_of, "outside", "found", name))
-        if seeds:
-            lines.append(
-                [
-                    name,
-                    _hundredths(fmean(seeds.values())),
-                    f"{100 * _share_of_oracle(cells, name):.0f} %",
-                    ", ".join(map(_hundredths, seeds.values())),
-                    f"{100 * mean(cells, partial(_of, 'outside', 'aurc', name)):.1f}",
-                    f"{mean(cells, partial(_of, 'outside', 'auc', name)):.2f}",
-                    _hundredths(mean(cells, partial(_within, name))),
-                    _hundredths(mean(cells, partial(_of, "home", "found", name))),
-                ]
-            )
-    return table(header, lines)
+def _of_sets(by_set: Mapping[str, Sequence[OfCell]], part: str) -> dict[tuple[object, object], str]:
+    """What each signal finds, by set."""
+    shown: dict[tuple[object, object], str] = {}
+    for signal in (ORACLE, *SIGNALS):
+        for name, cells in by_set.items():
+            found = mean(cells, partial(_of, part, "found", signal))
+            if math.isfinite(found):
+                share = 100 * _share_of_oracle(cells, signal, part)
+                auc = mean(cells, partial(_of, part, "auc", signal))
+                shown[signal, name] = f"{_hundredths(found)} ({share:.0f} %, {auc:.2f})"
+    return shown
 
 
-def _of_served(cells: Sequence[OfCell]) -> str:
-    answers = sum(len(cell.served.lost) for cell in cells if cell.served)
-    lines = [
-        [
-            name,
-            _hundredths(mean(cells, partial(_of, "served", "found", name))),
-            f"{100 * _share_of_oracle(cells, name, 'served'):.0f} %",
-            f"{mean(cells, partial(_of, 'served', 'auc', name)):.2f}",
-        ]
-        for name in (ORACLE, *SIGNALS)
-        if math.isfinite(mean(cells, partial(_of, "served", "found", name)))
-    ]
-    said = f"Dosed answers of cohorts that the gate passes ({answers:,}):"
-    return said + "\n\n" + table(["signal", "found", "of oracle", "AUC"], lines)
-
-
-def _hospitals(cells: Sequence[OfCell], choice: str) -> str:
-    known = []
-    for site in dict.fromkeys(cell.cell["site"] for cell in cells):
-        own = [cell for cell in cells if cell.cell["site"] == site]
-        if any(choice in cell.outside.doubts for cell in own):
-            share, entropy = (_share_of_oracle(own, name) for name in (choice, ENTROPY))
-            lost = 100 * mean(own, lambda cell: float(cell.outside.lost.mean()))
-            known.append(f"{site} {100 * share:.0f} % ({100 * entropy:.0f} %; {lost:.0f} points lost)")
-    said = f"Share of what the oracle finds, by hospital: `{choice}` (`entropy`; mean loss) at "
-    return f"{said}{', '.join(known)}."
-
-
-def _empty(cells: Sequence[OfCell]) -> str:
-    told = [cell.outside for cell in cells]
-    empty = np.concatenate([each.doubts["empty"] for each in told]) > 0
-    lost = np.concatenate([each.lost for each in told])
-    if not empty.any():
-        return "No answer is empty."
-    there = f"{int(empty.sum()):,} of {len(empty):,} answers lack a label"
-    others = f"; the others lost {100 * lost[~empty].mean():.0f}" if (~empty).any() else ""
-    return f"{there}: they lost {100 * lost[empty].mean():.0f} points in the mean{others}."
+def _empty(by_set: Mapping[str, Sequence[OfCell]]) -> str:
+    """How many answers lack a label, and what they and the others lost."""
+    parts = []
+    for name, cells in by_set.items():
+        empty = np.concatenate([cell.outside.doubts["empty"] for cell in cells]) > 0
+        lost = 100 * np.concatenate([cell.outside.lost for cell in cells])
+        if empty.any():
+            others = f", the others {lost[~empty].mean():.0f}" if (~empty).any() else ""
+            count = f"{int(empty.sum()):,} of {len(empty):,}"
+            parts.append(f"{name} {count} (lost {lost[empty].mean():.0f} points{others})")
+    return f"Answers that lack a label: {'; '.join(parts) or 'none'}."
 
 
 def _lacking(cells: Sequence[OfCell], planned: Mapping[str, int], command: str) -> str:
@@ -413,33 +364,17 @@ def _lacking(cells: Sequence[OfCell], planned: Mapping[str, int], command: str) 
 # ------------------------------------------------------------------ the figure
 
 
-def curves(rows: Sequence[Row], name: str) -> str:
-    """Risk by coverage of a set outside, means over its cells."""
-    told = [OfCell.of(row).outside for row in rows if row["cell"]["set"] == name]
-    coverages = np.arange(5.0, 101.0, 5.0)
-    lines = {}
-    for index, signal in enumerate(_DRAWN):
-        own = [each for each in told if signal == ORACLE or signal in each.doubts]
-        if own:
-            risk = mean_of([_at(each, signal, coverages) for each in own])
-            lines[signal] = Line([*zip(coverages.tolist(), risk, strict=True)], colour_of(index))
-    return line_chart(lines, along="answers kept, in %")
-
-
-def _at(told: Told, signal: str, coverages: Values) -> Values:
-    risk = risks(told.lost, told.lost if signal == ORACLE else told.doubts[signal])
-    places = np.ceil(coverages / 100 * len(risk)).astype(int) - 1
-    return np.asarray(100 * risk[places], np.float64)
-
-
-def mean_of(curves_: Sequence[Values]) -> list[float]:
-    """The mean of curves."""
-    return [float(value) for value in np.mean(curves_, axis=0)]
-
-
-def _caption() -> str:
-    colours = ", ".join(f"`{signal}` {colour}" for signal, colour in _DRAWN.items())
-    return f"Points of Dice that the answers kept have lost, least doubt first: {colours}."
+def figure_of(rows: Sequence[Row]) -> str:
+    """What each signal finds more than entropy, at each hospital and seed, by set."""
+    parts: dict[str, dict[str, list[float]]] = {}
+    for cell in map(OfCell.of, rows):
+        known = {signal: _of("outside", "found", signal, cell) for signal in SIGNALS}
+        base = known[ENTROPY]
+        for signal, value in known.items():
+            if signal != ENTROPY and value is not None and base is not None and math.isfinite(value - base):
+                own = parts.setdefault(cell.set_, {}).setdefault(signal, [])
+                own.append(100 * (value - base))
+    return strip_chart(parts, "hundredths")
 
 
 def _hundredths(value: float) -> str:
