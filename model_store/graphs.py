@@ -21,12 +21,12 @@ SUFFIX: Final = ".onnx"
 
 # Of onnx's own domain.
 _EXPORTED = """
-    Add And ArgMax BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv ConvTranspose Div Equal
-    Erf Exp Expand Gather GatherElements Gemm Greater Identity InstanceNormalization LayerNormalization Less
-    Log MatMul MaxPool Mul Neg Pad Pow ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Shape
-    Sigmoid Slice Softmax Split Sqrt Sub TopK Transpose Unsqueeze Where
+    Add And ArgMax AveragePool BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv ConvTranspose
+    Div Equal Erf Exp Expand Gather GatherElements Gemm Greater Identity InstanceNormalization
+    LayerNormalization LeakyRelu Less Log MatMul MaxPool Mul Neg Pad Pow ReduceL2 ReduceMax ReduceMean
+    ReduceMin ReduceSum Relu Reshape Shape Sigmoid Slice Softmax Split Sqrt Sub TopK Transpose Unsqueeze Where
 """
-_IMPORTED = "AveragePool Elu Flatten GlobalAveragePool LeakyRelu PRelu Resize Squeeze Tile"
+_IMPORTED = "Elu Flatten GlobalAveragePool PRelu Resize Squeeze Tile"
 _FURTHER = """
     Abs Ceil DepthToSpace Einsum Floor Gelu GlobalMaxPool GreaterOrEqual GroupNormalization HardSigmoid
     HardSwish LessOrEqual LogSoftmax Max Mean Min Mish Not Or Range Reciprocal ReduceProd Round Selu Softplus

@@ -6,7 +6,7 @@ A task is read from `task.yaml` at the root of a federation folder and stored in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,8 +68,7 @@ LARGEST_SIDE: Final = 1024
 _MOST_CLASSES: Final = 256
 # The class index of a place without a truth, of a task that has such.
 IGNORED: Final = 255
-# Every combination of regions has an entry in a table.
-_MOST_REGIONS: Final = 12
+_MOST_REGIONS: Final = 64
 # A task of volumes has a patch in place of a size; unpacking this fails where code expects slices.
 _NO_SIZE: Any = ()
 # In the context of a validation: a plan will choose the size.
@@ -124,7 +123,7 @@ class Task(BaseModel):
     - `channels` is then 1, or a list of names, each with its own normalisation. Each channel of a case is a
       file of its own, or with `stacked` all are one 4-D file, in this order.
     - `regions` lists every label once, in the order of the network's outputs, which are then a sigmoid each
-      in place of exclusive classes; see `region_classes`. (A manifest does not keep the order of `labels`.)
+      in place of exclusive classes; see `classes_of_regions`. (A manifest has no order of `labels`.)
 
     `ignore` has the mask values of places without a truth, which are in no loss and no score. `absent` says
     what it means that no mask of a site has a label that other sites draw: that the site does not draw it
@@ -408,22 +407,43 @@ class Task(BaseModel):
 
     @cached_property
     def region_classes(self) -> NDArray[np.uint8]:
-        """[2^L]: the class of each combination of L regions, the first region being the lowest bit.
+        """[L]: the class that each of L regions decides on, where it is the last that has a voxel.
+
+        It is the class with the fewest labels that has the region. `classes_of_regions` says the rest.
+        """
+        members = self.region_members
+        return np.array(
+            [
+                min(np.flatnonzero(column), key=lambda index: (int(members[index].sum()), int(index)))
+                for column in members.T
+            ],
+            np.uint8,
+        )
+
+    @cached_property
+    def _exact_classes(self) -> tuple[int, ...]:
+        """Classes that their last region alone would not decide on."""
+        last = {
+            index: int(np.flatnonzero(row)[-1]) for index, row in enumerate(self.region_members) if row.any()
+        }
+        return tuple(index for index, region in last.items() if self.region_classes[region] != index)
+
+    def classes_of_regions(self, inside_L: Iterable[NDArray[np.bool_]]) -> NDArray[np.uint8]:
+        """The classes [...] of places that are inside of some of L regions, each [...].
 
         A combination that is a class is that class. Any other is a disagreement of the network with itself
         (a core without its whole): there the last region decides, as nnU-Net's regions_class_order does, by
-        the class with the fewest labels that has it. So a network has the larger regions first.
+        `region_classes`. So a network has the larger regions first.
         """
-        members = self.region_members
-        bits = 1 << np.arange(members.shape[1])
-        own = [
-            min(np.flatnonzero(column), key=lambda index: (int(members[index].sum()), int(index)))
-            for column in members.T
-        ]
-        found = np.zeros(1 << len(bits), np.uint8)
-        for index, class_of_last in enumerate(own):
-            found[1 << index : 2 << index] = class_of_last
-        found[(members * bits).sum(axis=1)] = np.arange(len(members))
+        inside = [*inside_L]
+        found = np.zeros(inside[0].shape, np.uint8)
+        for index, each in zip(self.region_classes, inside, strict=True):
+            np.copyto(found, index, where=each)
+        for index in self._exact_classes:
+            exact = np.ones(found.shape, bool)
+            for each, member in zip(inside, self.region_members[index], strict=True):
+                exact &= each == member
+            found[exact] = index
         return found
 
     @property

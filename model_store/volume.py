@@ -11,12 +11,13 @@ from model_store.normalisation import Normalisation
 
 # Far finer and far coarser than any scanner; a header in metres or micrometres is outside.
 Millimetres = Annotated[float, Field(ge=0.01, le=100)]
-Side = Annotated[int, Field(ge=4, le=512)]
+Side = Annotated[int, Field(ge=1, le=512)]
 # A channel's name is also the end of a file's name, and the name of a part of a request.
 CHANNEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9-]{0,31}$"
 ChannelName = Annotated[str, Field(pattern=CHANNEL_NAME)]
 
 MOST_CHANNELS: Final = 16
+_LEAST_SIDE: Final = 4
 # Voxels of one patch: 384^3, of which a network's first feature maps alone would fill a large GPU.
 _MOST_OF_A_PATCH: Final = 384**3
 
@@ -53,8 +54,9 @@ class VolumeGeometry(BaseModel):
     statistics in another window, which costs a network much of its accuracy.
 
     Attributes:
-        spacing: millimetres per voxel along each of `axes`; None for the scan's own, of one axis or of all.
-        patch: voxels of one input of the network along each of `axes`.
+        spacing: millimetres per voxel along each of `axes`; None for the scan's own, of all axes or of one.
+        patch: voxels of one input of the network along each of `axes`: 4 or more, or 1 of a network that
+            sees slices one by one.
         overlap: share of a patch by which neighbouring windows overlap.
         window: how windows are placed and weighted. `gaussian` and `constant` are MONAI's, in steps of
             patch · (1 - overlap) with the last moved inside; `nnunet` spreads them evenly.
@@ -87,10 +89,13 @@ class VolumeGeometry(BaseModel):
     mirror: tuple[Annotated[int, Field(ge=0, le=2)], ...] = ()
 
     @model_validator(mode="after")
-    def _own_by_linear_rules(self) -> VolumeGeometry:
-        # nnU-Net's thick axis is found by three spacings, and its planner always has them.
-        if self.resampling == "nnunet" and self.spacing is not None and None in self.spacing:
-            raise ValueError("expected three spacings in millimetres with resampling nnunet, found null")
+    def _own_across_slices(self) -> VolumeGeometry:
+        # nnU-Net's planner has every spacing but the one across slices that a network sees one by one.
+        axes = zip(self.spacing or (), self.patch, strict=bool(self.spacing))
+        if self.resampling == "nnunet" and any(mm is None and side != 1 for mm, side in axes):
+            raise ValueError(
+                "expected spacings in millimetres with resampling nnunet, but across a patch of 1, found null"
+            )
         return self
 
     @field_validator("patch")
@@ -98,6 +103,10 @@ class VolumeGeometry(BaseModel):
     def _bounded(cls, patch: tuple[int, int, int]) -> tuple[int, int, int]:
         if math.prod(patch) > _MOST_OF_A_PATCH:
             raise ValueError(f"expected at most {_MOST_OF_A_PATCH} voxels in a patch, found {list(patch)}")
+        if any(1 < side < _LEAST_SIDE for side in patch) or patch.count(1) > 1:
+            raise ValueError(
+                f"expected at least {_LEAST_SIDE} voxels per side, or 1 along one axis, found {list(patch)}"
+            )
         return patch
 
     @field_validator("axes")

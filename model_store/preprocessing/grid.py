@@ -162,7 +162,8 @@ def volume_grid(scan: Scan, task: Task, box: tuple[slice, ...] | None = None) ->
     x, y, z = axes
     apart: tuple[int | None, int | None] = (None, None)
     if geometry.resampling == "nnunet" and geometry.spacing is not None:
-        there, here = [axis.spacing for axis in axes], [mm for mm in geometry.spacing if mm is not None]
+        there = [axis.spacing for axis in axes]
+        here = [mm or own for own, mm in zip(there, geometry.spacing, strict=True)]
         apart = _thick(there, here), _thick(here, there)
     stored_ornt = _orientations.io_orientation(scan.affine)
     grid = VolumeGrid(

@@ -62,10 +62,7 @@ def classes_of(outputs_K: NDArray[np.float32], task: Task, kind: Outputs) -> NDA
             best = np.maximum(best, outputs_K[index])
         return labels
     half = 0.0 if kind == "logits" else 0.5
-    combination = np.zeros(outputs_K.shape[1:], np.uint16)
-    for index, output in enumerate(outputs_K):
-        combination |= (output > half).astype(np.uint16) << np.uint16(index)
-    return np.asarray(task.region_classes[combination])
+    return task.classes_of_regions(output > half for output in outputs_K)
 
 
 def check_volume_restorable(grid: VolumeGrid, task: Task) -> None:

@@ -44,9 +44,12 @@ def starts(side: int, patch: int, overlap: float, rule: WindowRule) -> tuple[int
 
     MONAI's (`dense_patch_slices`): steps of int(patch · (1 - overlap)), the last window moved inside.
     nnU-Net's (`compute_steps_for_sliding_window`): as many windows as such steps need, spread evenly.
+    A patch of one voxel is at each.
     """
     if side < patch:
         raise ValueError(f"expected at least {patch} voxels, those of the patch, found {side}; pad first")
+    if patch == 1:
+        return tuple(range(side))
     room = side - patch
     if rule == "nnunet":
         count = math.ceil(room / (patch * (1 - overlap))) + 1

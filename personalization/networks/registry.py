@@ -39,6 +39,7 @@ _NETWORKS: dict[str, str | Callable[..., nn.Module]] = {
     "monai.segresnet": "personalization.networks.monai.networks:SegResNet",
     "monai.unet": "personalization.networks.monai.networks:UNet",
     "projected": "personalization.networks.projected:projected",
+    "resenc": "personalization.networks.resenc:ResEnc",
     "resnet18": "personalization.networks.resnet:ResNet18",
     "unet": "personalization.networks.unet:UNet",
     "vit": "personalization.networks.vit:ViT",

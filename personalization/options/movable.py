@@ -129,6 +129,9 @@ _NETWORKS: Final[Mapping[str, Callable[[Mapping[str, Any]], Movable | None]]] = 
     "monai.segresnet": _of_layer("norm", "group"),
     "monai.unet": _of_layer("norm", "instance"),
     "projected": _inside("network"),
+    "resenc": lambda given: (
+        Movable("instance norm that tracks", tracked=True) if given.get("track") else Movable("instance norm")
+    ),
     "resnet18": lambda _: _BATCH,
     "unet": _unet,
     "vit": lambda _: Movable("layer norm"),

@@ -1,12 +1,7 @@
 """A folder of nnU-Net v2 (`plans.json`, `dataset.json`, `fold_X/checkpoint_final.pth`) as a network and its
 task.
 
-nnU-Net's `PlainConvUNet` is MONAI's `DynUNet` with biases in its transposed convolutions. What differs:
-
-- Biases of convolutions before an instance norm are left out: the norm subtracts them.
-- A block of the decoder has its level's kernel in nnU-Net, the next deeper level's in DynUNet. A smaller
-kernel is the
-  larger one with zeros around.
+`nnunet_networks.py` has what its networks are here.
 
 Isensee et al., "nnU-Net: a self-configuring method for deep learning-based biomedical image segmentation",
 Nature Methods 18, 2021. Read in nnunetv2 2.8.1.
@@ -21,8 +16,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
-from torch import Tensor
-from torch.nn import functional
+from torch import nn
 
 from model_store.guard import FOREGROUND, ReferenceStatistics, along_axes
 from model_store.manifest import NetworkSpec
@@ -34,7 +28,7 @@ from personalization.networks import outline
 from personalization.state import State
 from training.data.segmentation.sidecar import channels_in
 from training.errors import ImportRefused
-from training.exchange import checkpoints
+from training.exchange import checkpoints, nnunet_networks
 from training.exchange.imported import (
     Imported,
     channel_names,
@@ -44,25 +38,26 @@ from training.exchange.imported import (
     slug,
     stored_axes,
 )
+from training.exchange.nnunet_networks import DIMENSIONS
 from training.exchange.source import MIB, Source
 from training.weights.bounds import as_floats, check_expanded
 
 _MOST_TEXT: Final = 16 * MIB
-_PLAIN: Final = "PlainConvUNet"
 _FOLD = re.compile(r"fold_(\d{1,2}|all)/(checkpoint_[a-z]+)\.pth")
 _POSTPROCESSING = re.compile(r"crossval_results_folds_\w+/postprocessing\.json")
 # What nnU-Net answers with by default: the last weights of every fold of the cross-validation.
 _FINAL: Final = "checkpoint_final"
 _BEST: Final = "checkpoint_best"
 _ALL: Final = "all"
-# Tensors that every network of this class has, by which a prefix is found.
-_FIRST: Final = "encoder.stages.0.0.convs.0.conv.weight"
-_LAST: Final = "decoder.seg_layers.0.weight"
 # Files of versions before 2.
 _BEFORE_V2: Final = ("plans.pkl", "model_final_checkpoint.model", "model_final_checkpoint.model.pkl")
-_DIMENSIONS: Final = 3
 # The axes that a reader gives: stored ones, or the patient's.
-_AXES: Final = {"SimpleITKIO": "kji", "NibabelIO": "kji", "NibabelIOWithReorient": "SAR"}
+_AXES: Final = {
+    "SimpleITKIO": "kji",
+    "SimpleITKIOWithReorient": "SAR",
+    "NibabelIO": "kji",
+    "NibabelIOWithReorient": "SAR",
+}
 _STEPS: Final = {
     "RescaleTo01Normalization": (Rescale(),),
     "RGBTo01Normalization": (Rescale(window=(0, 255)),),
@@ -84,20 +79,6 @@ class _Read(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _PlainConv(_Read):
-    features_per_stage: tuple[int, ...] = Field(min_length=3, max_length=12)
-    kernel_sizes: tuple[Triple, ...]
-    strides: tuple[Triple, ...]
-    n_conv_per_stage: tuple[int, ...] | int
-    n_conv_per_stage_decoder: tuple[int, ...] | int
-    conv_bias: bool
-    norm_op: str
-    norm_op_kwargs: dict[str, Any] = {}
-    dropout_op: str | None = None
-    nonlin: str
-    nonlin_kwargs: dict[str, Any] | None = None
-
-
 class _Resampling(_Read):
     order: int = 3
     order_z: int = 0
@@ -105,10 +86,10 @@ class _Resampling(_Read):
 
 
 class _Configuration(_Read):
-    """A configuration of the plans, as `3d_fullres`."""
+    """A configuration of the plans, as `3d_fullres`. Sides and spacing of slices leave out the first axis."""
 
-    patch_size: Triple
-    spacing: tuple[float, float, float]
+    patch_size: nnunet_networks.Sides
+    spacing: Annotated[tuple[PositiveFinite, ...], Field(min_length=2, max_length=DIMENSIONS)]
     normalization_schemes: tuple[str, ...]
     use_mask_for_norm: tuple[bool, ...]
     resampling_fn_data: str = "resample_data_or_seg_to_shape"
@@ -224,36 +205,32 @@ def read(
         )
     name = names.pop()
     raw = _merged(plans, name, where)
-    network = _network(raw, name, where)
+    network = nnunet_networks.read(raw, name, where)
     try:
         configuration = _Configuration.model_validate(raw)
     except ValidationError as error:
         raise _misread(where, f"plans.json: configuration {name}", error) from error
     axes = _inside(loaded[0], "inference_allowed_mirroring_axes", default=None) or ()
-    mirrored = tuple(axis for axis in range(_DIMENSIONS) if mirror and axis in axes)
+    # nnU-Net counts the axes of a slice from its own first.
+    first = DIMENSIONS - len(configuration.patch_size)
+    mirrored = tuple(axis for axis in range(DIMENSIONS) if mirror and axis - first in axes)
     task = _task(plans, dataset, configuration, mirrored, where)
-    own = {
-        "spatial_dims": _DIMENSIONS,
-        "kernel_size": [list(kernel) for kernel in network.kernel_sizes],
-        "strides": [list(stride) for stride in network.strides],
-        "filters": list(network.features_per_stage),
-        "trans_bias": True,
-    }
-    shapes = _shapes({"in_channels": task.in_channels, "classes": task.out_channels, **own}, where)
-    states = [
-        _as_dynunet(_weights(each, len(content), shapes, f"{where}: {file}"), network, shapes, where)
-        for each, (file, content) in zip(loaded, read_files.items(), strict=True)
-    ]
+    sides = {"in_channels": task.in_channels, "classes": task.out_channels}
+    drawn = _outline(network, {**sides, **network.arguments}, where)
+    states = []
+    for each, (file, content) in zip(loaded, read_files.items(), strict=True):
+        weights = _weights(each, len(content), network, drawn, f"{where}: {file}")
+        states.append(network.state(weights, drawn, f"{where}: {file}"))
+    own = dict(network.arguments)
     spec = NetworkSpec(
         name="averaged",
-        arguments={"network": "monai.dynunet", "arguments": own, "members": len(states)},
+        arguments={"network": network.name, "arguments": own, "members": len(states)},
     )
     state = {
         f"members.{index}.{key}": value for index, one in enumerate(states) for key, value in one.items()
     }
     if len(states) == 1:
-        spec, state = NetworkSpec(name="monai.dynunet", arguments=own), states[0]
-    sides = {"in_channels": task.in_channels, "classes": task.out_channels}
+        spec, state = NetworkSpec(name=network.name, arguments=own), states[0]
     return Imported(
         task=task,
         network=NetworkSpec(name=spec.name, arguments={**sides, **spec.arguments}),
@@ -381,99 +358,27 @@ def _merged(plans: _Plans, name: str, where: str) -> dict[str, Any]:
     merged = {key: value for each in reversed(chain) for key, value in each.items()}
     if merged.get("previous_stage"):
         raise ImportRefused(
-            f"{where}: {name} is the second stage of a cascade, which needs the first one's mask: import "
-            "3d_fullres "
-            "or 3d_lowres"
-        )
-    if len(merged.get("patch_size", ())) != _DIMENSIONS:
-        raise ImportRefused(
-            f"{where}: {name} cuts volumes into slices of the file's first axis: import 3d_fullres or "
-            "3d_lowres"
+            f"{where}: {name} is the second stage of a cascade: its network sees the first stage's mask "
+            "beside the scan, and a version here is one network: import 3d_fullres, or 3d_lowres, the first "
+            "stage"
         )
     return merged
 
 
-def _network(raw: dict[str, Any], name: str, where: str) -> _PlainConv:
-    if "architecture" in raw:
-        architecture = raw["architecture"]
-        kind = str(_inside(architecture, "network_class_name")).rpartition(".")[2]
-        arguments = _inside(architecture, "arch_kwargs")
-    else:
-        # As nnU-Net wrote plans before 2.4.
-        kind = str(raw.get("UNet_class_name"))
-        stages = range(len(raw.get("conv_kernel_sizes", ())))
-        arguments = {
-            "features_per_stage": [
-                min(int(raw["UNet_base_num_features"]) * 2**stage, int(raw["unet_max_num_features"]))
-                for stage in stages
-            ]
-            if kind == _PLAIN
-            else [],
-            "kernel_sizes": raw.get("conv_kernel_sizes"),
-            "strides": raw.get("pool_op_kernel_sizes"),
-            "n_conv_per_stage": raw.get("n_conv_per_stage_encoder"),
-            "n_conv_per_stage_decoder": raw.get("n_conv_per_stage_decoder"),
-            "conv_bias": True,
-            "norm_op": "InstanceNorm3d",
-            "norm_op_kwargs": {"eps": 1e-5, "affine": True},
-            "nonlin": "LeakyReLU",
-        }
-    if kind != _PLAIN:
-        raise ImportRefused(
-            f"{where}: {name} is a {kind[:64]}; expected {_PLAIN}, which is MONAI's DynUNet: export the "
-            "network to "
-            "onnx where nnU-Net is installed and use `import onnx`, or train with the planner "
-            "`ExperimentPlanner`"
-        )
+def _outline(network: nnunet_networks.Network, arguments: Mapping[str, Any], where: str) -> nn.Module:
+    """The network on torch's meta device. Raises ImportRefused."""
     try:
-        network = _PlainConv.model_validate(arguments)
-    except ValidationError as error:
-        raise _misread(where, f"plans.json: {name}: architecture", error) from error
-    stages_found = len(network.features_per_stage)
-    problems = {
-        "two convolutions per stage": {
-            _each(network.n_conv_per_stage),
-            _each(network.n_conv_per_stage_decoder),
-        }
-        == {2},
-        "biases": network.conv_bias,
-        "instance norm with eps 1e-5 and affine": network.norm_op.endswith("InstanceNorm3d")
-        and network.norm_op_kwargs.get("affine") is True
-        and network.norm_op_kwargs.get("eps", 1e-5) == 1e-5,
-        "no dropout": network.dropout_op is None,
-        "LeakyReLU of slope 0.01": network.nonlin.endswith("LeakyReLU")
-        and (network.nonlin_kwargs or {}).get("negative_slope", 0.01) == 0.01,
-        "a kernel and a stride for each stage": len(network.kernel_sizes)
-        == len(network.strides)
-        == stages_found,
-        "odd kernels that do not shrink": all(
-            each % 2 and each <= deeper
-            for kernel, below in zip(
-                network.kernel_sizes, (*network.kernel_sizes[1:], (99,) * 3), strict=True
-            )
-            for each, deeper in zip(kernel, below, strict=True)
-        ),
-    }
-    for expected, holds in problems.items():
-        if not holds:
-            raise ImportRefused(
-                f"{where}: plans.json: {name}: expected {expected}, found another architecture"
-            )
-    return network
-
-
-def _shapes(arguments: Mapping[str, Any], where: str) -> Mapping[str, Tensor]:
-    """The state of the DynUNet on torch's meta device. Raises ImportRefused."""
-    try:
-        return outline("monai.dynunet", **arguments).state_dict()
+        return outline(network.name, **arguments)
     except NetworkError as error:
         raise ImportRefused(f"{where}: plans.json: {error}") from error
 
 
-def _weights(checkpoint: Any, size: int, shapes: Mapping[str, Tensor], where: str) -> State:
+def _weights(
+    checkpoint: Any, size: int, network: nnunet_networks.Network, drawn: nn.Module, where: str
+) -> State:
     """The weights of a checkpoint of `size` bytes, for a network that is not much larger than they are."""
     state = checkpoints.state_of(checkpoint, size, where)
-    state = checkpoints.by_names(state, (_FIRST, _LAST), where)
+    state = checkpoints.by_names(state, (network.first, network.last), where)
     if any(name.endswith("running_mean") for name in state):
         trainer = str(_inside(checkpoint, "trainer_name", default="another trainer"))[:64]
         raise ImportRefused(
@@ -481,59 +386,10 @@ def _weights(checkpoint: Any, size: int, shapes: Mapping[str, Tensor], where: st
             f"{trainer}: export the network to onnx where nnU-Net is installed and use `import onnx`"
         )
     try:
-        check_expanded(size, as_floats(shapes.values()), "weights by plans.json")
+        check_expanded(size, as_floats(drawn.state_dict().values()), "weights by plans.json")
     except ValueError as error:
         raise ImportRefused(f"{where}: {error}") from error
     return state
-
-
-def _as_dynunet(
-    state: Mapping[str, Tensor], network: _PlainConv, shapes: Mapping[str, Tensor], where: str
-) -> dict[str, Tensor]:
-    """Rename the tensors, and put zeros around the kernels that are smaller than DynUNet's of `shapes`.
-
-    Raises ImportRefused for a tensor that is missing or has other channels.
-    """
-    stages = len(network.features_per_stage)
-    made: dict[str, Tensor] = {}
-
-    def take(name: str) -> Tensor:
-        if name not in state:
-            raise ImportRefused(f"{where}: expected the tensor {name} of a {_PLAIN}, found none")
-        return state[name].float()
-
-    def block(target: str, found: str, kernel: Sequence[int]) -> None:
-        for index in range(2):
-            weight = take(f"{found}.convs.{index}.conv.weight")
-            expected = shapes[f"{target}.conv{index + 1}.conv.weight"].shape
-            if weight.shape[:2] != expected[:2] or weight.ndim != len(expected):
-                raise ImportRefused(
-                    f"{where}: {found}.convs.{index}.conv.weight: expected {list(expected[:2])} channels by "
-                    f"plans.json, found {list(weight.shape)}"
-                )
-            margins = [(side - own) // 2 for side, own in zip(kernel, weight.shape[2:], strict=True)]
-            padding = [margin for margin in reversed(margins) for _ in range(2)]
-            made[f"{target}.conv{index + 1}.conv.weight"] = functional.pad(weight, padding)
-            for part in ("weight", "bias"):
-                made[f"{target}.norm{index + 1}.{part}"] = take(f"{found}.convs.{index}.norm.{part}")
-
-    kernels = network.kernel_sizes
-    for stage in range(stages):
-        inner = f"downsamples.{stage - 1}" if stage < stages - 1 else "bottleneck"
-        block("input_block" if stage == 0 else inner, f"encoder.stages.{stage}.0", kernels[stage])
-    for step in range(stages - 1):
-        for part in ("weight", "bias"):
-            made[f"upsamples.{step}.transp_conv.conv.{part}"] = take(f"decoder.transpconvs.{step}.{part}")
-        block(f"upsamples.{step}.conv_block", f"decoder.stages.{step}", kernels[stages - 1 - step])
-    for part in ("weight", "bias"):
-        made[f"output_block.conv.conv.{part}"] = take(f"decoder.seg_layers.{stages - 2}.{part}")
-    return made
-
-
-def _each(counts: tuple[int, ...] | int) -> int:
-    """The number that all have, 0 where they differ."""
-    found = {counts} if isinstance(counts, int) else {*counts}
-    return found.pop() if len(found) == 1 else 0
 
 
 def _task(
@@ -581,6 +437,7 @@ def _task(
         for name, values in dataset.labels.items()
         if name != "ignore" and values not in (0, (0,))
     }
+    ignored = dataset.labels.get("ignore", ())
     if regions:
         ordered = dataset.regions_class_order or ()
         if len(ordered) != len(labels):
@@ -591,13 +448,14 @@ def _task(
         where,
         name=slug(plans.dataset_name.partition("_")[2] or plans.dataset_name or "nnunet"),
         labels=labels,
+        ignore=ignored,
         regions=tuple(labels) if regions else (),
         channels=channels if count > 1 else 1,
         **({} if count > 1 else {"normalisation": channels[0].normalisation}),
         **({"modality": modality} if (modality := _modality(dataset)) else {}),
         geometry=VolumeGeometry(
-            spacing=configuration.spacing,
-            patch=configuration.patch_size,
+            spacing=_of_volumes(configuration.spacing, None),
+            patch=_of_volumes(configuration.patch_size, 1),
             overlap=0.5,
             window="nnunet",
             axes="".join(axes[axis] for axis in plans.transpose_forward),
@@ -626,14 +484,21 @@ def _check_order(task: Task, ordered: Sequence[int], where: str) -> None:
     nnU-Net paints the regions one over the other, in the order of the labels, each with its value in
     `ordered`.
     """
-    for combination, index in enumerate(task.region_classes.tolist()[1:], start=1):
-        value = ordered[combination.bit_length() - 1]
-        if value not in task.classes[index].values:
-            raise ImportRefused(
-                f"{where}: dataset.json: regions_class_order {list(ordered)}: expected the largest region "
-                "first and "
-                "the value that only its own parts have; another order cannot be written in a task"
-            )
+    decided = task.region_classes
+    last = [int(np.flatnonzero(row)[-1]) for row in task.region_members[1:]]
+    alone = [int(decided[region]) for region in last] == [*range(1, len(task.classes))]
+    if not alone or any(
+        value not in task.classes[index].values for value, index in zip(ordered, decided, strict=True)
+    ):
+        raise ImportRefused(
+            f"{where}: dataset.json: regions_class_order {list(ordered)}: expected the largest region first "
+            "and the value that only its own parts have; another order cannot be written in a task"
+        )
+
+
+def _of_volumes(sides: tuple[Any, ...], along_slices: Any) -> tuple[Any, ...]:
+    """The same of all three axes: of slices with `along_slices` first."""
+    return (*(along_slices for _ in range(DIMENSIONS - len(sides))), *sides)
 
 
 def _normalisation(plans: _Plans, configuration: _Configuration, index: int, where: str) -> Normalisation:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from model_store.artefact import Artefact
@@ -32,6 +33,8 @@ from training.exchange.bundle import OWN
 from training.publish import software
 
 _IMAGE, _PREDICTION, _GRID = "image", "pred", "grid"
+# Every combination of regions has an entry in a table.
+_MOST_REGIONS = 12
 _FAMILY = "monai."
 _NOTICE = "Research use only: not a medical device."
 
@@ -254,6 +257,7 @@ def _check(task: Task, geometry: VolumeGeometry, where: str) -> None:
         f"window: {geometry.window}": geometry.window == "nnunet",
         f"resampling: {geometry.resampling}": geometry.resampling == "nnunet",
         f"axes: {geometry.axes}": geometry.axes.islower() and geometry.axes != "ijk",
+        f"more than {_MOST_REGIONS} regions": len(task.regions) > _MOST_REGIONS,
     }
     if found := [name for name, holds in problems.items() if holds]:
         raise ImportRefused(
@@ -375,7 +379,9 @@ def _values(task: Task) -> list[dict[str, Any]]:
     """From indices of classes, or from regions, to the mask values of the labels."""
     values = [each.values[0] for each in task.classes]
     if task.regions:
-        table = [values[index] for index in task.region_classes.tolist()]
+        combinations = np.arange(1 << len(task.regions))
+        inside = ((combinations >> index) & 1 == 1 for index in range(len(task.regions)))
+        table = [values[index] for index in task.classes_of_regions(inside).tolist()]
         bits = " + ".join(f"{1 << index} * x[{index}].long()" for index in range(len(task.labels)))
         return [_of("Lambdad", _PREDICTION, func=f"$lambda x: torch.tensor({table})[({bits}).cpu()][None]")]
     if values == [*range(len(values))]:

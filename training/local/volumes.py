@@ -320,6 +320,8 @@ def patch_batches(
             index = order.pop()
             corner = _corner(volumes, index, place >= anywhere, generator)
             matrix = motion.draw(volumes.spacings[index], generator) if motion else None
+            if matrix is not None:
+                matrix = _within_slices(matrix, volumes.geometry.patch)
             samples.append(patch_of(volumes, index, corner, matrix))
         images, targets = zip(*samples, strict=True)
         yield torch.stack(images), torch.stack(targets)
@@ -355,6 +357,13 @@ def patch_of(
         target[None, None].float(), grid, mode="nearest", padding_mode="zeros", align_corners=False
     )
     return sampled[0], classes[0, 0].to(torch.uint8)
+
+
+def _within_slices(matrix: Tensor, patch: Sequence[int]) -> Tensor:
+    """The same without what leads out of a patch of one slice."""
+    for axis in (axis for axis, side in enumerate(patch) if side == 1):
+        matrix[axis], matrix[:, axis], matrix[axis, axis] = 0.0, 0.0, 1.0
+    return matrix
 
 
 def _corner(volumes: Volumes, index: int, foreground: bool, generator: torch.Generator) -> list[int]:

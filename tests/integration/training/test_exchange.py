@@ -340,6 +340,27 @@ def test_locum_store_imports_with_the_same_words_and_refuses_with_one_sentence(t
     assert "Traceback" not in missing.stderr
 
 
+_NESTED = {f"part{index}": [*range(index + 1, 34)] for index in range(33)}
+_PREDICTED = {
+    "resenc": {"residual": True},
+    "resenc, mirrored not": {"residual": True, "mirror": False},
+    "slices": {"slices": True, "name": "2d"},
+    "slices of resenc, transposed": {
+        "slices": True,
+        "residual": True,
+        "name": "2d",
+        "plans": {"transpose_forward": [2, 0, 1], "transpose_backward": [1, 2, 0]},
+    },
+    "turned by SimpleITK": {"plans": {"image_reader_writer": "SimpleITKIOWithReorient"}},
+    "an ignored value": {"labels": {"background": 0, "shell": 1, "core": 2, "ignore": 3}},
+    "33 regions": {
+        "labels": {"background": 0, **_NESTED},
+        "dataset": {"regions_class_order": [*range(1, 34)]},
+        "outputs": 33,
+    },
+}
+
+
 def _nnunet() -> str | None:
     """The folder with nnunetv2, by LOCUM_NNUNET: Locum does not depend on it."""
     folder = os.environ.get("LOCUM_NNUNET", "")
@@ -382,3 +403,52 @@ def test_an_imported_nnunet_gives_nnunets_own_masks(
         foreground += int((expected > 0).sum())
     assert foreground > 1000
     assert differ <= most_of_a_million * total / 1e6
+
+
+def _predicted(model: Path, scans: Path, masks: Path, *options: str) -> None:
+    """Answer with nnU-Net's own predictor, in a process of its own."""
+    script = ROOT / "tests" / "helpers" / "training" / "predict_nnunet.py"
+    environment = {**os.environ, "PYTHONPATH": str(_nnunet()), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, str(script), *map(str, (model, scans, masks)), *options]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    """Two scans of nnU-Net's names: thick slices, and stored in another direction."""
+    for seed, spacing in enumerate([(1.0, 1.3, 3.4), (1.4, 0.9, 2.8)]):
+        image, _ = phantom(np.random.default_rng(seed), (34, 30, 14))
+        save(tmp_path / "scans" / f"blob{seed}_0000.nii.gz", image, spacing)
+    turned = tmp_path / "scans" / "blob1_0000.nii.gz"
+    nibabel.save(nibabel.as_closest_canonical(nibabel.load(turned)), turned)
+    return tmp_path / "scans"
+
+
+@pytest.mark.skipif(_nnunet() is None, reason="LOCUM_NNUNET names no folder with nnunetv2")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("given", _PREDICTED.values(), ids=_PREDICTED)
+def test_networks_that_nnunet_builds_are_imported_with_its_predictors_masks(
+    tmp_path: Path, scans: Path, given: dict[str, Any]
+) -> None:
+    mirror = given.get("mirror", True)
+    make_nnunet_folder(tmp_path / "model", **{key: value for key, value in given.items() if key != "mirror"})
+    options = ["--draw", *([] if mirror else ["--no-mirror"])]
+    _predicted(tmp_path / "model", scans, tmp_path / "masks", *options)
+
+    with Source(tmp_path / "model") as source:
+        found = nnunet.read(source, mirror=mirror)
+    artefact = imported.publish(Store(tmp_path / "store"), "blobs", found)
+
+    _agree(artefact, scans, tmp_path / "masks")
+
+
+def _agree(artefact: Any, scans: Path, masks: Path) -> None:
+    """At most 3 of 4,014 foreground voxels differ."""
+    differ = foreground = 0
+    for path in sorted(scans.iterdir()):
+        expected = np.asarray(nibabel.load(masks / path.name.replace("_0000", "")).dataobj)  # type: ignore[attr-defined]
+        differ += int((mask_of(artefact, path) != expected).sum())
+        foreground += int((expected > 0).sum())
+    assert foreground > 4000
+    assert differ <= 3 * foreground / 4014

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from model_store.errors import TaskError
@@ -87,7 +89,7 @@ def test_regions_that_agree_are_the_class_and_of_others_the_last_label_decides()
     assert len(task.classes) == 4
     # Bits: whole 1, core 2, enhancing 4. By nnU-Net's rule regions are painted in this order.
     painted = [0, 1, 2, 2, 3, 3, 3, 3]
-    assert task.region_classes.tolist() == painted
+    assert task.classes_of_regions(_combinations(3)).tolist() == painted
     assert task.region_members.tolist() == [
         [False, False, False],
         [True, False, False],
@@ -98,7 +100,24 @@ def test_regions_that_agree_are_the_class_and_of_others_the_last_label_decides()
 
 def test_regions_that_overlap_in_part_keep_the_class_of_both() -> None:
     task = volume(labels={"left": [1, 3], "right": [2, 3]}, regions=["left", "right"])
-    assert task.region_classes.tolist() == [0, 1, 2, 3]
+    assert task.classes_of_regions(_combinations(2)).tolist() == [0, 1, 2, 3]
+
+
+def test_64_regions_are_painted_in_their_order() -> None:
+    names = [f"part{index}" for index in range(64)]
+    nested = {name: list(range(index + 1, 65)) for index, name in enumerate(names)}
+    task = volume(labels=nested, regions=names)
+    inside = np.random.default_rng(0).random((64, 100)) < 0.1
+    painted = np.zeros(100, int)
+    for value, region in enumerate(inside, start=1):
+        painted[region] = value
+    assert task.classes_of_regions(inside).tolist() == painted.tolist()
+    with pytest.raises(ValidationError, match="regions: expected at most 64, found 65"):
+        volume(labels={**nested, "more": [65]}, regions=[*names, "more"])
+
+
+def _combinations(regions: int) -> list[NDArray[np.bool_]]:
+    return [(np.arange(1 << regions) >> index) & 1 == 1 for index in range(regions)]
 
 
 def test_the_order_of_regions_outlives_a_manifest() -> None:

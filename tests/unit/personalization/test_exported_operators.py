@@ -43,6 +43,7 @@ _NETWORKS = {
         [{"in_channels": 1, "classes": 2, "network": "unet", "arguments": {"width": 8}, "members": 2}],
     ),
     "efficientnet_unet": (1, [{"in_channels": 1, "classes": 2, "width": 2}]),
+    "resenc": (1, [{"in_channels": 1, "classes": 2, "spatial_dims": 2, "width": 4, "strides": [1, 2, 2]}]),
     "projected": (
         3,
         [{"network": "resnet18", "arguments": {"in_channels": 3, "classes": 3, "width": 8}, "projection": 4}],

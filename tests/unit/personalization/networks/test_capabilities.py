@@ -39,6 +39,7 @@ ALONE = {
     "unet": {"in_channels": 1, "classes": 2, "width": 2},
     "resnet18": {"in_channels": 1, "classes": 2, "width": 2},
     "efficientnet_unet": {"in_channels": 1, "classes": 2, "width": 2},
+    "resenc": {"in_channels": 1, "classes": 2, "spatial_dims": 2, "width": 4, "strides": [1, 2, 2]},
     "vit": {"in_channels": 1, "classes": 2, "width": 64, "size": [32, 32], "patch": 8, "depth": 1},
     "averaged": {
         "in_channels": 1,
@@ -90,6 +91,7 @@ CASES = [
     *WITHIN.items(),
     ("unet", {**ALONE["unet"], "rotation_head": True}),
     ("averaged", {**ALONE["averaged"], "network": "monai.dynunet"}),
+    ("resenc", {**ALONE["resenc"], "track": True}),
     *(
         (name, {**ALONE[name], argument: norm})
         for name, argument in NORM_ARGUMENTS.items()

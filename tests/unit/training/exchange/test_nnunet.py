@@ -65,6 +65,39 @@ def test_the_network_is_nnunets_with_kernels_that_grow_and_in_both_forms_of_plan
     torch.testing.assert_close(_logits(found, _image()), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("slices", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_residual_encoder_and_plans_of_slices_are_the_same_network(
+    tmp_path: Path, residual: bool, slices: bool
+) -> None:
+    (theirs,) = make_nnunet_folder(tmp_path / "model", residual=residual, slices=slices, name="own")
+    found = _read(tmp_path / "model")
+    image = torch.randn(1, 1, 1 if slices else 8, 16, 16, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(image[:, :, 0]).unsqueeze(2) if slices else theirs(image)
+
+    assert found.network.name == ("resenc" if residual else "monai.dynunet")
+    torch.testing.assert_close(_logits(found, image), expected, atol=1e-5, rtol=1e-5)
+    geometry = found.task.geometry
+    assert geometry is not None
+    assert geometry.patch == ((1 if slices else 8), 16, 16)
+    assert geometry.spacing == ((None if slices else 3.0), 1.0, 1.5)
+    # nnU-Net counts the axes of a slice from its own first.
+    assert geometry.mirror == ((1, 2) if slices else (0, 1, 2))
+
+
+def test_a_value_without_a_truth_is_ignored_and_the_reader_of_simpleitk_turns(tmp_path: Path) -> None:
+    make_nnunet_folder(
+        tmp_path / "model",
+        labels={"background": 0, "shell": 1, "core": 2, "ignore": 3},
+        plans={"image_reader_writer": "SimpleITKIOWithReorient", "transpose_forward": [1, 0, 2]},
+    )
+    found = _read(tmp_path / "model")
+    assert (found.task.ignore, [*found.task.labels]) == ((3,), ["shell", "core"])
+    assert found.task.geometry is not None
+    assert found.task.geometry.axes == "ASR"
+
+
 def test_folds_are_averaged_as_logits(tmp_path: Path) -> None:
     theirs = make_nnunet_folder(tmp_path / "model", folds=("0", "1", "4"))
     with torch.no_grad():
@@ -177,7 +210,7 @@ def test_labels_of_version_1_are_read_by_name_with_a_note(tmp_path: Path) -> Non
 
 
 def test_labels_with_numbers_for_names_are_of_version_2(tmp_path: Path) -> None:
-    make_nnunet_folder(tmp_path / "model", labels={"background": 0, "2": 1})
+    make_nnunet_folder(tmp_path / "model", labels={"background": 0, "2": 1}, outputs=2)
     found = _read(tmp_path / "model")
     assert found.task.labels == {"2": (1,)}
     assert not any("v1" in note for note in found.notes)
@@ -296,7 +329,7 @@ def test_what_is_no_model_of_version_2_is_called_by_its_name(
         _read(tmp_path)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "network."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "network.", "module._orig_mod.", "model."])
 def test_weights_behind_a_prefix_are_found(tmp_path: Path, prefix: str) -> None:
     make_nnunet_folder(tmp_path / "model")
     expected = _logits(_read(tmp_path / "model"), _image())
@@ -444,14 +477,14 @@ def test_regions_in_an_order_that_a_task_cannot_say_are_refused(tmp_path: Path) 
     ("change", "said"),
     [
         (
-            {"architecture": {"network_class_name": "x.architectures.unet.ResidualEncoderUNet"}},
-            "is a ResidualEncoderUNet; expected PlainConvUNet",
+            {"architecture": {"network_class_name": "x.architectures.primus.Primus"}},
+            "is a Primus; expected PlainConvUNet or ResidualEncoderUNet",
         ),
         (
             {"configuration": {"architecture": None, "UNet_class_name": "ResidualEncoderUNet"}},
-            "ResidualEncoderUNet",
+            "architecture: not as nnU-Net v2 writes it: features_per_stage",
         ),
-        ({"configuration": {"patch_size": [16, 16]}}, "cuts volumes into slices"),
+        ({"configuration": {"patch_size": [16]}}, "patch_size"),
         ({"configuration": {"previous_stage": "3d_lowres"}}, "second stage of a cascade"),
         ({"configuration": {"resampling_fn_data": "resample_torch_simple"}}, "resample_torch_simple"),
         ({"configuration": {"normalization_schemes": ["Own"]}}, "expected a normalisation of nnU-Net"),

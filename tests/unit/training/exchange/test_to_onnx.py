@@ -161,13 +161,13 @@ _MINMAX = {"method": "minmax", "window": [0, 80]}
         (
             VOLUMES,
             {},
-            "axes RAS; resampled to 1.5 x 1.5 x 2.0 mm (linear); [-57.0, 164.0] mapped to [0.0, 1.0], "
+            "axes RAS; resampled to 1.5 x 1.5 x 2 mm (linear); [-57.0, 164.0] mapped to [0.0, 1.0], "
             "clipped; windows that overlap by 0.5 (gaussian)",
         ),
         (
             VOLUMES,
             {"channels": [_T1, _CT]},
-            "axes RAS; resampled to 1.5 x 1.5 x 2.0 mm (linear); T1: less the mean of the volume, divided by "
+            "axes RAS; resampled to 1.5 x 1.5 x 2 mm (linear); T1: less the mean of the volume, divided by "
             "the deviation of the volume, nonzero alone; CT: less 5, divided by 2; windows that overlap by "
             "0.5 (gaussian)",
         ),
