@@ -137,14 +137,28 @@ def import_nnunet(
     largest: LargestOption = None,
     axes: AxesOption = None,
     inside: InsideOption = "",
+    configuration: Annotated[
+        str | None, typer.Option("--configuration", "-c", help="The one of several, as 2d or 3d_fullres.")
+    ] = None,
+    trainer: Annotated[
+        str | None, typer.Option("--trainer", "-tr", help="The one of several, as nnUNetTrainer.")
+    ] = None,
 ) -> None:
-    """Import a folder of nnU-Net v2 (PlainConvUNet, 3d_fullres or 3d_lowres)."""
+    """Import a folder of nnU-Net v2: ResEnc or plain, 2d, 3d_fullres or 3d_lowres."""
     from training.exchange import imported, nnunet
     from training.exchange.source import Source
 
     with Source(path) as source:
         wanted = [fold for text in folds or () for fold in text.replace(" ", "").split(",") if fold]
-        found = nnunet.read(source, wanted, mirror=mirror, checkpoint=checkpoint, inside=inside)
+        found = nnunet.read(
+            source,
+            wanted,
+            mirror=mirror,
+            checkpoint=checkpoint,
+            inside=inside,
+            configuration=configuration,
+            trainer=trainer,
+        )
     found = imported.keeping_largest(found, largest) if largest else found
     found = imported.turned(found, axes) if axes else found
     _report(imported.publish(_opened(store), name or found.task.name, found, licence), found)
@@ -187,6 +201,26 @@ def export_bundle(
     artefact = _opened(store).open(reference)
     notes = to_bundle.write(artefact, out, closest=closest)
     console.print(f"exported {artefact} to {out}", **_AS_IT_IS)
+    for note in notes:
+        console.print(f"  note: {note}", **_AS_IT_IS)
+
+
+@exporter.command("nnunet")
+def export_nnunet(
+    reference: Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The results folder: nnUNet_results.")],
+    store: StoreOption = DEFAULT_STORE,
+    dataset: Annotated[
+        int | None,
+        typer.Option(min=1, max=999, help="Number of the dataset; that of the import, or 900."),
+    ] = None,
+) -> None:
+    """Write a version as a results folder of nnU-Net v2, which nnUNetv2_predict runs."""
+    from training.exchange import to_nnunet
+
+    artefact = _opened(store).open(reference)
+    folder, notes = to_nnunet.write(artefact, out, dataset)
+    console.print(f"exported {artefact} to {folder}", **_AS_IT_IS)
     for note in notes:
         console.print(f"  note: {note}", **_AS_IT_IS)
 

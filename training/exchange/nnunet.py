@@ -52,17 +52,17 @@ _ALL: Final = "all"
 # Files of versions before 2.
 _BEFORE_V2: Final = ("plans.pkl", "model_final_checkpoint.model", "model_final_checkpoint.model.pkl")
 # The axes that a reader gives: stored ones, or the patient's.
-_AXES: Final = {
+AXES: Final = {
     "SimpleITKIO": "kji",
     "SimpleITKIOWithReorient": "SAR",
     "NibabelIO": "kji",
     "NibabelIOWithReorient": "SAR",
 }
-_STEPS: Final = {
+SCHEMES: Final = {
     "RescaleTo01Normalization": (Rescale(),),
     "RGBTo01Normalization": (Rescale(window=(0, 255)),),
 }
-_SCHEMES: Final = ("CTNormalization", "ZScoreNormalization", "NoNormalization", *_STEPS)
+_KNOWN_SCHEMES: Final = ("CTNormalization", "ZScoreNormalization", "NoNormalization", *SCHEMES)
 
 _FINGERPRINT: Final = "dataset_fingerprint.json"
 # Names of channels by which a training set is of MR.
@@ -161,7 +161,7 @@ class _Dataset(_Read):
     )
     labels: dict[str, int | tuple[int, ...]] = Field(min_length=1)
     regions_class_order: tuple[int, ...] | None = None
-    licence: str | None = Field(None, alias="license")
+    licence: str | None = Field(None, validation_alias=AliasChoices("licence", "license"))
     reference: str | None = None
 
     @property
@@ -177,6 +177,8 @@ def read(
     mirror: bool = True,
     checkpoint: str | None = None,
     inside: str = "",
+    configuration: str | None = None,
+    trainer: str | None = None,
 ) -> Imported:
     """Read the trainer's folder, or the one in a folder above it, as of the dataset or of the results.
 
@@ -186,11 +188,20 @@ def read(
         mirror: answer as nnU-Net does, with eight passes instead of one.
         checkpoint: name of the checkpoints' files; None for nnU-Net's own, `checkpoint_final`.
         inside: path of the trainer's folder, or the end of it, where there are several.
+        configuration, trainer: parts of the name of the trainer's folder, as `3d_fullres` and
+            `nnUNetTrainer`, where there are several.
 
     Raises ImportRefused for another architecture (as the ResEnc presets), a cascade, 2-D plans, and another
     reader, resampling or normalisation than those of nnU-Net's planner.
     """
-    entered = source.enter("plans.json", "dataset.json", inside=inside)
+    asked = {0: trainer, -1: configuration}
+    entered = source.enter(
+        "plans.json",
+        "dataset.json",
+        inside=inside,
+        # TRAINER__PLANS__CONFIGURATION
+        fits=lambda folder: all(each in (None, folder.split("__")[part]) for part, each in asked.items()),
+    )
     where = str(source.path / entered)
     _check_version(source)
     plans = _parsed(_Plans, source, "plans.json")
@@ -204,17 +215,21 @@ def read(
             f"{where}: expected folds of one configuration, found {', '.join(sorted(names))[:200]}"
         )
     name = names.pop()
+    trained = str(_inside(loaded[0], "trainer_name", default=""))
+    for what, wanted, there in (("configuration", configuration, name), ("trainer", trainer, trained)):
+        if wanted not in (None, there):
+            raise ImportRefused(f"{where}: expected the {what} {wanted[:64]}, found {there[:64]}")
     raw = _merged(plans, name, where)
     network = nnunet_networks.read(raw, name, where)
     try:
-        configuration = _Configuration.model_validate(raw)
+        planned = _Configuration.model_validate(raw)
     except ValidationError as error:
         raise _misread(where, f"plans.json: configuration {name}", error) from error
     axes = _inside(loaded[0], "inference_allowed_mirroring_axes", default=None) or ()
     # nnU-Net counts the axes of a slice from its own first.
-    first = DIMENSIONS - len(configuration.patch_size)
+    first = DIMENSIONS - len(planned.patch_size)
     mirrored = tuple(axis for axis in range(DIMENSIONS) if mirror and axis - first in axes)
-    task = _task(plans, dataset, configuration, mirrored, where)
+    task = _task(plans, dataset, planned, mirrored, where)
     sides = {"in_channels": task.in_channels, "classes": task.out_channels}
     drawn = _outline(network, {**sides, **network.arguments}, where)
     states = []
@@ -395,9 +410,9 @@ def _weights(
 def _task(
     plans: _Plans, dataset: _Dataset, configuration: _Configuration, mirrored: tuple[int, ...], where: str
 ) -> Task:
-    if plans.image_reader_writer not in _AXES:
+    if plans.image_reader_writer not in AXES:
         raise ImportRefused(
-            f"{where}: plans.json: expected a reader of NIfTI files ({', '.join(_AXES)}), found "
+            f"{where}: plans.json: expected a reader of NIfTI files ({', '.join(AXES)}), found "
             f"{plans.image_reader_writer[:64]!r}"
         )
     if sorted(plans.transpose_forward) != [0, 1, 2]:
@@ -425,7 +440,7 @@ def _task(
         raise ImportRefused(
             f"{where}: expected a normalisation for each of {count} channels, found another number"
         )
-    axes = _AXES[plans.image_reader_writer]
+    axes = AXES[plans.image_reader_writer]
     names = channel_names(dataset.channels)
     channels = [
         Channel(name=name, normalisation=_normalisation(plans, configuration, index, where))
@@ -513,15 +528,15 @@ def _normalisation(plans: _Plans, configuration: _Configuration, index: int, whe
             mean=known.mean,
             std=max(known.std, 1e-8),
         )
-    if scheme in _STEPS:
-        return Normalisation(scope="volume", steps=_STEPS[scheme])
+    if scheme in SCHEMES:
+        return Normalisation(scope="volume", steps=SCHEMES[scheme])
     if scheme == "ZScoreNormalization":
         return Normalisation(scope="volume", method="zscore", within=masked)
     if scheme == "NoNormalization":
         return Normalisation(scope="volume", method="none")
     raise ImportRefused(
         f"{where}: plans.json: channel {index}: expected a normalisation of nnU-Net "
-        f"({', '.join(_SCHEMES)}), found "
+        f"({', '.join(_KNOWN_SCHEMES)}), found "
         f"{scheme[:64]!r}"
     )
 

@@ -241,7 +241,8 @@ def _of_resenc(network: Any) -> dict[str, str]:
         for place, block in enumerate(stage):
             own, theirs = f"stages.{index}.{place}", f"encoder.stages.{index}.blocks.{place}"
             blocks |= {f"{own}.{part}": f"{theirs}.{part}" for part in ("conv1", "conv2")}
-            blocks[f"{own}.skip"] = f"{theirs}.skip.{0 if block.stride is None else 1}"
+            if block.skip is not None:
+                blocks[f"{own}.skip"] = f"{theirs}.skip.{0 if block.stride is None else 1}"
     for index, up in enumerate(network.ups):
         found[f"ups.{index}.up"] = f"decoder.transpconvs.{index}"
         for place in range(len(up.convs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -42,12 +42,12 @@ class Source(AbstractContextManager["Source"]):
         else:
             raise ImportRefused(f"{path}: expected a folder or a zip file, found neither")
 
-    def enter(self, *files: str, inside: str = "") -> str:
+    def enter(self, *files: str, inside: str = "", fits: Callable[[str], bool] | None = None) -> str:
         """Go into the one folder that has all of `files`, and return its path: "" where they are at the top,
         or nowhere.
 
-        `inside` is the path of that folder, or the end of it, where there are several. Raises ImportRefused
-        that lists them.
+        `inside` is the path of that folder, or the end of it, where there are several; `fits` chooses
+        by the folder's name. Raises ImportRefused that lists them.
         """
         if not inside and all(self.has(file) for file in files):
             return ""
@@ -55,6 +55,8 @@ class Source(AbstractContextManager["Source"]):
         found = sorted(folder for folder in folders if all(self.has(folder + file) for file in files))
         wanted = inside.strip("/")
         chosen = [each for each in found if f"/{each}".endswith(f"/{wanted}/")] if wanted else found
+        if fits is not None:
+            chosen = [each for each in chosen if fits(each.rstrip("/").rpartition("/")[2])]
         if not found and not wanted:
             return ""
         if len(chosen) != 1:

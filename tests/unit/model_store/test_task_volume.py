@@ -229,5 +229,7 @@ def test_a_reader_from_before_volumes_refuses_one() -> None:
 def test_axis_with_the_scans_own_spacing_is_refused_with_nnunets_resampling() -> None:
     kept = {"spacing": [1, 1, None], "patch": [8, 8, 8]}
     assert VolumeGeometry.model_validate(kept).spacing == (1, 1, None)
-    with pytest.raises(ValidationError, match="three spacings"):
+    with pytest.raises(ValidationError, match="but across a patch of 1"):
         VolumeGeometry.model_validate({**kept, "resampling": "nnunet"})
+    sliced = {**kept, "resampling": "nnunet", "patch": [8, 8, 1]}
+    assert VolumeGeometry.model_validate(sliced).patch == (8, 8, 1)

@@ -286,6 +286,10 @@ def test_a_model_is_found_below_and_one_of_several_is_named(results: Path, path:
     found = _read(results / path, inside="nnUNetTrainer__nnUNetPlans__3d_lowres")
     assert (found.weights.origin or "").endswith("/3d_lowres")
     assert found.notes[0].startswith("the model is that of ")
+    chosen = _read(results / path, configuration="3d_lowres", trainer="nnUNetTrainer")
+    assert chosen.weights == found.weights
+    with pytest.raises(ImportRefused, match=r"found .*3d_fullres, .*3d_lowres: name one with"):
+        _read(results / path, trainer="nnUNetTrainerOther")
     with pytest.raises(ImportRefused, match=r"called 2d, found .*3d_fullres"):
         _read(results / path, inside="2d")
 
