@@ -1,4 +1,4 @@
-"""A version as a results folder of nnU-Net v2, which `nnUNetv2_predict` runs with the same masks.
+"""A version as a results folder of nnU-Net v2, which `nnUNetv2_predict` runs.
 
     OUT/Dataset900_Liver/nnUNetTrainer__nnUNetPlans__3d_fullres/plans.json
                                                                /dataset.json
