@@ -126,9 +126,8 @@ class Part:
         whole = self._whole(by_seed)
         if not whole:
             return "–"
-        return _percent(
-            [float(min(np.nanmean([tables.site_mean(own, [site]) for own in whole]) for site in self._sites))]
-        )
+        sites = ([tables.site_mean(own, [site]) for own in whole] for site in self._sites)
+        return _percent([min(float(np.nanmean(means)) for means in sites)])
 
     def _surfaces(self, line: Line) -> tuple[str, str, str]:
         """HD95, surface Dice in percent, and the number of patients without either."""
