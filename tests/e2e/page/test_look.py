@@ -397,7 +397,8 @@ def test_two_answers_are_compared(page: Any, service: Service) -> None:
 
     page.get_by_role("button", name="Difference").click()
     page.get_by_label("new answer").wait_for(state="detached")
-    for sign, only in ((1, kept & ~new), (-1, new & ~kept)):
+    # Violet in the kept answer alone, and lime in the new one.
+    for sign, only in ((-1, kept & ~new), (1, new & ~kept)):
         expected = picture(only, level)
         np.testing.assert_array_equal(drawn_slice(page, expected.shape, sign), expected)
 
@@ -538,7 +539,7 @@ def test_difference_of_models_with_other_labels_compares_their_names(page: Any, 
     page.get_by_role("button", name="Kept", exact=True).click()
     assert legend.inner_text() == "organ"
     page.get_by_role("button", name="Difference").click()
-    # Another label in each is drawn in pink.
+    # Another label in each is drawn in crimson.
     expected = picture(mask, level)
     np.testing.assert_array_equal(drawn_slice(page, expected.shape, channels=(0, 1)), expected)
 

@@ -66,10 +66,10 @@ export const UNCERTAINTY = "linear-gradient(to right, rgb(13 8 135), rgb(156 23 
 /**
  * A difference of two masks: 1 only in the first, 2 only in the second, 3 another label in each.
  *
- * In colours that no label has, and of which the brightness differs.
+ * In colours that neither a label nor a scan has.
  */
 export const DIFFERENCE: readonly { value: number; colour: Colour; words: string }[] = [
   { value: 1, colour: [150, 84, 255], words: "only in the kept answer" },
   { value: 2, colour: [178, 255, 46], words: "only in the new answer" },
-  { value: 3, colour: [255, 255, 255], words: "another label in each" },
+  { value: 3, colour: [255, 45, 85], words: "another label in each" },
 ];
