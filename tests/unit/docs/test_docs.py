@@ -126,3 +126,9 @@ def test_glossary_of_the_page_is_in_the_docs_word_by_word() -> None:
     assert words == sorted(words, key=lambda pair: pair[0].lower())
     lines = (ROOT / "docs/reference/glossary.md").read_text(encoding="utf-8").splitlines()
     assert [word for word, meaning in words if f"- **{word}**: {meaning}" not in lines] == []
+
+
+def test_changelog_has_at_most_twelve_points_per_release() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert releases
+    assert [each.splitlines()[0] for each in releases if each.count("\n- ") > 12] == []
