@@ -716,6 +716,10 @@ class NoAcceptance(JobError):
     status, slug, title = 409, "no-acceptance", "The job has no report of an acceptance"
 
 
+class AcceptanceSuperseded(JobError):
+    status, slug, title = 409, "acceptance-superseded", "A later report takes the place of this one"
+
+
 class AcceptanceNotMet(JobError):
     status, slug, title = 409, "acceptance-not-met", "The thresholds are not met"
 

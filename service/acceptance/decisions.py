@@ -21,6 +21,7 @@ from service.database.job_states import TERMINAL
 from service.errors import (
     AcceptanceMissing,
     AcceptanceNotMet,
+    AcceptanceSuperseded,
     JobStillRunning,
     NoAcceptance,
     SecondPersonNeeded,
@@ -29,6 +30,10 @@ from service.identity import keys
 from service.job_kinds import KINDS, names_where
 from service.jobs import records
 from service.serving.demanded import acceptance_rule
+
+
+# Acceptances that were measured after one, among which one of the same scans is looked for.
+_LATER = 50
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,41 @@ def document_of(session: Session, job_id: str) -> tuple[Job, Mapping[str, Any]]:
     return job, document
 
 
+def superseded_by(session: Session, job: Job, report: Mapping[str, Any]) -> str | None:
+    """The newest job that measured the same version, in the same precision, on the same scans after this one."""
+    query = select(Job).where(
+        Job.hospital == job.hospital,
+        Job.kind.in_(names_where(lambda kind: kind.accepts)),
+        Job.parent == job.parent,
+        Job.state == "succeeded",
+        Job.created_at > job.created_at,
+    )
+
+    def measured(of: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+        return of["precision"], frozenset(each["scan"] for each in of["scans"])
+
+    for later in session.scalars(query.order_by(Job.created_at.desc()).limit(_LATER)):
+        if later.result and measured(later.result["report"]) == measured(report):
+            return later.id
+    return None
+
+
 def decide(session: Session, job_id: str, decision: Decision) -> Acceptance:
     """Accept or reject the version by a report, for its hospital.
 
     Raises:
-        JobUnknown, JobStillRunning, NoAcceptance.
+        JobUnknown, JobStillRunning, NoAcceptance, AcceptanceSuperseded.
         SecondPersonNeeded: the person that measured decides, too.
         AcceptanceNotMet: accepted against the verdict, and `override` is false.
     """
     job, document = document_of(session, job_id)
     report = document["report"]
     assert job.hospital is not None
+    if (later := superseded_by(session, job, report)) is not None:
+        raise AcceptanceSuperseded(
+            f"the report of job {job_id} is superseded: job {later} measured '{report['version']}' on the same "
+            "scans after it, so decide on that one"
+        )
     _require_second_person(session, job, report["measured_by"], decision.actor)
     met = report["verdict"] == "met"
     if decision.accepted and not met and not decision.override:

@@ -60,6 +60,10 @@ class AcceptanceDocument(BaseModel):
         "Null without LOCUM_SIGNING_KEY."
     )
     decision: AcceptanceDecision | None
+    superseded_by: str | None = Field(
+        description="The job that measured the same version on the same scans after this one, by which alone "
+        "is decided; null of the newest."
+    )
 
 
 class DecisionBody(BaseModel):
@@ -158,10 +162,12 @@ def demand_acceptances(
 def get_acceptance(context: AsReader, job: JobId) -> AcceptanceDocument:
     """Return the report of an acceptance: figures without a pixel or a name, and what was decided on it."""
     with context.database.read() as session:
-        _, document = decisions.document_of(session, job)
+        measured, document = decisions.document_of(session, job)
         found = decisions.decision_on(session, job)
         return AcceptanceDocument(
-            **document, decision=None if found is None else AcceptanceDecision.of(found)
+            **document,
+            decision=None if found is None else AcceptanceDecision.of(found),
+            superseded_by=decisions.superseded_by(session, measured, document["report"]),
         )
 
 

@@ -378,6 +378,27 @@ def test_wrong_requests_are_refused(
     assert problem(dune.api.client.get(f"/jobs/{waiting}/acceptance")) == (409, "no-acceptance")
 
 
+def test_a_later_report_on_the_same_scans_supersedes_the_earlier(
+    dune: Hospital, discs: dict[str, tuple[bytes, bytes]]
+) -> None:
+    cohort = dune.cohort(discs, 12)
+    first = dune.measured(cohort, model="bright@1", thresholds=ASKED)
+    # The same scans in a cohort of their own; other scans supersede nothing, and neither does another version.
+    fewer = dict(list(discs.items())[:11])
+    dune.measured(dune.cohort(fewer, 11), model="bright@1", thresholds=ASKED)
+    dune.measured(cohort, model="bright@2", thresholds=ASKED)
+    path = f"/jobs/{first['report']['job']}/acceptance"
+    assert first["superseded_by"] is None
+    assert dune.api.client.get(path).json()["superseded_by"] is None
+    second = dune.measured(dune.cohort(discs, 12), model="bright@1", thresholds=ASKED)
+    assert dune.api.client.get(path).json()["superseded_by"] == second["report"]["job"]
+    assert f"by job {second['report']['job']}" in dune.api.client.get(f"{path}/report.html").text
+    refused = dune.decide(first)
+    assert problem(refused) == (409, "acceptance-superseded")
+    assert second["report"]["job"] in refused.json()["detail"]
+    assert dune.decide(second, override=True).status_code == 200
+
+
 def test_a_report_that_was_changed_in_the_database_decides_nothing(
     dune: Hospital, accepted: dict[str, Any]
 ) -> None:

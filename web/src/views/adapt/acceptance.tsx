@@ -215,7 +215,9 @@ export function Verdict({ job, onDecided }: { job: Job; onDecided: () => void })
           ? `${decision.accepted ? "Accepted" : "Rejected"}${decision.override ? " against the verdict" : ""} by ${decision.actor} on ${moment(decision.at)}: ${decision.reason}`
           : "No one has decided yet."}
       </p>
-      {has("approver") ? (
+      {document.superseded_by ? (
+        <p class="hint">Superseded: the same version was measured on the same scans again, by job {document.superseded_by}.</p>
+      ) : has("approver") ? (
         <div class="row">
           <button type="button" class={`button ${isMet ? "primary" : "danger"}`} onClick={() => setDeciding(true)}>
             {isMet ? "Accept" : "Accept against the verdict"}
