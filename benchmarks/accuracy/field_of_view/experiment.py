@@ -58,6 +58,10 @@ class FieldOfView(LensExperiment):
         return {"device": run.settings.device, "at": found}
 
     @override
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
+        return {}
+
+    @override
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """A table for each set."""
         said = (

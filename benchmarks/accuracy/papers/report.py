@@ -124,7 +124,7 @@ class Part:
     def _worst(self, by_seed: tables.BySeed) -> str:
         """The least mean over seeds of a site."""
         whole = self._whole(by_seed)
-        if not whole:
+        if not whole or not self._sites:
             return "–"
         sites = ([tables.site_mean(own, [site]) for own in whole] for site in self._sites)
         return _percent([min(float(np.nanmean(means)) for means in sites)])

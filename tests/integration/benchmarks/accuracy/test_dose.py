@@ -76,7 +76,8 @@ def test_a_cell_with_masks_never_scores_a_patient_with_one(tmp_path: Path) -> No
 def test_the_page_has_its_criteria(row: dict[str, Any], tmp_path: Path) -> None:
     experiment = Dose(Options("smoke", data=tmp_path, state_dir=tmp_path, workers=0))
     text = "\n".join(experiment.sections([row]))
-    assert "speckle: global, auto" in text
+    assert "## Criteria of what is served" in text
+    assert "seven kinds |" in text
 
 
 @pytest.fixture
