@@ -120,6 +120,7 @@
         ├── CandidateNotCheckable  409  the job has no candidate that masks can check
         ├── NotAcceptable        422  the version cannot be scored beside masks
         ├── NoAcceptance         409  the job has no report of an acceptance
+        ├── AcceptanceSuperseded 409  a later acceptance measured the same scans
         ├── AcceptanceNotMet     409  the verdict does not say that the thresholds are met
         ├── MemberCannotJoin     422  the hospital is a member of the federation
         ├── MasksMissing         422  too few masks to learn from, or to check a candidate with

@@ -172,7 +172,7 @@ class Visit:
     ) -> None:
         """Score what serves on scans with true masks, show the report, and let another person decide."""
         cohort = send_cohort(self.client, self.hospital, scans, "Demo: acceptance", model)
-        started = self.client.measure_acceptance(self.hospital, None, cohort, thresholds, actor="ben")
+        started = self.client.measure_acceptance(self.hospital, model, cohort, thresholds, actor="ben")
         follow(self.console, ((event.type, event.data) for event in self.client.events(started.id)))
         ended = self.client.job(started.id)
         if ended.state != "succeeded":

@@ -31,7 +31,6 @@ from service.job_kinds import KINDS, names_where
 from service.jobs import records
 from service.serving.demanded import acceptance_rule
 
-
 # Acceptances that were measured after one, among which one of the same scans is looked for.
 _LATER = 50
 
@@ -71,7 +70,7 @@ def document_of(session: Session, job_id: str) -> tuple[Job, Mapping[str, Any]]:
 
 
 def superseded_by(session: Session, job: Job, report: Mapping[str, Any]) -> str | None:
-    """The newest job that measured the same version, in the same precision, on the same scans after this one."""
+    """The newest job that measured the version in this precision on the same scans after this one."""
     query = select(Job).where(
         Job.hospital == job.hospital,
         Job.kind.in_(names_where(lambda kind: kind.accepts)),
@@ -102,8 +101,8 @@ def decide(session: Session, job_id: str, decision: Decision) -> Acceptance:
     assert job.hospital is not None
     if (later := superseded_by(session, job, report)) is not None:
         raise AcceptanceSuperseded(
-            f"the report of job {job_id} is superseded: job {later} measured '{report['version']}' on the same "
-            "scans after it, so decide on that one"
+            f"the report of job {job_id} is superseded: job {later} measured '{report['version']}' on the "
+            "same scans after it, so decide on that one"
         )
     _require_second_person(session, job, report["measured_by"], decision.actor)
     met = report["verdict"] == "met"

@@ -85,7 +85,11 @@ def _before(task: Task) -> list[str]:
         for each in (channels[:1] if alike else channels)
         for step in _normalised(each.normalisation, "the volume")
     ]
-    spacing = "" if geometry.spacing is None else " x ".join(str(mm or "its own") for mm in geometry.spacing)
+    spacing = (
+        ""
+        if geometry.spacing is None
+        else " x ".join("its own" if mm is None else f"{mm:g}" for mm in geometry.spacing)
+    )
     resampled = [f"resampled to {spacing} mm ({geometry.resampling})"] if spacing else []
     steps = [*normalised, *resampled] if geometry.normalise == "before" else [*resampled, *normalised]
     cropped = ["cropped to what is not zero"] if geometry.crop == "nonzero" else []

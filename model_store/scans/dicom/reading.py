@@ -122,7 +122,7 @@ class DicomSeries:
         notes = self.notes
         # The highest of a volume in MONOCHROME1 are dark.
         bright = self.affine is not None and first.photometric == "MONOCHROME1"
-        if padded is not None and _fill(voxels, padded, highest=bright):
+        if padded is not None and _fill(voxels, padded, highest=bright, keeps_zero=self.affine is not None):
             notes = (*notes, _PADDED)
         check_finite(voxels, "DICOM")
         shown = voxels[0] if self.affine is None else voxels.transpose(2, 1, 0, 3)
@@ -146,18 +146,18 @@ def _between(values: NDArray[Any], low: int, high: int) -> NDArray[np.bool_]:
     return np.asarray((values >= low) & (values <= high))
 
 
-def _fill(voxels: NDArray[Any], padded: NDArray[np.bool_], *, highest: bool) -> bool:
+def _fill(voxels: NDArray[Any], padded: NDArray[np.bool_], *, highest: bool, keeps_zero: bool) -> bool:
     """Give padding the lowest (or `highest`) of the other intensities; return whether it did.
 
     Where padding is among the other intensities, compression with loss has moved it, or the header is wrong:
-    then nothing is changed.
+    then nothing is changed. A padding of zero stays in volumes, where it means that nothing was measured.
     """
     lowest, most = voxels.min(), voxels.max()
     others = ~padded
     low, high = voxels.min(where=others, initial=most), voxels.max(where=others, initial=lowest)
     below = voxels.max(where=padded, initial=lowest) < low
     above = voxels.min(where=padded, initial=most) > high
-    if padded.all() or not (below or above):
+    if padded.all() or not (below or above) or (keeps_zero and not voxels.any(where=padded)):
         return False
     voxels[padded] = high if highest else low
     return True

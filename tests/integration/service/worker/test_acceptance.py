@@ -383,7 +383,7 @@ def test_a_later_report_on_the_same_scans_supersedes_the_earlier(
 ) -> None:
     cohort = dune.cohort(discs, 12)
     first = dune.measured(cohort, model="bright@1", thresholds=ASKED)
-    # The same scans in a cohort of their own; other scans supersede nothing, and neither does another version.
+    # Other scans supersede nothing, and neither does another version.
     fewer = dict(list(discs.items())[:11])
     dune.measured(dune.cohort(fewer, 11), model="bright@1", thresholds=ASKED)
     dune.measured(cohort, model="bright@2", thresholds=ASKED)

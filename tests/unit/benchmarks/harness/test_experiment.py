@@ -149,6 +149,8 @@ def test_the_command_has_what_decides_the_page() -> None:
     assert tried.command == f"{start} cpu --data d"
 
 
+# Rows name the commit, which git says.
+@pytest.mark.process
 def test_a_run_writes_rows_and_a_page_in_the_order_of_the_cells(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     options = {"rows": rows, "state_dir": tmp_path / "state"}

@@ -173,9 +173,10 @@ class TestEngine:
         values = {"A": (1.0, 3.0), "B": (5.0,), "C": (0.0, 0.0, 9.0)}
         return [site(name, *values[name], **{"privacy": self.PRIVATE, **options}) for name in values]
 
-    def run(self, root, sites, **options):
+    def run(self, root, sites, *, quorum=None, **options):
+        environment, folder = RunEnvironment(0), RunFolder(root, kept=6)
         engine = FederationEngine(
-            Toy(width=1, **options), sites, RunEnvironment(0), RunFolder(root, kept=6), workers=0
+            Toy(width=1, **options), sites, environment, folder, workers=0, quorum=quorum
         )
         return engine.run()
 
@@ -209,7 +210,7 @@ class TestEngine:
         how = Noising(clip=4.0, noise=2.0)
         demand = PrivacyDemand(kinds={"weights": how}, epsilon=epsilon_of([2.0, 2.0], 1e-5))
         sites[1] = replace(sites[1], demand=demand)
-        outcome = self.run(tmp_path, sites)
+        outcome = self.run(tmp_path, sites, quorum=1)
         train = [entry for entry in outcome.history if entry.phase == "train"]
         assert ["B" in entry.sites for entry in train] == [True, True, False]
         assert "epsilon of" in train[2].dropped["B"]
