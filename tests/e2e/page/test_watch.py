@@ -67,8 +67,9 @@ class Hospital:
                     shift_at="norms",
                 )
                 answers.append(Answer(seen, "north", "key:pacs", f"request-{number}", "http", at))
-        for start in range(0, len(answers), 200):
-            with self.database.write() as session:
+        # At once: the service's own watcher would begin with those of a part.
+        with self.database.write() as session:
+            for start in range(0, len(answers), 200):
                 observation.append(session, answers[start : start + 200])
         look(self.database)
 
