@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, StringConstraints, ValidationError
 
-from service.errors import RequestInvalid
+from service.errors import RequestInvalid, SettingsInvalid
 
 HOSPITAL_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
@@ -106,3 +108,19 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def read_yaml(path: Path, kind: type[Body]) -> Body:
+    """Read a file of settings. Raises SettingsInvalid, which names every wrong field without its value."""
+    try:
+        return kind.model_validate(yaml.safe_load(path.read_text()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsInvalid(f"{path} cannot be read ({type(error).__name__})") from error
+    except yaml.YAMLError:
+        raise SettingsInvalid(f"{path} is not YAML") from None
+    except ValidationError as error:
+        wrong = [
+            f"{place(item['loc'])}: {reason(item)}" if item["loc"] else reason(item)
+            for item in error.errors(include_input=False, include_url=False)
+        ]
+        raise SettingsInvalid(f"{path}: {'; '.join(wrong)}") from None

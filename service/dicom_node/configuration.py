@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 
-from service.errors import SettingsInvalid
-from service.validation import HOSPITAL_ID, is_loopback, place, reason
+from service.validation import HOSPITAL_ID, is_loopback, read_yaml
 
 # PS3.8 7.1.1.9: up to 16 characters of the default repertoire, without backslash.
 Title = Annotated[str, StringConstraints(pattern=r"^[\x21-\x5b\x5d-\x7e]([\x20-\x5b\x5d-\x7e]{0,15})$")]
@@ -187,15 +184,4 @@ class NodeConfiguration(_Strict):
 @cache
 def load_node(path: Path) -> NodeConfiguration:
     """Read the file, once. Raises SettingsInvalid, which names every wrong field without its value."""
-    try:
-        return NodeConfiguration.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(f"{path} cannot be read ({type(error).__name__})") from error
-    except yaml.YAMLError:
-        raise SettingsInvalid(f"{path} is not YAML") from None
-    except ValidationError as error:
-        wrong = [
-            f"{place(item['loc'])}: {reason(item)}" if item["loc"] else reason(item)
-            for item in error.errors(include_input=False, include_url=False)
-        ]
-        raise SettingsInvalid(f"{path}: {'; '.join(wrong)}") from None
+    return read_yaml(path, NodeConfiguration)

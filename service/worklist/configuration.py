@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from service.errors import SettingsInvalid
-from service.validation import HOSPITAL_ID, is_loopback, place, reason
+from service.validation import HOSPITAL_ID, is_loopback, read_yaml
 
 _Name = Annotated[str, StringConstraints(pattern=HOSPITAL_ID)]
 _Code = Annotated[str, StringConstraints(pattern=r"^\S{1,64}$")]
@@ -89,15 +87,4 @@ class WorklistConfiguration(_Strict):
 @cache
 def load_worklist(path: Path) -> WorklistConfiguration:
     """Read the file, once. Raises SettingsInvalid, which names every wrong field without its value."""
-    try:
-        return WorklistConfiguration.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsInvalid(f"{path} cannot be read ({type(error).__name__})") from error
-    except yaml.YAMLError:
-        raise SettingsInvalid(f"{path} is not YAML") from None
-    except ValidationError as error:
-        wrong = [
-            f"{place(item['loc'])}: {reason(item)}" if item["loc"] else reason(item)
-            for item in error.errors(include_input=False, include_url=False)
-        ]
-        raise SettingsInvalid(f"{path}: {'; '.join(wrong)}") from None
+    return read_yaml(path, WorklistConfiguration)

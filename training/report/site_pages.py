@@ -97,27 +97,16 @@ def _page(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _drawn(folder, site, task, models, sources, attend)
+        shown = Site(site.name, site.of_split("val") or site.of_split("train"))
+        examples = SiteData.load(all_for_testing(shown), task).test
+        answers, attention = {}, {}
+        for name, make in models.items():
+            network = make()
+            answers[name] = predict(network, examples)
+            if sources and attend and len(examples):
+                images = torch.from_numpy(slices_of(examples).images)
+                mean = attend(network, images).double().mean(dim=0)
+                attention[name] = dict(zip(sources, mean.tolist(), strict=True))
+        return write_overlays(folder, site.name, task, examples, answers, attention)
     finally:
         torch.set_num_threads(threads)
-
-
-def _drawn(
-    folder: Path,
-    site: Site,
-    task: Task,
-    models: Mapping[str, Made],
-    sources: tuple[str, ...] | None,
-    attend: Callable[[Any, Tensor], Tensor] | None,
-) -> Path:
-    shown = Site(site.name, site.of_split("val") or site.of_split("train"))
-    examples = SiteData.load(all_for_testing(shown), task).test
-    answers, attention = {}, {}
-    for name, make in models.items():
-        network = make()
-        answers[name] = predict(network, examples)
-        if sources and attend and len(examples):
-            images = torch.from_numpy(slices_of(examples).images)
-            mean = attend(network, images).double().mean(dim=0)
-            attention[name] = dict(zip(sources, mean.tolist(), strict=True))
-    return write_overlays(folder, site.name, task, examples, answers, attention)

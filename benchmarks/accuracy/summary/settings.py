@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean, median
+from statistics import fmean
 
 from benchmarks.accuracy.dose.report import of_now
-from benchmarks.accuracy.papers.report import MEGABYTE, PaperTables
+from benchmarks.accuracy.papers.report import PaperTables
 from benchmarks.accuracy.unseen.report import GATE_CHANGED
 from benchmarks.harness.cells import Row, Rows
 from benchmarks.harness.experiment import RESULTS
@@ -24,14 +24,6 @@ from benchmarks.registry import find
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a run cost a site in the mean: megabytes sent and received, and minutes."""
-
-    megabytes: float
-    minutes: float
-
-
-@dataclass(frozen=True)
 class Setting:
     """One column: every arm of a table on one set.
 
@@ -42,7 +34,6 @@ class Setting:
     table: str
     baseline: str
     scores: Scores = field(repr=False)
-    costs: Mapping[str, Cost] = field(default_factory=dict)
     unscored: tuple[str, ...] = ()
 
     @cached_property
@@ -93,17 +84,13 @@ def of_papers(name: str, part: str, baseline: str) -> Iterator[Setting]:
             if not short.startswith(part):
                 continue
             scores: Scores = {arm: line.ours for arm, line in found.lines.items() if line.ours}
-            costs = {
-                arm: Cost(fmean(line.bytes) / MEGABYTE, median(line.seconds) / 60)
-                for arm, line in found.lines.items()
-            }
             where = found.title.partition(": ")[2] or "three organs"
             unscored = tuple(arm for arm in found.lines if arm not in scores)
             if baseline in scores:
                 study = found.title.partition(": ")[0].lower()
                 own = "" if part in _TABLES or study in where else f", {study}"
                 called = f"{where}, {opened.title}{own}"
-                yield Setting(called, table.name, baseline, scores, costs, unscored)
+                yield Setting(called, table.name, baseline, scores, unscored)
 
 
 # ---------------------------------------------------------------------- hospitals as units
