@@ -132,7 +132,7 @@ def test_redirect_is_not_followed(database: Database, begin: Begin) -> None:
 def test_slow_receiver_ends_by_time_and_holds_up_no_other(
     database: Database, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sender, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(sender, "_ANSWER_SECONDS", 3)
     slow, quick = begin(statuses=[NEVER]), begin(endless=True)
     put_one(database, slow.hook, quick.hook)
     assert send(database, slow.hook, quick.hook) == 1
