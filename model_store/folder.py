@@ -7,8 +7,8 @@ ROOT/.staging/                   staging folders of versions that are not yet vi
 ROOT/.index                      see `model_store.index`; it grows with every change, by which others see it
 
 A name is listed again when the modification time of its folder changed. Two changes within one tick of the
-file system's clock could have one time: a writer therefore moves it forward, and for two seconds after a
-change the folder is listed at every call.
+file system's clock could have one time: a writer therefore moves it forward, and for some ticks after a
+change the folder is listed for every request. A tick is two seconds where times are whole seconds.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from model_store.staging import staging, sweep
 _STAGING = ".staging"
 _INDEX = ".index"
 _WITHDRAWN = b".withdrawn.json"
-# After so long, no other change has the modification time that was seen.
-_SETTLED_NS = 2 * 10**9
+# After so long, no other change has the modification time that was seen. A kernel ticks every 10 ms or
+# sooner; some file systems keep whole seconds, or even ones.
+_SETTLED_NS, _SETTLED_SECONDS_NS = 10**8, 2 * 10**9
 # So many folders are looked at by every survey, more of them at most once in a second.
 _FEW = 200
 _SWEEP_S = 1.0
@@ -43,8 +44,9 @@ _SWEEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The listing of a folder, and the state of the folder before it was listed."""
+    """The listing of a folder, and the state of the folder before it was listed, at `at` or after."""
 
+    at: float
     state: tuple[int, int]
     listed: Listed
     settled: bool
@@ -73,7 +75,7 @@ class Folder:
         """Make the folder."""
         self.root.mkdir(parents=True, exist_ok=True)
 
-    def survey(self, since: float, *, thorough: bool = False) -> Mapping[str, Listed]:  # noqa: ARG002
+    def survey(self, since: float, *, thorough: bool = False) -> Mapping[str, Listed]:
         """List every name that has a version.
 
         Raises StoreUnavailable where there were names: a folder that is no longer mounted looks empty.
@@ -84,13 +86,13 @@ class Folder:
             recent = len(self._survey) > _FEW and now - self._swept < _SWEEP_S
             if recent and not thorough and self._settled and state == self._surveyed:
                 return self._survey
-            found = self._sweep()
+            found = self._sweep(since)
             if self._survey and not found:
                 raise StoreUnavailable(
                     f"{self.root} had models and has none: mount it again, or restart the service"
                 )
             # A name that was made in the same tick would not show in the root's time.
-            self._settled = state[0] is None or time.time_ns() - state[0][0] > _SETTLED_NS
+            self._settled = state[0] is None or _is_settled(state[0][0])
             self._surveyed, self._swept = state, now
             same = found.keys() == self._survey.keys() and all(
                 listed is self._survey[name] for name, listed in found.items()
@@ -99,23 +101,25 @@ class Folder:
                 self._survey = found
             return self._survey
 
-    def listed(self, name: str, since: float = 0.0) -> Listed:  # noqa: ARG002
+    def listed(self, name: str, since: float) -> Listed:
         """List the versions of a name."""
-        path = f"{self._text}/{name}"
+        seen = self._seen.get(name)
+        if seen is not None and seen.at >= since:
+            return seen.listed
+        path, at = f"{self._text}/{name}", time.monotonic()
         try:
             about = os.stat(path)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             self._seen.pop(name, None)
             return NOTHING
         state = (about.st_mtime_ns, about.st_ino)
-        seen = self._seen.get(name)
         if seen is not None and seen.settled and seen.state == state:
             return seen.listed
-        settled = time.time_ns() - about.st_mtime_ns > _SETTLED_NS
+        settled = _is_settled(about.st_mtime_ns)
         listed = _list(path)
         if seen is not None and seen.listed == listed:
             listed = seen.listed
-        self._seen[name] = _Seen(state, listed, settled)
+        self._seen[name] = _Seen(at, state, listed, settled)
         return listed
 
     def tell(self) -> None:
@@ -131,6 +135,8 @@ class Folder:
     ) -> int:
         """Write a staging folder, and rename it to the next number."""
         with self._locked(name) as folder:
+            # For a view of an instant before the lock was got, too.
+            self.listed(name, time.monotonic())
             found = earlier()
             if found is not None:
                 return found
@@ -209,12 +215,12 @@ class Folder:
                     deleted.append(path)
         return [str(path) for path in deleted]
 
-    def _sweep(self) -> dict[str, Listed]:
+    def _sweep(self, since: float) -> dict[str, Listed]:
         try:
             inside = os.listdir(self._text)  # noqa: PTH208
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        found = {name: self.listed(name) for name in sorted(inside) if NAME.fullmatch(name)}
+        found = {name: self.listed(name, since) for name in sorted(inside) if NAME.fullmatch(name)}
         return {name: listed for name, listed in found.items() if listed.numbers}
 
     def _tombstone(self, name: str, number: int) -> Path:
@@ -236,6 +242,11 @@ def _state(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return about.st_mtime_ns, about.st_ino, about.st_size
+
+
+def _is_settled(modified_ns: int) -> bool:
+    tick = _SETTLED_NS if modified_ns % 10**9 else _SETTLED_SECONDS_NS
+    return time.time_ns() - modified_ns > tick
 
 
 def _list(path: str) -> Listed:

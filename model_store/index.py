@@ -112,6 +112,8 @@ class Index:
         self._surveyed: Mapping[str, Listed] | None = None
         self._complete: tuple[Record, ...] = ()
         self._shared: tuple[str, ...] = ()
+        # What was made directly of each version, and the records by which that was found.
+        self._children: tuple[tuple[Record, ...], dict[str, list[Record]]] = ((), {})
         self._read_again = math.inf
 
     # ------------------------------------------------------------------ one version
@@ -233,6 +235,18 @@ class Index:
         """Names with a version that is neither a part nor adapted to a hospital, sorted."""
         self.complete(since)
         return self._shared
+
+    def children(self, since: float) -> Mapping[str, Sequence[Record]]:
+        """Records of what was composed or made directly of each version, by the digest of that version."""
+        complete = self.complete(since)
+        records, children = self._children
+        if records is not complete:
+            children = {}
+            for record in complete:
+                for ancestor in record.ancestors:
+                    children.setdefault(ancestor, []).append(record)
+            self._children = complete, children
+        return children
 
     def _fill(self, name: str, number: int) -> bool:
         """Read the record of a version without one; return whether it has one."""

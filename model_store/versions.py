@@ -116,15 +116,12 @@ class Lineage:
 
     def descendants(self, digest: str) -> list[Record]:
         """List every artefact composed of or made from the one with this digest, transitively."""
-        children: dict[str, list[Record]] = {}
-        for record in self.records():
-            for ancestor in record.ancestors:
-                children.setdefault(ancestor, []).append(record)
+        children = self._index.children(self._view.instant)
         found: list[Record] = []
         reached, left = {digest}, [digest]
         while left:
             for child in children.get(left.pop(), ()):
-                if child.digest not in reached:
+                if child.digest not in reached and not self._view.hides(child.adapted_to):
                     reached.add(child.digest)
                     left.append(child.digest)
                     found.append(child)

@@ -253,6 +253,51 @@ def test_publication_into_a_long_name_parses_only_the_lines_that_it_needs(
 
 
 @in_a_folder
+def test_request_after_a_publication_lists_a_name_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in the first moments after a change.
+    monkeypatch.setattr(folder, "_SETTLED_NS", 3600 * 10**9)
+    made = [store.publish(model(), files(str(number))) for number in range(3)]
+    listed: list[str] = []
+    list_folder = folder._list
+    monkeypatch.setattr(folder, "_list", lambda path: listed.append(path) or list_folder(path))
+    for _ in range(2):
+        request = store.as_of_now()
+        assert request.open("brain", verify=False) == made[2]
+        assert request.open(f"brain@{made[0].digest}", verify=False) == made[0]
+        assert request.versions.numbers("brain") == [1, 2, 3]
+    assert listed == [str(store.root / "brain")] * 2
+
+
+@in_a_folder
+def test_view_of_an_instant_publishes_after_what_others_published_since(store: Store) -> None:
+    store.publish(model(), files("1"))
+    request = store.as_of_now()
+    assert request.versions.numbers("brain") == [1]
+    other = Store(store.root).publish(model(), files("2"))
+    assert request.publish(model(), files("2")) == other
+    assert request.publish(model(), files("3")).version == 3
+
+
+def test_descendants_are_found_without_another_walk_over_all_records(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = publish_family(store)
+    first = {str(each) for each in store.lineage.descendants(made[0].digest)}
+    assert first
+    walked: list[Record] = []
+    ancestors = Record.ancestors.fget
+    monkeypatch.setattr(
+        Record, "ancestors", property(lambda record: walked.append(record) or ancestors(record))
+    )
+    assert {str(each) for each in store.lineage.descendants(made[0].digest)} == first
+    assert walked == []
+    child = store.publish(
+        model("new", lineage=LINEAGE.model_copy(update={"parents": (made[0].digest,)})), files("n")
+    )
+    assert Record.of(child) in store.lineage.descendants(made[0].digest)
+
+
+@in_a_folder
 def test_version_made_by_hand_during_a_publication_is_not_replaced(store: Store) -> None:
     first = store.publish(model(), files("1"))
     name = store.root / "brain"
