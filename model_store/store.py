@@ -215,12 +215,12 @@ class Store:
             GraphRefused, UnknownKind.
         """
         name, number, digest = parse_reference(reference)
-        numbers = self.versions.numbers(name)
         if digest is not None:
-            sought = self.versions.sought(name, digest)
-            numbers = [record.number for record in sought if record.digest == digest]
-        elif number is not None:
-            numbers = [n for n in numbers if n == number]
+            numbers = self._numbers_of(name, digest)
+        else:
+            numbers = self.versions.numbers(name)
+            if number is not None:
+                numbers = [n for n in numbers if n == number]
         if not numbers:
             known = some([str(n) for n in self.versions.numbers(name)])
             raise ReferenceNotFound(
@@ -300,6 +300,14 @@ class Store:
         return self._backend.prune(withdrawn)
 
     # ------------------------------------------------------------------ inside
+
+    def _numbers_of(self, name: str, digest: str) -> list[int]:
+        record = self.lineage.locate(digest, thorough=False)
+        if record is not None and record.name == name:
+            return [record.number]
+        # What was copied into the name by hand is found at once, too.
+        sought = self.versions.sought(name, digest)
+        return [record.number for record in sought if record.digest == digest]
 
     def _is_trusted(self, name: str, number: int) -> bool:
         # A damaged version is not hidden by an older one.

@@ -268,6 +268,16 @@ def test_request_after_a_publication_lists_a_name_once(store: Store, monkeypatch
     assert listed == [str(store.root / "brain")] * 2
 
 
+def test_version_is_opened_by_its_digest_without_a_walk_over_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [store.publish(model(), files(str(number))) for number in range(3)]
+    monkeypatch.delattr(index.Index, "of")
+    for each in (store, Store(store.root)):
+        for artefact in made:
+            assert each.open(f"brain@{artefact.digest}", verify=False) == artefact
+
+
 @in_a_folder
 def test_view_of_an_instant_publishes_after_what_others_published_since(store: Store) -> None:
     store.publish(model(), files("1"))
