@@ -127,14 +127,15 @@ def _draw(panel: Panel, side: int) -> Image.Image:
     scale = side / max(height * panel.aspect, width)
     shape = (max(1, round(width * scale)), max(1, round(height * panel.aspect * scale)))
     picture = Image.fromarray(np.ascontiguousarray(panel.picture)).resize(shape, Image.Resampling.BICUBIC)
-    pixels = np.asarray(picture, dtype=np.float64).copy()
+    pixels = np.asarray(picture).copy()
     classes = np.asarray(Image.fromarray(panel.classes).resize(shape, Image.Resampling.NEAREST))
     colours = np.array([(0, 0, 0), *(colour_of(i) for i in range(1, int(classes.max(initial=0)) + 1))], float)
     inside = classes > 0
-    pixels[inside] = (1 - _FILL) * pixels[inside] + _FILL * colours[classes[inside]]
+    # Only where something is drawn: all of a picture in float64 costs more than its compression.
+    pixels[inside] = ((1 - _FILL) * pixels[inside] + _FILL * colours[classes[inside]]).astype(np.uint8)
     edge = _contour(classes)
     pixels[edge] = colours[classes[edge]]
-    return Image.fromarray(pixels.astype(np.uint8))
+    return Image.fromarray(pixels)
 
 
 def _contour(classes: Pixels) -> NDArray[np.bool_]:

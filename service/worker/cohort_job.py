@@ -32,6 +32,7 @@ from service.worker.attempt import Attempt, AttemptOutcome, PublishedCandidate, 
 from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import cohort_files
 from service.worker.device import device_of, facts
+from service.worker.kept import read_once
 
 
 class Slices(Protocol):
@@ -160,7 +161,7 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
     earlier = store.versions.made_by(adapted_name(parent.name, job.hospital), job.id)
     if earlier is None:
         work: type[CohortWork[Any, Any]] = resolve_name(adaptation.work)
-        published = work(attempt, store, parent, cohort_files(attempt)).run()
+        published = work(attempt, store, parent, read_once(cohort_files(attempt))).run()
     else:
         # An earlier attempt crashed between publishing and finishing the job.
         published = PublishedCandidate(earlier, job.result or {}, job.gate)

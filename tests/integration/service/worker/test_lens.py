@@ -43,6 +43,7 @@ from personalization.iop_fl.spread import FILE as SPREAD
 from personalization.iop_fl.spread import Spread, sent_by
 from personalization.test_time.presets.ladder import shift_graph
 from service.catalog.ways import ways_of
+from service.files.folder import FilesFolder
 from service.inference.pipeline import Stopwatch, read, segment
 from service.inference.sessions import GraphSession
 from service.jobs.sections import Lines, Section
@@ -142,6 +143,17 @@ def adapted(place: Workplace, model: str, scans: list[NDArray[np.float32]]) -> t
     found = place.job(job)
     digest = found.candidate_digest
     return found, None if digest is None else place.store.by_digest(digest)
+
+
+@pytest.mark.parametrize("model", ["slices", "volumes"])
+def test_job_reads_each_scan_once(place: Workplace, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str] = []
+    stored = FilesFolder.read
+    monkeypatch.setattr(FilesFolder, "read", lambda self, key: keys.append(key) or stored(self, key))
+    job, _ = adapted(place, model, [-phantom(number)[0] for number in range(3)])
+    assert job.state == "succeeded"
+    scans = [key for key in keys if key.startswith("cohorts/")]
+    assert (len(scans), len(set(scans))) == (3, 3)
 
 
 def _lens_sections(place: Workplace, job: Any) -> tuple[Section, ...]:
