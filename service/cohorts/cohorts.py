@@ -133,13 +133,19 @@ def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> Scan
 
 def totals(session: Session, cohort_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Map each cohort with a scan to (number of scans, bytes of scans and masks)."""
-    query = (
-        select(CohortScan.cohort, func.count(), func.sum(CohortScan.size + func.coalesce(CohortMask.size, 0)))
-        .outerjoin(CohortMask, CohortMask.scan == CohortScan.id)
-        .where(CohortScan.cohort.in_(list(cohort_ids)))
-        .group_by(CohortScan.cohort)
-    )
-    return {cohort: (count, int(size)) for cohort, count, size in session.execute(query)}
+    ids = list(cohort_ids)
+
+    # One after the other: a join would look for the mask of each scan.
+    def counted(kind: type[CohortScan | CohortMask]) -> dict[str, tuple[int, int]]:
+        query = select(kind.cohort, func.count(), func.sum(kind.size)).where(kind.cohort.in_(ids))
+        rows = session.execute(query.group_by(kind.cohort))
+        return {cohort: (count, int(size)) for cohort, count, size in rows}
+
+    masks = counted(CohortMask)
+    return {
+        cohort: (count, size + masks.get(cohort, (0, 0))[1])
+        for cohort, (count, size) in counted(CohortScan).items()
+    }
 
 
 def check_room(
