@@ -244,6 +244,8 @@ class Work(Deadline):
             noticing.cancel()
 
     async def _notice(self) -> None:
+        # `run` has just looked: most answers are there before the next look.
+        await asyncio.sleep(_LOOK_SECONDS)
         while not await self._request.is_disconnected():
             await asyncio.sleep(_LOOK_SECONDS)
         self._left.set()
@@ -309,7 +311,9 @@ def answer_prepared(
         noting.add_task(key_usage.note, context.database, options.hospital, pool, picked)
     observed, hospital = answer.observed, options.hospital
     own = (context.database, context.settings)
-    noting.add_task(kept_answers.keep, *own, hospital, predictor.request_id, observed, answer.found)
+    # No thread is woken where there is nothing to keep.
+    if hospital is not None and answer.found is not None:
+        noting.add_task(kept_answers.keep, *own, hospital, predictor.request_id, observed, answer.found)
     # What a person asked of another network says nothing of the one that serves.
     unseen = context.shadows.taken(hospital, observed.model, predictor.request_id) if observed.usual else None
     if unseen is not None and hospital is not None and observed.choice is not None:

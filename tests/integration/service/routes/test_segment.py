@@ -15,6 +15,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+from anyio import to_thread
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -68,6 +69,25 @@ def test_segment_of_an_image_returns_a_png_mask_and_headers(
     assert json.loads(response.headers["locum-labels"]) == {"1": ["bright"]}
     assert int(response.headers["locum-warnings"]) >= 0
     assert "inference;dur=" in response.headers["server-timing"]
+
+
+def test_small_scan_is_handed_to_a_thread_three_times(
+    api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = make_png(picture)
+    assert api.segment(scan).status_code == 200
+    handed: list[Any] = []
+    run = to_thread.run_sync
+
+    async def counted(work: Any, *arguments: Any, **options: Any) -> Any:
+        handed.append(work)
+        return await run(work, *arguments, **options)
+
+    monkeypatch.setattr(to_thread, "run_sync", counted)
+    for _ in range(4):
+        assert api.segment(scan).status_code == 200
+    # The network is chosen, it answers, and the audit's row is committed.
+    assert len(handed) == 4 * 3, handed
 
 
 def test_mask_of_a_larger_image_has_the_size_of_the_image(api: Any, make_png: Callable[..., bytes]) -> None:
