@@ -4,9 +4,11 @@
     python -m benchmarks run NAME --profile cpu --data DIR
     python -m benchmarks report NAME
     python -m benchmarks summary
+    python -m benchmarks queue --data DIR --minutes 30
 
 `run` computes the cells that have no row yet and writes the page after each. `report` writes the pages again
-from the recorded rows; `summary` writes the pages that draw the tables of accuracy together.
+from the recorded rows; `summary` writes the pages that draw the tables of accuracy together. `queue` shows or
+computes what has no row yet, the most worth first.
 """
 
 from __future__ import annotations
@@ -116,6 +118,23 @@ def summary_command() -> None:
     for each in (page, systems):
         each.write()
         print(each.PATH)
+
+
+@app.command("queue")
+def queue_command(
+    data: Data = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Compute for so long; without it, show what is left.")
+    ] = None,
+    piece: Annotated[float, typer.Option(min=0, help="Minutes of one piece, at most.")] = 8,
+) -> None:
+    """Show what has no row yet, the most worth first; with --minutes, compute it in pieces that resume."""
+    from benchmarks import queue
+
+    if minutes is None:
+        queue.show(data)
+    else:
+        queue.compute(data, minutes, piece)
 
 
 @contextmanager
