@@ -48,6 +48,20 @@ def test_fill_blends_inside_and_keeps_grey_outside() -> None:
     np.testing.assert_allclose(inside, expected, atol=1)
 
 
+def test_fill_is_35_percent_of_each_class_colour_at_every_value() -> None:
+    # As many pixels as the picture has, so that none is resized; nine classes, of which two repeat colours.
+    values = np.arange(640 * 640, dtype=np.uint32).reshape(640, 640)
+    image = np.stack([values % 256, values // 7 % 256, values // 640 % 256], axis=-1).astype(np.uint8)
+    classes = np.repeat(np.arange(10, dtype=np.uint8), 64)[np.newaxis].repeat(640, axis=0)
+    drawn = draw([Panel(image, classes)], [])[38:678, 12:652]
+    for index in range(1, 10):
+        # Without the contour, which is two pixels wide.
+        part = slice(2, -2), slice(64 * index + 2, 64 * index + 62)
+        expected = 0.65 * image[part] + 0.35 * np.array(colour_of(index))
+        np.testing.assert_array_equal(drawn[part], expected.astype(np.uint8))
+    np.testing.assert_array_equal(drawn[:, :64], image[:, :64])
+
+
 def test_contour_is_drawn_inside_the_mask() -> None:
     grey = np.full((64, 64, 3), 127, np.uint8)
     pixels = draw([Panel(grey, square())], [])
