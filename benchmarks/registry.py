@@ -10,7 +10,6 @@ from benchmarks.harness.experiment import Experiment, OptionError, unknown
 
 # name -> module:class. Imported when needed: most import torch and half of Locum.
 EXPERIMENTS: Mapping[str, str] = {
-    "unseen": "benchmarks.accuracy.unseen.experiment:Unseen",
     "dose": "benchmarks.accuracy.dose.experiment:Dose",
     "lens": "benchmarks.accuracy.lens.experiment:LensExperiment",
     "field_of_view": "benchmarks.accuracy.field_of_view.experiment:FieldOfView",
@@ -23,12 +22,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "paper-fedins": "benchmarks.accuracy.papers.fedins:PaperFedIns",
     "device_calls": "benchmarks.cost.device_calls:DeviceCalls",
     "round_cost": "benchmarks.cost.round:RoundCost",
-    "adaptation_cost": "benchmarks.cost.adaptation:AdaptationCost",
-    "recipe_cost": "benchmarks.cost.recipes:RecipeCost",
-    "attention_cost": "benchmarks.cost.attention:AttentionCost",
-    "bilevel_cost": "benchmarks.cost.bilevel:BilevelCost",
-    "softmax_cost": "benchmarks.cost.softmax:SoftmaxCost",
-    "ssf_cost": "benchmarks.cost.ssf:SsfCost",
+    "method_cost": "benchmarks.cost.methods.experiment:MethodCost",
     "serving_cost": "benchmarks.cost.serving:ServingCost",
     "throughput": "benchmarks.cost.throughput:Throughput",
     "page_cost": "benchmarks.cost.page:PageCost",

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.cost.adaptation import space_of
 from benchmarks.cost.base import CostExperiment, Kind
+from benchmarks.cost.methods.adaptation import space_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.pretended_cuda import PretendedCuda
 from benchmarks.harness.tables import table

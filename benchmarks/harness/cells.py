@@ -1,7 +1,7 @@
 """Resumable benchmarks: a list of cells, each computed once and kept as one JSON row of a file.
 
-    rows = Rows(Path("docs/results/unseen.cpu.jsonl"))
-    run("unseen.cpu", cells, rows, compute)
+    rows = Rows(Path("docs/results/dose.cpu.jsonl"))
+    run("dose.cpu", cells, rows, compute)
 
 `compute(cell, work)` gets the cell's parameters and a folder of the cell's own for checkpoints. A run that
 was killed continues with the first unfinished cell and finds that cell's folder unchanged. Several runs may

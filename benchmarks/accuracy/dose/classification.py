@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.accuracy.dose.hospital import LADDER, Trained, facts_of, rung_of
-from benchmarks.accuracy.unseen.hospital import MOST_SLICES, halves, short
+from benchmarks.accuracy.outside.hospital import MOST_SLICES, halves, short
 from benchmarks.harness.evaluation import predict
 from model_store.preprocessing import prepare
 from model_store.task import Task

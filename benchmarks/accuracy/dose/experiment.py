@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.accuracy.dose.classification import Classifiers
 from benchmarks.accuracy.dose.hospital import RUNGS, Hospitals
 from benchmarks.accuracy.dose.report import changes, not_computed, sections
-from benchmarks.accuracy.unseen.experiment import PHANTOM, SetOf, federation_of
+from benchmarks.accuracy.outside.federation import PHANTOM, SetOf, federation_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.figures import strip_chart

@@ -1,6 +1,6 @@
 """A cell of `dose`: the federation of the other hospitals trains, and serves the one that is left out.
 
-As in `unseen`, the hospital's patients are halved. Each half is the cohort of a job in turn, and the other
+The hospital's patients are halved. Each half is the cohort of a job in turn, and the other
 half is scored. Labels are for reporting only.
 """
 
@@ -17,22 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.accuracy.dose.kinds import KINDS, shifted
-from benchmarks.accuracy.unseen.hospital import (
+from benchmarks.accuracy.dose.masks import by_masks
+from benchmarks.accuracy.dose.planted import ONE_LAYER, overdosed_tent, shuffled
+from benchmarks.accuracy.outside.hospital import (
     MOST_SLICES,
-    ONE_LAYER,
     Dice,
     HeldOutHospital,
     Turn,
     arms_of,
     change_of,
     dice_of,
-    overdosed_tent,
     short,
-    shuffled,
     some_of,
 )
-from benchmarks.accuracy.unseen.masks import by_masks
-from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.accuracy.outside.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import Scans, mean_dice
 from model_store.guard import ReferenceStatistics, ScanSummary, check, is_mistaken, summarise
 from model_store.preprocessing import prepare
@@ -140,7 +138,7 @@ class Hospitals:
         return {"device": self.device, "home": home, "amendment": AMENDMENT, "at": found}
 
     def by_masks(self, site: str, seed: int, severities: Sequence[int]) -> dict[str, Any]:
-        """What masks of a few patients add to the global model (`benchmarks.accuracy.unseen.masks`)."""
+        """What masks of a few patients add to the global model (`benchmarks.accuracy.dose.masks`)."""
         run = self._run(seed, site)
         trained = Trained.of(run, self.folder / run.id, self.workers)
         found = by_masks(trained.network(), self.federation, site, seed, severities)

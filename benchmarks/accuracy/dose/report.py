@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TypeAlias
 
+from benchmarks.accuracy.dose import masks
 from benchmarks.accuracy.dose.kinds import KINDS
-from benchmarks.accuracy.unseen import masks
 from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import table
 

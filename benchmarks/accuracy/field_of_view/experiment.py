@@ -19,7 +19,7 @@ from benchmarks.accuracy.lens.experiment import PROFILES as OF_LENS
 from benchmarks.accuracy.lens.experiment import VOLUMES, LensExperiment
 from benchmarks.accuracy.lens.experiment import Profile as LensProfile
 from benchmarks.accuracy.lens.hospital import Trained
-from benchmarks.accuracy.unseen.hospital import some_of
+from benchmarks.accuracy.outside.hospital import some_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Table
 from benchmarks.harness.tables import table

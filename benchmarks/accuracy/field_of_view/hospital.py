@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.lens.hospital import Cohort, Scores, Trained, arms_of, gate_of, mean, scores_of
 from benchmarks.accuracy.lens.rungs import Change, change_of
-from benchmarks.accuracy.unseen.hospital import MOST_SLICES, halves, short
+from benchmarks.accuracy.outside.hospital import MOST_SLICES, halves, short
 from model_store.lens import Scale, Step, enlarged, middle, scale_of
 from model_store.lens.fit import Cohort as OfImages
 from model_store.preprocessing import classes_on, prepare

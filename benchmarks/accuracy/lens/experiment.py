@@ -19,8 +19,8 @@ from benchmarks.accuracy.dose.experiment import FOREIGN, POLYPS, png_frames
 from benchmarks.accuracy.lens.hospital import Cohort, Hospitals
 from benchmarks.accuracy.lens.report import figure_of, sections
 from benchmarks.accuracy.lens.rungs import rungs_of
-from benchmarks.accuracy.unseen.experiment import PHANTOM, federation_of
-from benchmarks.accuracy.unseen.hospital import MOST_SLICES
+from benchmarks.accuracy.outside.federation import PHANTOM, federation_of
+from benchmarks.accuracy.outside.hospital import MOST_SLICES
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
 from model_store.store import Store

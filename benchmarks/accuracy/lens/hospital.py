@@ -20,7 +20,7 @@ from scipy import ndimage
 from torch import nn
 
 from benchmarks.accuracy.lens.rungs import AS_THEY_ARE, Change, change_of
-from benchmarks.accuracy.unseen.hospital import MOST_SLICES, changes_of, halves, short, some_of
+from benchmarks.accuracy.outside.hospital import MOST_SLICES, changes_of, halves, short, some_of
 from model_store.guard import ReferenceStatistics, check, summarise
 from model_store.lens import FINGERPRINT, STEPS, Fingerprint, Fitted, Lens, LensForScan, Step, fit
 from model_store.task import Task

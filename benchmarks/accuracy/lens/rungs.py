@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.accuracy.dose.kinds import KINDS, shifted
 from benchmarks.accuracy.lens.detector import Detector
-from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.accuracy.outside.scanner import SEVERITIES, ShiftedScanner
 from model_store.scan import Scan
 
 Change: TypeAlias = Callable[[Scan], Scan]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.accuracy.unseen.official import TargetSlices, score_of
+from benchmarks.accuracy.papers.official import TargetSlices, score_of
 from benchmarks.harness.cells import Cell
 from benchmarks.harness.evaluation import Scans, predict
 from benchmarks.harness.experiment import Options

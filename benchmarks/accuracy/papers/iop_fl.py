@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
+from benchmarks.accuracy.papers.official import by_official_protocol
 from benchmarks.accuracy.papers.own_data import PaperOnData, readable_errors
-from benchmarks.accuracy.unseen.official import by_official_protocol
 from benchmarks.harness.cells import Cell
 from benchmarks.harness.evaluation import SURFACES
 from benchmarks.harness.experiment import Options, Table

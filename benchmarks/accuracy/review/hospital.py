@@ -16,6 +16,7 @@ from torch import nn
 
 from benchmarks.accuracy.lens.hospital import Cohort, Trained
 from benchmarks.accuracy.lens.rungs import AS_THEY_ARE, DRAWN, change_of
+from benchmarks.accuracy.outside.hospital import MOST_SLICES, halves
 from benchmarks.accuracy.review.answers import (
     Answer,
     Answers,
@@ -24,7 +25,6 @@ from benchmarks.accuracy.review.answers import (
     oddness,
     of_patients,
 )
-from benchmarks.accuracy.unseen.hospital import MOST_SLICES, halves
 from personalization.iop_fl.batch_norm import profile
 from personalization.test_time.ladder import blended, dose_by_shift
 from training.data.cases import Case, Site

@@ -9,7 +9,6 @@ from statistics import fmean
 
 from benchmarks.accuracy.dose.report import of_now
 from benchmarks.accuracy.papers.report import PaperTables
-from benchmarks.accuracy.unseen.report import GATE_CHANGED
 from benchmarks.harness.cells import Row, Rows
 from benchmarks.harness.experiment import RESULTS
 from benchmarks.harness.scores import (
@@ -109,53 +108,6 @@ class Shift:
     changes: Mapping[str, Mapping[str, float]]
 
 
-UNSEEN = "unseen.cpu"
-
-
-def of_unseen() -> list[Shift]:
-    """Every set and severity of `unseen`, with the recipes that are practised and the others.
-
-    What the gate before served stands apart once today's has judged a seed.
-    """
-    rows = recorded(UNSEEN)
-    today = GATE_CHANGED if any(row["cell"]["seed"] >= GATE_CHANGED for row in rows) else 0
-    levels: dict[tuple[str, int], dict[str, list[float]]] = {}
-    found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
-    for row in rows:
-        cell, result = row["cell"], row["result"]
-        before = "" if cell["seed"] >= today else ", the gate before"
-        if cell["part"] == "served":
-            by_severity = {severity: at["arms"] for severity, at in result["at"].items()}
-        elif cell["part"] == "learned":
-            by_severity = result
-        else:
-            continue
-        for severity, arms in by_severity.items():
-            place = (cell["set"], int(severity))
-            if cell["part"] == "served":
-                levels.setdefault(place, {}).setdefault(cell["site"], []).append(arms["global"])
-            shuffled = [each[0] for arm, each in arms.items() if arm.startswith("shuffled ")]
-            changes = {
-                f"auto{before}" if arm == "auto" else arm: each[0]
-                for arm, each in arms.items()
-                if arm not in ("global", "patients") and not arm.startswith("shuffled")
-            }
-            if shuffled:
-                changes["auto, playbook with shuffled features" + before] = fmean(shuffled)
-            for arm, change in changes.items():
-                own = found.setdefault(place, {}).setdefault(arm, {})
-                own.setdefault(cell["site"], []).append(change)
-    return [
-        Shift(
-            set_,
-            severity,
-            fmean(map(fmean, levels[set_, severity].values())),
-            {arm: {site: fmean(v) for site, v in sites.items()} for arm, sites in arms.items()},
-        )
-        for (set_, severity), arms in sorted(found.items(), key=lambda item: (item[0][0], item[0][1]))
-    ]
-
-
 DOSE = "dose.cpu"
 
 
@@ -205,30 +157,6 @@ def rows_of_lens() -> list[Row]:
         }
         rows.append({**row, "result": {"at": at}})
     return rows
-
-
-def of_members() -> list[Shift]:
-    """Every set of `unseen`: what members are served by default, and their personal models."""
-    scores: dict[str, dict[str, list[Mapping[str, float]]]] = {}
-    for row in recorded(UNSEEN):
-        if row["cell"]["part"] == "inside":
-            for member, found in row["result"].items():
-                scores.setdefault(row["cell"]["set"], {}).setdefault(member, []).append(found)
-    return [
-        Shift(
-            set_,
-            0,
-            fmean(fmean(each["global"] for each in own) for own in members.values()),
-            {
-                arm: {
-                    member: fmean(each[arm] - each["global"] for each in own)
-                    for member, own in members.items()
-                }
-                for arm in ("auto", "personal")
-            },
-        )
-        for set_, members in sorted(scores.items())
-    ]
 
 
 # ---------------------------------------------------------------------- the sets

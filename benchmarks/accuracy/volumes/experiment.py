@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.accuracy.outside.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.accuracy.volumes.clock import Clock
 from benchmarks.accuracy.volumes.outside import of_outside
 from benchmarks.accuracy.volumes.report import SET, sections

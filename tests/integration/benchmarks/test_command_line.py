@@ -32,13 +32,13 @@ def test_list_names_every_experiment_with_question_profiles_and_rows() -> None:
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
-    text = answer_of("run", "atention_cost", exit_code=2)
-    assert "did you mean 'attention_cost'?" in " ".join(text.replace("│", " ").split())
+    text = answer_of("run", "metod_cost", exit_code=2)
+    assert "did you mean 'method_cost'?" in " ".join(text.replace("│", " ").split())
 
 
 def test_a_run_resumes_and_a_report_writes_the_same_page(tmp_path: Path) -> None:
-    rows = tmp_path / "attention.jsonl"
-    command = ("attention_cost", "--profile", "smoke", "--rows", str(rows))
+    rows = tmp_path / "method.jsonl"
+    command = ("method_cost", "--profile", "smoke", "--rows", str(rows))
     run = ("run", *command, "--state-dir", str(tmp_path / "state"))
     answer_of(*run, "--only", "mode=inference", "--only", "sites=3")
     assert len(Rows(rows).read()) == 2

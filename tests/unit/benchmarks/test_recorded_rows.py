@@ -11,8 +11,6 @@ from benchmarks.accuracy.dose.experiment import Dose
 from benchmarks.accuracy.dose.experiment import cells_of as dose_cells
 from benchmarks.accuracy.lens.experiment import LensExperiment
 from benchmarks.accuracy.lens.experiment import cells_of as lens_cells
-from benchmarks.accuracy.unseen.experiment import Unseen
-from benchmarks.accuracy.unseen.experiment import cells_of as unseen_cells
 from benchmarks.cost.base import CostExperiment
 from benchmarks.cost.round import RoundCost
 from benchmarks.harness.cells import Rows, key
@@ -28,15 +26,13 @@ def test_every_row_is_a_cell_of_its_profile(name: str, table: Table) -> None:
     rows = Rows(RESULTS / f"{table.name}.jsonl").read()
     assert rows
     experiment = find(name).of_table(table)
-    if isinstance(experiment, Unseen | Dose | LensExperiment):
+    if isinstance(experiment, Dose | LensExperiment):
         # Sites are in the data, so they are taken from the rows.
         sites: dict[str, set[str]] = {}
         for row in rows:
             sites.setdefault(row["cell"]["set"], set()).add(row["cell"]["site"])
         named = {set_: sorted(there) for set_, there in sites.items()}
-        if isinstance(experiment, Unseen):
-            cells = unseen_cells(table.profile, experiment.profile, named)
-        elif isinstance(experiment, Dose):
+        if isinstance(experiment, Dose):
             cells = dose_cells(experiment.profile, named)
         else:
             cells = lens_cells(experiment.profile, named)

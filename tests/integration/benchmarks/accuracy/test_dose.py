@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks.accuracy.dose.classification import Classifiers, Images
 from benchmarks.accuracy.dose.experiment import PROFILES, TRAININGS, Dose
 from benchmarks.accuracy.dose.hospital import LADDER, RUNGS
-from benchmarks.accuracy.unseen.experiment import PHANTOM
+from benchmarks.accuracy.outside.federation import PHANTOM
 from benchmarks.harness.experiment import Options
 from model_store.task import Task
 from training.choices.fedavg import FedAvgConfig

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from benchmarks.accuracy.lens.experiment import INSTANCE
 from benchmarks.accuracy.lens.hospital import Cohort, Trained, scores_of
+from benchmarks.accuracy.outside.federation import PHANTOM
 from benchmarks.accuracy.review.answers import answered, oddness
 from benchmarks.accuracy.review.experiment import Review
 from benchmarks.accuracy.review.hospital import SCALE
-from benchmarks.accuracy.unseen.experiment import PHANTOM
 from benchmarks.harness.experiment import Options
 
 OPTIONS = ("--profile", "smoke", "--set", "phantoms=5", "--only", "site=aster", "--workers", "0")

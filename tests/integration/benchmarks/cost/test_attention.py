@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cost.attention import compute, multiply_adds, network
+from benchmarks.cost.methods.attention import compute, multiply_adds, network
 
 
 def test_the_floor_is_the_specifications_count() -> None:

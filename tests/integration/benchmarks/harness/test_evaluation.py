@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks.accuracy.unseen.official import with_test_statistics
+from benchmarks.accuracy.papers.official import with_test_statistics
 from benchmarks.harness.evaluation import Scans, predict
 from model_store.manifest import NetworkSpec
 from model_store.preprocessing import prepare_mask

@@ -17,7 +17,7 @@ from benchmarks.accuracy.papers.classification import Clients
 from benchmarks.accuracy.papers.organs import assemble, read, regrouped
 from benchmarks.accuracy.summary import page, systems
 from benchmarks.accuracy.summary.arms import ALIASES, ARMS
-from benchmarks.accuracy.summary.settings import SETS, of_papers, of_unseen
+from benchmarks.accuracy.summary.settings import SETS, of_dose, of_papers, rows_of_dose
 from benchmarks.harness.scores import difference_of_sites
 from benchmarks.registry import EXPERIMENTS, find
 from personalization.options.presets import PRESETS
@@ -46,8 +46,6 @@ def arms_in(row: dict[str, Any]) -> set[str]:
     cell, result = row["cell"], row["result"]
     if "arm" in cell:
         return {cell["arm"]}
-    if cell.get("part") == "inside" and "site" in cell:
-        return {arm for scores in result.values() for arm in scores} - {"global", "share", "patients"}
     if "own" in result:
         return {"auto", "lens", "lens then dose", "served"} & {
             arm for at in result["at"].values() for arm in at["arms"]
@@ -106,7 +104,7 @@ def test_every_line_of_the_papers_has_a_command_a_test_and_cells() -> None:
 
 def test_every_arm_that_was_run_is_on_the_page(text: str) -> None:
     accuracy = [name for name, place in EXPERIMENTS.items() if place.startswith("benchmarks.accuracy.")]
-    assert {"unseen", "picking", "paper-iop-fl"} <= set(accuracy)
+    assert {"dose", "picking", "paper-iop-fl"} <= set(accuracy)
     found = 0
     for table in (table for name in accuracy for table in find(name).tables):
         for arm in set().union(*map(arms_in, rows_of(table.name))):
@@ -166,7 +164,7 @@ def test_a_word_needs_an_interval_off_zero_and_three_seeds_that_agree(
 
 
 def test_every_set_of_the_page_is_described() -> None:
-    shifts = {shift.set for shift in of_unseen()}
+    shifts = {shift.set for shift in of_dose(rows_of_dose())}
     questions = (*page.QUESTIONS, *page.STUDIES)
     columns = {setting.name for question in questions for setting in question.found}
     named = shifts | {name.partition(",")[0] for name in columns}
@@ -195,7 +193,7 @@ def test_clients_have_as_many_images_as_the_page_says(real_data: Path, name: str
     assert SETS[name].images == tuple(len(own.train) + len(own.val) + len(own.test) for own in clients)
 
 
-def test_the_phantom_of_unseen_has_the_sites_that_the_page_says() -> None:
-    profile = find("unseen").of_table(find("unseen").tables[0]).profile
+def test_the_phantom_has_the_sites_that_the_page_says() -> None:
+    profile = find("dose").of_table(find("dose").tables[0]).profile
     assert len(SETS["phantom"].images) == len(tuple(SCANNERS)[: profile.scanners])
     assert set(SETS["phantom"].images) == {profile.phantoms}

@@ -28,7 +28,6 @@ WITHOUT = {
         "scale",
         "security_cost",
         "shadow_cost",
-        "softmax_cost",
     )
 }
 COST = [

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.unseen.hospital import arms_of
+from benchmarks.accuracy.outside.hospital import arms_of
 from benchmarks.harness.scores import difference_of_sites
 
 # The first patient has a target; the others have none, and a network invents one in the second.
@@ -15,7 +15,7 @@ FOUND = {"p": 0.8, "q": math.nan, "r": math.nan}
 INVENTED = {"p": 0.82, "q": 0.0, "r": math.nan}
 
 
-def test_unseen_counts_an_invented_target_as_harm() -> None:
+def test_change_counts_an_invented_target_as_harm() -> None:
     mean, _, harmed = arms_of(FOUND, {"auto": INVENTED})["auto"]
     assert (mean, harmed) == (pytest.approx(-0.49), 0.5)
 

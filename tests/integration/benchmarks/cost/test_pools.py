@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cost.ssf import PROFILES, adaptive, cells_of, compute, multiply_adds, sections
+from benchmarks.cost.methods.experiment import shown
+from benchmarks.cost.methods.pools import POOLS, SIZES, adaptive, cells, compute, multiply_adds
 
 
 def test_the_floor_of_a_unet_is_its_encoder_and_of_a_vit_nearly_a_second_pass() -> None:
-    profile = PROFILES["smoke"]
+    backbones, *_ = SIZES["smoke"]
     for label, size in (("U-Net 2", 32), ("ViT 16", 16)):
-        network = adaptive(profile.backbones[label], 3, 2).backbone
+        network = adaptive(backbones[label], 3, 2).backbone
         asked, passed = multiply_adds(network, size)
         if label == "U-Net 2":
             # Convolutions 3x3 of the five encoder blocks, counted by hand; widths 2, 4, 8, 16, 32.
@@ -29,11 +30,11 @@ def test_the_floor_of_a_unet_is_its_encoder_and_of_a_vit_nearly_a_second_pass() 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_cell(number: int, tmp_path: Path) -> None:
-    cell = cells_of(PROFILES["smoke"])[number]
+    cell = cells("smoke")[number]
     result = compute(cell, tmp_path / "work")
     assert result["graph_bytes"]["pool"] > result["graph_bytes"]["plain"]
     assert 1 < result["floor"] <= 2
-    assert result["peak_mb"]["pool"] > 0
-    page = "\n".join(sections([{"cell": cell, "result": result}]))
+    assert result["peak_bytes"]["method"] > 0
+    page = "\n".join(shown(POOLS, [{"cell": cell, "result": result}]))
     assert cell["label"] in page
-    assert f"{result['exchanged']:,}" in page
+    assert f"sends {100 * result['exchanged'] / result['full']:.1f} % of the weights" in page

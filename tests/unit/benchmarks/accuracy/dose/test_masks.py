@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.accuracy.unseen import masks
-from benchmarks.accuracy.unseen.masks import BASELINES, by_masks, section, split
+from benchmarks.accuracy.dose import masks
+from benchmarks.accuracy.dose.masks import BASELINES, by_masks, section, split
 from personalization.masks import MasksConfig
 from personalization.networks import build, initialise
 from training.data.federation import load_federation

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.unseen.hospital import arms_of, change_of, dice_of, short, some_of
-from benchmarks.accuracy.unseen.scanner import ShiftedScanner
+from benchmarks.accuracy.outside.hospital import arms_of, change_of, dice_of, short, some_of
+from benchmarks.accuracy.outside.scanner import ShiftedScanner
 from benchmarks.harness.cells import Row
 from benchmarks.harness.evaluation import Scans
 from benchmarks.harness.tables import table

@@ -13,21 +13,18 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmarks.cost.base import CostExperiment, Kind
-from benchmarks.harness.cells import Cell, Row
+from benchmarks.cost.methods.cost import METHOD, PLAIN, Cost, Result, of_sides
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.gpu import CPU, awaited, device_of
-from benchmarks.harness.measuring import high_water, in_new_process, milliseconds, quartiles
-from benchmarks.harness.tables import table
+from benchmarks.harness.measuring import high_water, in_new_process, quartiles
 from personalization.fedbicross.bilevel import Gradient, gradient_of, inner_step, outer_gradient
 from personalization.fedbicross.distillation import distillation_loss
 from personalization.fedbicross.synthesis import SynthesisConfig, Trajectory
@@ -38,55 +35,12 @@ CLASSES, SIDE, RATE, SHARE = 4, 28, 0.01, 0.5
 TRAIN_SHARE = 0.8
 # The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 1
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Channels (the paper's are 64), B images per cluster (the paper's are 256), steps to time, and T."""
-
-    width: int = 8
-    batch: int = 32
-    repeats: int = 9
-    trajectory: int = 12
-    sources: tuple[int, ...] = (2, 4, 8)
-    device: str = "cpu"
-
-
-PROFILES = {
-    "smoke": Profile(1, 10, 2, 7, (2,)),
-    "cpu": Profile(),
-    "gpu": Profile(64, 256, 30, 60, device="cuda"),
+# Channels (the paper has 64), B images per cluster (the paper has 256), repetitions, T, and J of each step.
+SIZES = {
+    "smoke": (1, 10, 2, 7, (2,)),
+    "cpu": (8, 32, 9, 12, (2, 4, 8)),
+    "gpu": (64, 256, 30, 60, (2, 4, 8)),
 }
-
-
-class BilevelCost(CostExperiment[Profile]):
-    """The cost of FedBiCross's outer step."""
-
-    name = "bilevel_cost"
-    title = "What learning w costs"
-    question = "What does learning w cost, exactly and by second-order autograd?"
-    profiles = PROFILES
-    by = "what"
-
-    def kinds(self) -> Mapping[str, Kind]:
-        """How each kind of cell is measured, and how its rows are shown."""
-        return {
-            "step": Kind(compute_step, _steps),
-            "memory": Kind(compute_memory, _memories),
-            "trajectory": Kind(compute_trajectory, _trajectories),
-        }
-
-    def measured(self) -> Sequence[Cell]:
-        """Time and memory of a step by the number of sources, then trajectories."""
-        settings = self.profile
-        shared = {"width": settings.width, "batch": settings.batch}
-        steps = settings.trajectory
-        cells = [
-            *({"what": "step", "J": j, "repeats": settings.repeats, **shared} for j in settings.sources),
-            *({"what": "memory", "J": j, **shared} for j in settings.sources),
-            *({"what": "trajectory", "J": 2, "T": steps, "S": s, **shared} for s in (0, 6, steps)),
-        ]
-        return cells
 
 
 class Step:
@@ -135,11 +89,11 @@ class Step:
         return found.double().cpu()
 
 
-SIDES: Mapping[str, Callable[[Step], Tensor]] = {"exact": Step.exact, "second order": Step.second_order}
+SIDES: Mapping[str, Callable[[Step], Tensor]] = {PLAIN: Step.exact, METHOD: Step.second_order}
 
 
-def compute_step(cell: Cell, _work: Path) -> dict[str, Any]:
-    """Seconds of both ways, and how far apart their slopes are."""
+def _step(cell: Cell) -> Result:
+    """Seconds of both ways, how far apart their slopes are, and the peak of memory of each."""
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     apart = 0.0
     device = device_of(cell)
@@ -153,17 +107,14 @@ def compute_step(cell: Cell, _work: Path) -> dict[str, Any]:
             slopes[name] = slope(step).cpu()
             if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - began)
-        scale = float(slopes["exact"].abs().max())
-        apart = max(apart, float((slopes["exact"] - slopes["second order"]).abs().max()) / scale)
+        scale = float(slopes[PLAIN].abs().max())
+        apart = max(apart, float((slopes[PLAIN] - slopes[METHOD]).abs().max()) / scale)
     return {
         "seconds": {name: quartiles(values) for name, values in seconds.items()},
+        "ratio": round(median(seconds[METHOD]) / median(seconds[PLAIN]), 4),
         "slopes_apart": apart,
+        "peak_bytes": {name: in_new_process(peak_bytes, dict(cell), name) for name in SIDES},
     }
-
-
-def compute_memory(cell: Cell, _work: Path) -> dict[str, Any]:
-    """The peak of memory of both ways, each in a separate process."""
-    return {"peak_bytes": {name: in_new_process(peak_bytes, dict(cell), name) for name in SIDES}}
 
 
 def peak_bytes(cell: Cell, side: str) -> int:
@@ -188,8 +139,18 @@ def peak_bytes(cell: Cell, side: str) -> int:
     return high_water() - before
 
 
-def compute_trajectory(cell: Cell, _work: Path) -> dict[str, Any]:
-    """Seconds of a trajectory with w learned in S of its T steps."""
+def _trajectory(cell: Cell) -> Result:
+    """Seconds of a trajectory without w, and with w learned in S of its T steps."""
+    (never, _), (seconds, moved) = (_run(cell, steps) for steps in (0, cell["S"]))
+    return {
+        "seconds": of_sides(*(dict.fromkeys(("median", "q1", "q3"), each) for each in (never, seconds))),
+        "ratio": round(seconds / never, 4),
+        "moved": moved,
+    }
+
+
+def _run(cell: Cell, outer_steps: int) -> tuple[float, float]:
+    """Seconds of one trajectory, and the largest change of w."""
     draw = torch.Generator().manual_seed(0)
 
     def network() -> nn.Module:
@@ -200,8 +161,8 @@ def compute_trajectory(cell: Cell, _work: Path) -> dict[str, Any]:
     config = SynthesisConfig(
         steps=cell["T"],
         batch_size=cell["batch"],
-        bilevel=cell["S"] > 0,
-        outer_steps=max(1, cell["S"]),
+        bilevel=outer_steps > 0,
+        outer_steps=max(1, outer_steps),
     )
     trajectory = Trajectory(
         [[network()] for _ in range(clusters)],
@@ -215,53 +176,30 @@ def compute_trajectory(cell: Cell, _work: Path) -> dict[str, Any]:
     began = time.perf_counter()
     for step in range(1, cell["T"] + 1):
         awaited(partial(trajectory.step, step), device_of(cell))()
-    return {"seconds": round(time.perf_counter() - began, 3), "mixing": trajectory.mixing.tolist()}
+    seconds = round(time.perf_counter() - began, 3)
+    return seconds, float((trajectory.mixing - 1 / clusters).abs().max())
 
 
-def _steps(rows: Sequence[Row]) -> list[str]:
-    cell = rows[0]["cell"]
-    apart = max(row["result"]["slopes_apart"] for row in rows)
+def cells(size: str) -> Sequence[Cell]:
+    """A step by the number of sources, then trajectories with w learned in half and in all of their steps."""
+    width, batch, repeats, steps, sources = SIZES[size]
+    shared = {"width": width, "batch": batch}
     return [
-        f"One student's step: ResNet-18, width {cell['width']}, {SIDE}x{SIDE}, {cell['batch']} images a "
-        "source, one thread, fp32; milliseconds, median [quartiles]. The slopes in w differ by at most "
-        f"{apart:.1e} of the largest.",
-        table(["sources J", *SIDES, "ratio"], [_step_line(row) for row in rows]),
+        *({"what": "step", "J": j, "repeats": repeats, **shared} for j in sources),
+        *({"what": "trajectory", "J": 2, "T": steps, "S": s, **shared} for s in (6, steps)),
     ]
 
 
-def _memories(rows: Sequence[Row]) -> list[str]:
-    return [
-        "The same step's peak memory over what is there before it, MiB:",
-        table(["sources J", *SIDES, "ratio"], [_memory_line(row) for row in rows]),
-    ]
+def measure(cell: Cell, _work: Path) -> Result:
+    """Measure one cell."""
+    return {"step": _step, "trajectory": _trajectory}[cell["what"]](cell)
 
 
-def _trajectories(rows: Sequence[Row]) -> list[str]:
-    cell = rows[0]["cell"]
-    never = median([row["result"]["seconds"] for row in rows if not row["cell"]["S"]])
-    return [
-        f"A trajectory: T = {cell['T']} steps, {cell['J']} clusters, {cell['batch']} images each, width "
-        f"{cell['width']}. The student learns at every step, w in S of them.",
-        table(
-            ["S", "seconds", "over S = 0", "largest change of w"],
-            [_trajectory_line(row, never) for row in rows],
-        ),
-    ]
+def case(cell: Cell) -> str:
+    """What a line is about."""
+    if cell["what"] == "step":
+        return f"a step by second-order autograd over the exact one, {cell['J']} sources"
+    return f"a trajectory, w learned in {cell['S']} of {cell['T']} steps over none"
 
 
-def _step_line(row: Row) -> list[str]:
-    times = [row["result"]["seconds"][name] for name in SIDES]
-    shown = [milliseconds(t, 0) for t in times]
-    return [str(row["cell"]["J"]), *shown, f"{times[1]['median'] / times[0]['median']:.2f}"]
-
-
-def _memory_line(row: Row) -> list[str]:
-    peaks = [row["result"]["peak_bytes"][name] / 2**20 for name in SIDES]
-    return [str(row["cell"]["J"]), *(f"{peak:.0f}" for peak in peaks), f"{peaks[1] / peaks[0]:.2f}"]
-
-
-def _trajectory_line(row: Row, never: float) -> list[str]:
-    cell, result = row["cell"], row["result"]
-    mixing = torch.tensor(result["mixing"])
-    moved = float((mixing - 1 / cell["J"]).abs().max())
-    return [str(cell["S"]), f"{result['seconds']:.1f}", f"{result['seconds'] / never:.3f}", f"{moved:.3f}"]
+BILEVEL = Cost("FedBiCross: learning w", cells, measure, case)

@@ -7,11 +7,8 @@ by step; medians are compared. The floor is the ratio of their multiply-adds, co
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,11 +16,9 @@ import onnxruntime
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.cost.base import CostExperiment, Kind
-from benchmarks.harness.cells import Cell, Row
+from benchmarks.cost.methods.cost import Cost, Result, compared
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.gpu import awaited, device_of
-from benchmarks.harness.measuring import alternated, milliseconds, quartiles
-from benchmarks.harness.tables import table
 from personalization.export import to_onnx
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import bank_state
@@ -31,58 +26,8 @@ from personalization.networks import FedOapUNet, build, initialise
 from service.inference.providers import wanted_providers
 
 SITES = (1, 3, 5, 9)
-# What the method's specification allows, as a multiple of the floor.
-BOUND = 1.1
-# The first steps allocate memory and warm caches, on both sides.
-WARM_UP = 3
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Channels at full resolution (the paper's is 64), the images' side, and steps to time on each side."""
-
-    width: int = 16
-    size: int = 128
-    repeats: int = 15
-    device: str = "cpu"
-
-
-PROFILES = {
-    "smoke": Profile(2, 32, 2),
-    "cpu": Profile(),
-    "gpu": Profile(64, 256, 50, "cuda"),
-}
-
-
-class AttentionCost(CostExperiment[Profile]):
-    """The cost of decoupled cross-attention, in training and in serving."""
-
-    name = "attention_cost"
-    title = "What cross-attention costs"
-    question = "What does cross-attention cost over the plain U-Net?"
-    profiles = PROFILES
-    by = "mode"
-
-    def kinds(self) -> Mapping[str, Kind]:
-        """How each kind of cell is measured, and how its rows are shown."""
-        return {"training": Kind(compute, _trained), "inference": Kind(compute, _inferred)}
-
-    def measured(self) -> Sequence[Cell]:
-        """Training, then inference, by the number of sites; with the adapter, for three sites."""
-        cells = [
-            {
-                "mode": mode,
-                "width": self.profile.width,
-                "size": self.profile.size,
-                "sites": sites,
-                "adapter": adapter,
-                "batch": batch,
-                "repeats": self.profile.repeats * scale,
-            }
-            for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
-            for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
-        ]
-        return cells
+# Channels at full resolution (the paper has 64), the images' side, and repetitions of a step.
+SIZES = {"smoke": (2, 32, 2), "cpu": (16, 128, 15), "gpu": (64, 256, 50)}
 
 
 def network(width: int, size: int, sites: int, *, attention: bool, adapter: bool) -> FedOapUNet:
@@ -146,7 +91,7 @@ def inference(net: FedOapUNet, size: int, batch: int, device: str) -> Callable[[
     return lambda: session.run(None, {"image": image})
 
 
-def compute(cell: Cell, _work: Path) -> dict[str, Any]:
+def compute(cell: Cell, _work: Path) -> Result:
     """Measure one cell: seconds of both sides, their ratio, and the ratio of multiply-adds."""
     size, batch = cell["size"], cell["batch"]
     sides = {
@@ -156,55 +101,38 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     prepare = {"training": training, "inference": inference}[cell["mode"]]
     counted = {name: multiply_adds(net, size) for name, net in sides.items()}
     steps = {name: prepare(net, size, batch, device_of(cell)) for name, net in sides.items()}
-    kept = alternated(steps, cell["repeats"], WARM_UP)
-    ratio, floor = median(kept["with"]) / median(kept["plain"]), counted["with"] / counted["plain"]
+    found = compared(steps["plain"], steps["with"], cell["repeats"])
+    floor = counted["with"] / counted["plain"]
     return {
-        **{f"{name}_s": quartiles(values) for name, values in kept.items()},
+        **found,
         **{f"{name}_gmac": round(count / 1e9, 4) for name, count in counted.items()},
-        "ratio": round(ratio, 4),
         "floor": round(floor, 4),
-        "over_floor": round(ratio / floor, 4),
+        "over_floor": round(found["ratio"] / floor, 4),
     }
 
 
-def _trained(rows: Sequence[Row]) -> list[str]:
-    cell = rows[0]["cell"]
+def cells(size: str) -> Sequence[Cell]:
+    """Training, then inference, by the number of sites; with the adapter, for three sites."""
+    width, side, repeats = SIZES[size]
     return [
-        f"U-Net of width {cell['width']} on {cell['size']}x{cell['size']}, one thread. Median "
-        "[quartiles]. The floor is the ratio of multiply-adds of a forward pass; instance norms, softmax "
-        "and the optimiser count nothing in it.",
-        "One training step, batch 8 (PyTorch).",
-        *_compared(rows),
+        {
+            "mode": mode,
+            "width": width,
+            "size": side,
+            "sites": sites,
+            "adapter": adapter,
+            "batch": batch,
+            "repeats": repeats * scale,
+        }
+        for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
+        for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
     ]
 
 
-def _inferred(rows: Sequence[Row]) -> list[str]:
-    return ["One image (onnx).", *_compared(rows)]
+def case(cell: Cell) -> str:
+    """What a line is about."""
+    what = "a step" if cell["mode"] == "training" else "an image"
+    return f"{what}, {cell['sites']} sites{', adapter' * cell['adapter']}"
 
 
-def _compared(rows: Sequence[Row]) -> list[str]:
-    header = ["sites K", "adapter", "plain, ms", "with attention, ms", "ratio", "floor", "over floor"]
-    return [table(header, [_line(row) for row in rows]), _verdict(rows)]
-
-
-def _verdict(rows: Sequence[Row]) -> str:
-    """Whether attention keeps the bound. The adapter's work at full resolution is not in the floor."""
-    worst = {
-        adapter: max(
-            (row["result"]["over_floor"] for row in rows if row["cell"]["adapter"] is adapter),
-            default=math.nan,
-        )
-        for adapter in (False, True)
-    }
-    within = "within" if worst[False] <= BOUND else "**not within**"
-    return (
-        f"Attention is {within} {BOUND} of its floor (at most {worst[False]:.3f}). With the adapter it is at "
-        f"most {worst[True]:.3f}: its instance norm, ReLU and sum at full resolution count no multiply-adds."
-    )
-
-
-def _line(row: Row) -> list[str]:
-    cell, result = row["cell"], row["result"]
-    sides = [milliseconds(s) for s in (result["plain_s"], result["with_s"])]
-    ratios = [f"{result[name]:.3f}" for name in ("ratio", "floor", "over_floor")]
-    return [str(cell["sites"]), "yes" if cell["adapter"] else "no", *sides, *ratios]
+ATTENTION = Cost("FedOAP: cross-attention over the plain U-Net", cells, compute, case)

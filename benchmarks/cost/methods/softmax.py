@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,63 +17,22 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.cost.base import CostExperiment, Kind
-from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.measuring import alternated, high_water, in_new_process, milliseconds, quartiles
-from benchmarks.harness.tables import table
+from benchmarks.cost.methods.cost import METHOD, PLAIN, Cost, Result
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.measuring import alternated, high_water, in_new_process, quartiles
 from model_store.graphs import parse_graph
 from model_store.softmax import write_softmax_in_passes
 from personalization.export import to_onnx
 from personalization.networks import build, initialise
 
 WARM_UP = 2
-SIDES = ("Softmax", "in passes")
+SIDES = (METHOD, PLAIN)
 _VOLUMES = "monai.basicunet"
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Sides of the input by the number of classes, of slices and of volumes; pairs to time."""
-
-    slices: Mapping[int, int]
-    volumes: Mapping[int, int]
-    width: int = 16
-    repeats: int = 9
-
-
-PROFILES = {
-    "smoke": Profile({2: 32}, {3: 32}, width=2, repeats=2),
-    "cpu": Profile({2: 256, 8: 256}, {3: 64, 25: 64, 105: 64}),
+# Sides of the input by the number of classes, of slices and of volumes; width, and pairs to time.
+SIZES: Mapping[str, tuple[Mapping[int, int], Mapping[int, int], int, int]] = {
+    "smoke": ({2: 32}, {3: 32}, 2, 2),
+    "cpu": ({2: 256, 8: 256}, {3: 64, 25: 64, 105: 64}, 16, 9),
 }
-
-
-class SoftmaxCost(CostExperiment[Profile]):
-    """The cost of a softmax over the classes."""
-
-    name = "softmax_cost"
-    title = "What a softmax costs"
-    question = "What does a softmax over the classes cost in onnxruntime, and in passes?"
-    profiles = PROFILES
-
-    def kinds(self) -> Mapping[str, Kind]:
-        """One kind."""
-        return {"": Kind(compute, _section)}
-
-    def measured(self) -> Sequence[Cell]:
-        """Slices, then volumes, by the number of classes."""
-        profile = self.profile
-        return [
-            {
-                "network": network,
-                "dimensions": dimensions,
-                "classes": classes,
-                "side": side,
-                "width": profile.width,
-                "repeats": profile.repeats,
-            }
-            for network, dimensions, sides in (("unet", 2, profile.slices), (_VOLUMES, 3, profile.volumes))
-            for classes, side in sides.items()
-        ]
 
 
 def graphs(cell: Cell) -> dict[str, bytes]:
@@ -102,7 +60,7 @@ def image_of(cell: Cell) -> NDArray[np.float32]:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def compute(cell: Cell, _work: Path) -> dict[str, Any]:
+def compute(cell: Cell, _work: Path) -> Result:
     """Processor seconds of both, their ratio by pairs, how far apart their answers are, and their memory."""
     made, image = graphs(cell), image_of(cell)
     sessions = {side: session_of(graph) for side, graph in made.items()}
@@ -114,7 +72,7 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     kept = alternated(steps, cell["repeats"], WARM_UP, time.process_time)
     return {
         "seconds": {side: quartiles(values) for side, values in kept.items()},
-        "ratio": quartiles([one / other for one, other in zip(*kept.values(), strict=True)]),
+        "ratio": quartiles([one / other for one, other in zip(kept[METHOD], kept[PLAIN], strict=True)]),
         "apart": float(np.abs(answers[0] - answers[1]).max()),
         "classes_that_differ": int((answers[0].argmax(axis=1) != answers[1].argmax(axis=1)).sum()),
         "peak_bytes": {side: in_new_process(peak_bytes, graph, dict(cell)) for side, graph in made.items()},
@@ -130,27 +88,35 @@ def peak_bytes(graph: bytes, cell: Cell) -> int:
     return high_water() - before
 
 
-def _section(rows: Sequence[Row]) -> list[str]:
-    header = ["network", "classes", "input", "Softmax, ms", "in passes, ms", "ratio"]
-    header += ["largest difference", "classes that differ", "peak memory, MiB"]
+def cells(size: str) -> Sequence[Cell]:
+    """Slices, then volumes, by the number of classes; none for a GPU, which has its own Softmax."""
+    if size not in SIZES:
+        return []
+    slices, volumes, width, repeats = SIZES[size]
     return [
-        f"Width {rows[0]['cell']['width']}, random weights, one image of noise a run, one thread. "
-        "Milliseconds of processor time: median [quartiles]; the ratio is that of the pairs, in turn. Peak "
-        "memory is what loading and running add: Softmax, and in passes.",
-        table(header, [_line(row) for row in rows]),
+        {
+            "network": network,
+            "dimensions": dimensions,
+            "classes": classes,
+            "side": side,
+            "width": width,
+            "repeats": repeats,
+        }
+        for network, dimensions, sides in (("unet", 2, slices), (_VOLUMES, 3, volumes))
+        for classes, side in sides.items()
     ]
 
 
-def _line(row: Row) -> list[str]:
-    cell, result = row["cell"], row["result"]
-    ratio = result["ratio"]
-    return [
-        "U-Net" if cell["network"] == "unet" else "MONAI's BasicUNet",
-        str(cell["classes"]),
-        "x".join([str(cell["side"])] * cell["dimensions"]),
-        *(milliseconds(result["seconds"][side]) for side in SIDES),
-        f"{ratio['median']:.2f} [{ratio['q1']:.2f}, {ratio['q3']:.2f}]",
-        f"{result['apart']:.1e}",
-        str(result["classes_that_differ"]),
-        ", ".join(f"{result['peak_bytes'][side] / 2**20:.0f}" for side in SIDES),
-    ]
+def case(cell: Cell) -> str:
+    """What a line is about."""
+    sides = "x".join([str(cell["side"])] * cell["dimensions"])
+    return f"{cell['classes']} classes at {sides}"
+
+
+def _also(result: Result) -> str:
+    return f"{result['classes_that_differ']} classes differ"
+
+
+SOFTMAX = Cost(
+    "onnxruntime's Softmax (method) over one in passes (plain), processor time", cells, compute, case, _also
+)

@@ -11,10 +11,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,11 +20,10 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cost.base import CostExperiment, Kind
-from benchmarks.harness.cells import Cell, Row
+from benchmarks.cost.methods.cost import Cost, Result, compared, of_sides
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.gpu import CPU, awaited, device_of
-from benchmarks.harness.measuring import alternated, high_water, in_new_process, milliseconds, quartiles
-from benchmarks.harness.tables import table
+from benchmarks.harness.measuring import high_water, in_new_process
 from model_store.manifest import NetworkSpec
 from personalization.export import INPUT, OUTPUT, to_onnx
 from personalization.iop_fl.merge import merge
@@ -41,59 +38,13 @@ from service.inference.providers import wanted_providers
 from training.local.networks import network_of, new_network, state_of
 
 BATCH = 16
-# The first steps allocate memory and warm caches, on both sides.
-WARM_UP = 3
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The networks' width, the images' side, how often each side is timed, and K for the peaks of memory."""
-
-    width: int = 16
-    size: int = 96
-    repeats: int = 30
-    inside: tuple[int, ...] = (1, 2, 4, 8, 16)
-    device: str = "cpu"
-
-
-PROFILES = {
-    "smoke": Profile(2, 32, 2, (1, 2)),
-    "cpu": Profile(),
-    "gpu": Profile(32, 256, 100, device="cuda"),
+# Width, side, repetitions of a step, and K of each peak of memory.
+SIZES = {
+    "smoke": (2, 32, 2, (1, 2)),
+    "cpu": (16, 96, 30, (1, 2, 4, 8, 16)),
+    "gpu": (32, 256, 100, (1, 2, 4, 8, 16)),
 }
-
-
-class AdaptationCost(CostExperiment[Profile]):
-    """The cost of an adaptation step, of an adapted model, and of K in memory."""
-
-    name = "adaptation_cost"
-    title = "What adapting costs"
-    question = "What does an adaptation step cost over plain training, and an adapted model over a plain one?"
-    profiles = PROFILES
-    by = "what"
-
-    def kinds(self) -> Mapping[str, Kind]:
-        """How each kind of cell is measured, and how its rows are shown."""
-        return {
-            "step": Kind(_step, _steps),
-            "graph": Kind(_graph, _graphs),
-            "memory": Kind(_memory, _memories),
-        }
-
-    def measured(self) -> Sequence[Cell]:
-        """Steps, the graph, and memory by K."""
-        repeats = self.profile.repeats
-        common = {"size": self.profile.size, "width": self.profile.width}
-        routed = [("paper", "direct"), ("official", "direct"), ("paper", "pooled")]
-        cells = [
-            *(
-                {"what": "step", "preset": preset, "router": router, "K": 3, **common, "repeats": repeats}
-                for preset, router in routed
-            ),
-            {"what": "graph", "K": 3, **common, "repeats": 2 * repeats},
-            *({"what": "memory", "K": inside, **common} for inside in self.profile.inside),
-        ]
-        return cells
+ROUTED = (("paper", "direct"), ("official", "direct"), ("paper", "pooled"))
 
 
 def states_of(spec: NetworkSpec, count: int) -> list[State]:
@@ -114,7 +65,7 @@ def images_of(cell: Cell) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _step(cell: Cell, _work: Path) -> dict[str, Any]:
+def _step(cell: Cell) -> Result:
     """Time a step of `adapt` and two steps of training."""
     device = device_of(cell)
     spec, images = _spec(cell), images_of(cell).to(device)
@@ -146,10 +97,10 @@ def _step(cell: Cell, _work: Path) -> dict[str, Any]:
             plain_optimiser.step()
             loss.item()
 
-    return _compared(awaited(adaptation, device), awaited(training, device), cell["repeats"])
+    return compared(awaited(training, device), awaited(adaptation, device), cell["repeats"])
 
 
-def _graph(cell: Cell, _work: Path) -> dict[str, Any]:
+def _graph(cell: Cell) -> Result:
     """Time the merged network's graph and a plain network's graph."""
     spec, images = _spec(cell), images_of(cell)
     space = space_of(spec, cell["K"])
@@ -166,24 +117,16 @@ def _graph(cell: Cell, _work: Path) -> dict[str, Any]:
     def asked(session: Any) -> Callable[[], None]:
         return lambda: session.run([OUTPUT], feed)
 
-    return _compared(asked(sessions[0]), asked(sessions[1]), cell["repeats"])
+    return compared(asked(sessions[1]), asked(sessions[0]), cell["repeats"])
 
 
-def _compared(ours: Callable[[], object], floor: Callable[[], object], repeats: int) -> dict[str, Any]:
-    kept = alternated({"ours": ours, "floor": floor}, repeats, WARM_UP)
-    return {
-        **{f"{name}_s": quartiles(values) for name, values in kept.items()},
-        "ratio": round(median(kept["ours"]) / median(kept["floor"]), 4),
-    }
-
-
-def _memory(cell: Cell, _work: Path) -> dict[str, Any]:
-    """The peak of a child process, and the size of K + 1 models."""
+def _memory(cell: Cell) -> Result:
+    """The size of K + 1 models, and the peak of a process that loads them, adapts and merges."""
     # Freed pages return to the system at once, for every K alike.
     os.environ["MALLOC_ARENA_MAX"] = "1"
     peak = in_new_process(peak_bytes, dict(cell))
     one = sum(value.numel() * value.element_size() for value in states_of(_spec(cell), 1)[0].values())
-    return {"peak_bytes": peak, "models_bytes": (cell["K"] + 1) * one}
+    return {"peak_bytes": of_sides((cell["K"] + 1) * one, peak)}
 
 
 def peak_bytes(cell: Cell) -> int:
@@ -208,43 +151,35 @@ def _spec(cell: Cell) -> NetworkSpec:
     return NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": cell["width"]})
 
 
-def _steps(rows: Sequence[Row]) -> list[str]:
-    cell = rows[0]["cell"]
-    body = [[f"{row['cell']['preset']}, {row['cell']['router']}", *_times(row["result"])] for row in rows]
+def cells(size: str) -> Sequence[Cell]:
+    """Steps, the graph, and memory by K."""
+    width, side, repeats, inside = SIZES[size]
+    common = {"size": side, "width": width}
     return [
-        f"U-Net of width {cell['width']}, one batch of {BATCH} at {cell['size']}x{cell['size']}, one "
-        "thread. Milliseconds: median [quartiles]; both sides alternate in one process.",
-        "A step of adaptation over three inside models and the global one, and two steps of training the "
-        "plain network:",
-        table(["loss, router", "adaptation", "two plain steps", "ratio"], body),
+        *(
+            {"what": "step", "preset": preset, "router": router, "K": 3, **common, "repeats": repeats}
+            for preset, router in ROUTED
+        ),
+        {"what": "graph", "K": 3, **common, "repeats": 2 * repeats},
+        *({"what": "memory", "K": count, **common} for count in inside),
     ]
 
 
-def _graphs(rows: Sequence[Row]) -> list[str]:
-    return [
-        "The merged network's graph in onnxruntime, and that of the federation's global model:",
-        table(["graph", "merged", "plain", "ratio"], [["merged", *_times(row["result"])] for row in rows]),
-    ]
+def measure(cell: Cell, _work: Path) -> Result:
+    """Measure one cell."""
+    return {"step": _step, "graph": _graph, "memory": _memory}[cell["what"]](cell)
 
 
-def _memories(rows: Sequence[Row]) -> list[str]:
-    models = [float(row["result"]["models_bytes"]) / 2**20 for row in rows]
-    peaks = [float(row["result"]["peak_bytes"]) / 2**20 for row in rows]
-    body = [
-        [row["cell"]["K"], f"{own:.0f}", f"{peak:.0f}"]
-        for row, own, peak in zip(rows, models, peaks, strict=True)
-    ]
-    parts = [
-        "Peak memory of a process that loads K inside models and the global one, adapts and merges, MiB:",
-        table(["K", "the models", "peak"], body),
-    ]
-    if len(rows) > 1:
-        slope = float(np.polyfit(models, peaks, 1)[0])
-        parts.append(f"Each MiB of models adds {slope:.2f} MiB to the peak (least squares).")
-    return parts
+def case(cell: Cell) -> str:
+    """What a line is about."""
+    if cell["what"] == "step":
+        return f"a step: {cell['preset']}, {cell['router']} router"
+    return "the merged graph" if cell["what"] == "graph" else f"K = {cell['K']}: models, and the process"
 
 
-def _times(result: Mapping[str, Any]) -> list[str]:
-    sides = (result["ours_s"], result["floor_s"])
-    times = [milliseconds(s) for s in sides]
-    return [*times, f"{result['ratio']:.3f}"]
+ADAPTATION = Cost(
+    "IOP-FL: a step of adaptation over two plain steps, and the merged network over a plain one",
+    cells,
+    measure,
+    case,
+)

@@ -1,1 +1,0 @@
-"""What Locum serves to a hospital that it has never seen."""
