@@ -66,15 +66,13 @@ WANTED: tuple[Wanted, ...] = (
     Wanted("paper-fedins", "pretrained"),
     Wanted("paper-fedbicross"),
     Wanted("paper-iop-fl"),
-    Wanted("unseen"),
     Wanted("lens"),
     Wanted("volumes"),
     Wanted("dose"),
     Wanted("throughput", "gpu"),
     Wanted("serving_cost", "gpu"),
-    Wanted("recipe_cost", "gpu"),
+    Wanted("method_cost", "gpu"),
     Wanted("round_cost", "gpu"),
-    Wanted("adaptation_cost", "gpu"),
     Wanted("dicom_cost", "gpu"),
 )
 

@@ -63,7 +63,8 @@ def sections(rows: Sequence[Row], figure: str) -> list[str]:
     if after and before:
         training = [*_training_criteria(_segmented(after), _segmented(before))]
         found += ["## Criteria of the training", table(["criterion", "found", "met"], training)]
-    for name, own in by_training.items():
+    # The usual training in detail: the other is off by default, and its criteria are above.
+    for name, own in [*by_training.items()][:1]:
         found += [f"## Served, {name}: minus the global model", _served(own)]
         if segmented := _segmented(own):
             found += [f"## The gate, {name}", _gate(segmented)]

@@ -39,7 +39,8 @@ def sections(rows: Sequence[Row]) -> list[str]:
             "lacks the class: such cases are counted under *none*, and are in no mean."
         )
         head = [about, "## Arms", _arms(members), *_plans(members), *_goal(members)]
-        found = [*head, *found, "## Patients", _patients(members)]
+        patients_won = _patients(members)
+        found = [*head, *found, *(["## Patients", patients_won] if patients_won else [])]
     return [section for section in found if section]
 
 
@@ -242,7 +243,7 @@ def _loss(rows: Sequence[Row]) -> list[str]:
 
 
 def _patients(rows: Sequence[Row]) -> str:
-    """Dice of every patient by arm, seeds averaged, and on how many an arm is better than the baseline."""
+    """On how many patients each arm is better than the baseline, seeds averaged."""
     arms = _by_arm(rows)
     means = {
         name: {
@@ -252,16 +253,12 @@ def _patients(rows: Sequence[Row]) -> str:
         for name, own in arms.items()
     }
     base = means.get((_BASELINE, "global"))
-    patients = sorted({patient for own in means.values() for patient in own})
+    if base is None:
+        return ""
     titles = [arm if model == "global" else f"{arm}, {model}" for arm, model in means]
-    body: list[list[Any]] = [
-        [patient, *(f"{own[patient]:.3f}" if patient in own else "" for own in means.values())]
-        for patient in patients
+    body = [
+        [title, f"{sum(own[each] > base[each] for each in base)} of {len(base)}"]
+        for title, own in zip(titles, means.values(), strict=True)
+        if own is not base
     ]
-    if base:
-        better = [
-            "" if own is base else f"{sum(own[each] > base[each] for each in base)} of {len(base)}"
-            for own in means.values()
-        ]
-        body.append([f"better than {_BASELINE}", *better])
-    return table(["patient", *titles], body)
+    return table(["arm", f"patients better than {_BASELINE}"], body)

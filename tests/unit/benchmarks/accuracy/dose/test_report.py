@@ -78,6 +78,12 @@ def test_criteria_are_means_over_hospitals_of_means_over_seeds() -> None:
     assert line(page, "8. training, retina_vessels at home")[1:] == ["-1.0", "**no**"]
 
 
+def test_only_the_usual_training_is_shown_in_detail() -> None:
+    page = "\n".join(sections(rows(), ""))
+    assert "## Served, before" in page
+    assert "## Served, after" not in page
+
+
 def test_a_criterion_without_rows_is_left_out() -> None:
     page = "\n".join(sections([each for each in rows() if each["cell"]["training"] == "before"], ""))
     assert "## Criteria of what is served" in page
@@ -101,7 +107,8 @@ def test_cells_of_the_first_dose_are_left_out() -> None:
 
 
 def test_kinds_of_shift_are_a_line_with_the_worst_hospital() -> None:
-    page = "\n".join(sections(rows(), "")).split("## Served, after")[1]
+    after = [each for each in rows() if each["cell"]["training"] == "after"]
+    page = "\n".join(sections(after, "")).split("## Served, after")[1]
     kinds = next(each for each in page.splitlines() if "lungs_cxr" in each and "seven kinds" in each)
     # Global, R, dose, then what `auto` changes: (-3 + 2) / 2 at both hospitals.
     assert [cell.strip() for cell in kinds.split("|")[3:7]] == ["50.0", "2.0", "0.50", "-0.5 (-0.5)"]
