@@ -175,7 +175,8 @@ def sections(rows: Sequence[Row], planned: Mapping[str, int], command: str, figu
         crossed("signal", _of_sets(by_set, "outside")),
         _empty(by_set),
     ]
-    if served := _of_sets(by_set, "served"):
+    main = (ORACLE, SINGLE[0], choice)
+    if served := {key: own for key, own in _of_sets(by_set, "served").items() if key[0] in main}:
         parts += ["The same of dosed answers of cohorts that the gate passes:", crossed("signal", served)]
     parts += replay.section(rows)
     lacking = _lacking(cells, planned, command)

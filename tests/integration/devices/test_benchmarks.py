@@ -31,7 +31,7 @@ def named(cell: Cell) -> str:
     return "-".join(map(str, cell.values()))
 
 
-@pytest.mark.parametrize("cell", filter(chosen, COST.cells()), ids=named)
+@pytest.mark.parametrize("cell", [*filter(chosen, COST.cells())], ids=named)
 def test_cell_is_measured(cell: Cell, cuda: Cuda, tmp_path: Path) -> None:
     with cuda.present():
         assert COST.compute({**cell, "device": "cuda"}, tmp_path)
