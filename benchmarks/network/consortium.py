@@ -15,6 +15,8 @@ from typing import Protocol
 from locum.demo.service_process import free_port
 from training.network import kits
 
+# What is waited for ends the wait: the bound only turns a hang into a failure, on a slow machine, too.
+PATIENCE_S = 180.0
 POLICY = "allows: [weights, features, statistics, images]\nconsents: true\n"
 
 
@@ -49,7 +51,7 @@ class Member:
         """Read what the process printed."""
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, words: str, seconds: float = 120, after: int = 0) -> int:
+    def wait_for(self, words: str, seconds: float = PATIENCE_S, after: int = 0) -> int:
         """Wait until `words` are printed beyond offset `after`; returns the offset behind them."""
         end = time.monotonic() + seconds
         while (at := self.text().find(words, after)) < 0:
@@ -65,7 +67,7 @@ class Member:
         self.process.kill()
         self.process.wait()
 
-    def end(self, seconds: float = 180) -> int:
+    def end(self, seconds: float = PATIENCE_S) -> int:
         """Wait for the process to end; returns its exit code."""
         return self.process.wait(seconds)
 
@@ -156,7 +158,7 @@ def by_command(
         )
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     """Wait for a condition. Raises TimeoutError."""
     end = time.monotonic() + seconds
     while not condition():

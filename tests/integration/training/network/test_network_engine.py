@@ -79,7 +79,7 @@ def test_digests_are_those_of_the_in_process_engine_whatever_was_killed(consorti
 
     operator = consortium.start_operator(*options(consortium, "--resume"))
     assert operator.end() == 0, operator.text()
-    assert [site.end(30) for site in sites.values()] == [0, 0, 0]
+    assert [site.end() for site in sites.values()] == [0, 0, 0]
 
     assert digests(consortium.root / "store") == expected
     # What stays at a hospital is not in the operator's folder.
@@ -112,7 +112,7 @@ def test_a_start_is_sent_by_the_operator_and_judged_at_the_hospitals(consortium,
     operator = started(consortium, *command)
     sites = [consortium.start_site(site) for site in SITES]
     assert operator.end() == 0, operator.text()
-    assert [site.end(30) for site in sites] == [0, 0, 0]
+    assert [site.end() for site in sites] == [0, 0, 0]
     assert digests(consortium.root / "store") == digests(store.root)
     record = json.loads((consortium.root / "run" / "record.json").read_text())
     assert record["details"]["judged"]["sites"].keys() == set(SITES)
@@ -182,7 +182,7 @@ def test_hospital_that_stays_is_in_the_roster_between_runs_and_takes_part_in_bot
     assert entry.began < entry.ended
     for site in SITES:
         sites[site].process.send_signal(signal.SIGINT)
-        assert sites[site].end(30) == 130
+        assert sites[site].end() == 130
 
 
 def test_rehearsal_says_what_the_run_takes_and_the_hospitals_wait_for_it(consortium):
@@ -200,7 +200,7 @@ def test_rehearsal_says_what_the_run_takes_and_the_hospitals_wait_for_it(consort
     assert not [*(consortium.root / "runs").glob("*")]
     operator = consortium.start_operator(*folder, "--rounds", 1)
     assert operator.end() == 0, operator.text()
-    assert [site.end(30) for site in sites.values()] == [0, 0, 0]
+    assert [site.end() for site in sites.values()] == [0, 0, 0]
     assert all(site.text().count("joined run") == 3 for site in sites.values())
 
 
@@ -213,7 +213,7 @@ def test_hospitals_that_tls_keeps_out_are_named_on_both_sides_at_once(consortium
     listener = listening(consortium)
     aster, birch = consortium.start_site("aster"), consortium.start_site("birch")
     aster.wait_for("is of another authority than this kit: one of the two kits is of an earlier generation")
-    assert birch.end(60) == 2
+    assert birch.end() == 2
     assert "is not valid now" in birch.text()
     listener.wait_for("aster cannot connect: its kit, of ")
     listener.wait_for("birch cannot connect: its certificate ended on ")
@@ -294,7 +294,7 @@ def test_hospital_stopped_by_ctrl_c_notifies_the_operator_and_the_rounds_go_on(c
     sites = {site: consortium.start_site(site) for site in SITES}
     sites["cedar"].wait_for("train 1/2: computing")
     sites["cedar"].process.send_signal(signal.SIGINT)
-    assert sites["cedar"].end(30) == 130, sites["cedar"].text()
+    assert sites["cedar"].end() == 130, sites["cedar"].text()
     assert "left the run; the same command joins again" in sites["cedar"].text()
     assert operator.end() == 0, operator.text()
     assert "cedar: left the run: stopped by the hospital" in operator.text()

@@ -37,7 +37,7 @@ def test_a_federation_on_volumes_has_the_digests_of_one_in_process(tmp_path: Pat
         operator.wait_for("listening on")
         sites = [consortium.start_site(site) for site in SITES]
         assert operator.end() == 0, operator.text()
-        assert [site.end(30) for site in sites] == [0, 0]
+        assert [site.end() for site in sites] == [0, 0]
         store = Store(consortium.root / "store")
         assert {name: store.open(name).digest for name in store.versions.names()} == expected
         record = json.loads((consortium.root / "run" / "record.json").read_text())

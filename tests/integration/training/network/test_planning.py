@@ -65,7 +65,7 @@ def test_hospitals_that_planned_train_what_was_planned(tmp_path):
         operator.kill()
         operator = consortium.start_operator(*command, "--resume")
         assert operator.end() == 0, operator.text()
-        assert [site.end(30) for site in sites.values()] == [0, 0, 0]
+        assert [site.end() for site in sites.values()] == [0, 0, 0]
         shown = operator.text()
         hospital = sites["cedar"].text()
         record = json.loads((tmp_path / "run" / "record.json").read_text())
