@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from model_store.durable import naming
 from training import headway
@@ -34,14 +36,28 @@ class Link:
         self._waiting = waiting
         self._awake = threading.Event()
         self._patience_s = _TIMEOUT_S
+        self._interrupted = False
+        self._handler: Any = None
 
     def start(self) -> None:
-        """Connect."""
+        """Connect. From here on Ctrl-C is remembered: NVFLARE catches every exception while it sends."""
+        # What a shell runs in its background ignores Ctrl-C, and goes on so.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
+            threading.current_thread() is threading.main_thread()
+        ):
+            self._handler = signal.signal(signal.SIGINT, self._interrupt)
         self.cell.start()
 
     def stop(self) -> None:
         """Close the connection."""
         self.cell.stop()
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     def ask(self, topic: str, message: Message | None = None, body: bytes = b"") -> bytes:
         """Repeat a request until the operator answers, so that a lost reply does not cost a computed step.
@@ -49,11 +65,13 @@ class Link:
         The operator may have served it before: it writes a chunk once and counts a report once. On a slow
         line requests wait longer, since a chunk that is sent again follows the first one over the same line.
         A first failure at once is no news: the first request often comes before the connection.
-        Raises Rejected, and TrainingError where the kit's certificate ended meanwhile.
+        Raises Rejected, KeyboardInterrupt after Ctrl-C, and TrainingError once the certificate ended.
         """
         content = b"" if message is None else pack(message, body)
         failed = 0
         while True:
+            if self._interrupted:
+                raise KeyboardInterrupt
             began = time.monotonic()
             try:
                 reply = self.cell.request(topic, content, self._patience_s)

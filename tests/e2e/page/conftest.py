@@ -186,6 +186,8 @@ def opened_page(browser: Any, address: str, *, expected: tuple[str, ...], **devi
     `device` are arguments of Playwright's `new_context`.
     """
     context = browser.new_context(**{"viewport": LAPTOP, **device})
+    # A wait ends when what it waits for comes: only a busy machine needs the whole of it.
+    context.set_default_timeout(90_000)
     opened = context.new_page()
     complaints: list[str] = []
 
